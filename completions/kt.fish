@@ -48,7 +48,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to lis
 complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen on' -x -a 'PORT'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l ollama -d 'Listen at Ollama’s port 11434, too, where its clients look'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'API key that clients must send' -x -a 'KEY'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the API key that clients must send; it must be readable only by its owner' -r -F
+complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the API key that clients must send, or several as lines name:key; only its owner may read it' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-origin -d 'Let web pages of this origin in (https://chat.example.com); may be repeated. * is every page, and needs a key' -x -a 'ORIGIN'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-host -d 'Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every name, and needs a key' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path below which a proxy publishes the server, such as /kt; it may pass it on or take it off' -x -a 'PATH'

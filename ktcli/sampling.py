@@ -47,6 +47,11 @@ class SamplingSettings:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def used_temperature(self) -> float:
+        """Returns the temperature that has an effect: 0 where the best token is always taken."""
+        return 0.0 if self.greedy else self.temperature
+
     def __post_init__(self) -> None:
         for name, (low, high, words) in RANGES.items():
             value = getattr(self, name)

@@ -291,7 +291,8 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "api-key-file", FOLDERS, "FILE", "none",
-        "File with the API key that clients must send; it must be readable only by its owner.", option="--api-key-file",
+        "File with the API key that clients must send, or several as lines name:key; only its owner may read it.",
+        option="--api-key-file",
     ),
     Setting(
         "parallel", whole_numbers(1, 64), "N", "4",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ktcli import config
 from ktcli.commands.chat.wording import lasting_name
-from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_key
+from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_keys
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.given import given_words
 from ktcli.commands.cli.options import (
@@ -29,6 +30,7 @@ from ktcli.commands.serve_lines import first_lines, is_probe
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.errors import UsageError
 from ktcli.output import out, safe
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
 from ktcli.store import aliases
 from ktcli.store.entry import BUILTIN
@@ -179,11 +181,11 @@ def serve(
 
     if background and print_unit:
         raise UsageError("--background and --print-unit contradict each other")
-    key = given_key(api_key, api_key_file)
+    keys = ApiKeys(given_keys(api_key, api_key_file))
     model = name or config.value("model") or BUILTIN
     preset = aliases.preset_of(model)
     rules = replace(
-        _rules(host, port, key, allow_host or (), allow_origin or (), _who(here, "host")),
+        _rules(host, port, keys, allow_host or (), allow_origin or (), _who(here, "host")),
         root_path=_root_path(root_path),
         strict_model=strict_model,
         aliases=tuple(model_alias or ()),
@@ -194,7 +196,7 @@ def serve(
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     wanted = options.wanted(preset_context(here, preset, context), streams=parallel, served=True)
     if print_unit:
-        _print_unit(here, lasting_name(model), drain)
+        _print_unit(here, lasting_name(model), drain, reloads=api_key_file is not None)
         return
     supervisor = Supervisor()
     listener = SupervisedListener(out, supervisor)
@@ -226,8 +228,8 @@ def serve(
             shorten(log_path(port))
 
         others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
-        sockets = [*listening, *owners]
-        Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready)).run()
+        sockets, again = [*listening, *owners], _reload_of(keys, api_key_file)
+        Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready, again)).run()
     out.note("the server has ended")
 
 
@@ -238,7 +240,7 @@ def _who(here: typer.Context, name: str) -> str:
 
 
 def _rules(
-    host: str, port: int, key: str, names: Sequence[str], origins: Sequence[str], who: str
+    host: str, port: int, keys: ApiKeys, names: Sequence[str], origins: Sequence[str], who: str
 ) -> Rules:
     """The rules of a server at an address.
 
@@ -252,17 +254,17 @@ def _rules(
     from ktcli.server.http.state import Rules
 
     is_here = is_loopback(host.lower())
-    if not is_here and not key:
+    if not is_here and not keys:
         raise UsageError(
             f"{who} {host[:100]} lets other machines in, and there is no key",
             hint="put one into a file that only you can read, and name it with --api-key-file",
         )
-    hosts = frozenset(allowed_host(each, has_key=bool(key)) for each in names)
-    pages = frozenset(allowed_origin(each, has_key=bool(key)) for each in origins)
+    hosts = frozenset(allowed_host(each, has_key=bool(keys)) for each in names)
+    pages = frozenset(allowed_origin(each, has_key=bool(keys)) for each in origins)
     is_open = not is_here or ANY in hosts
     shown = f"[{host}]" if ":" in host else host
     return Rules(
-        key, frozenset() if is_open else LOOPBACK | hosts, pages, address=f"http://{shown}:{port}"
+        keys, frozenset() if is_open else LOOPBACK | hosts, pages, address=f"http://{shown}:{port}"
     )
 
 
@@ -294,7 +296,26 @@ def _in_background(here: typer.Context, model: str, port: int) -> None:
     out.note(f"{started.said} (process {started.pid}); kt stop {port} ends it")
 
 
-def _print_unit(here: typer.Context, model: str, drain_s: float) -> None:
+def _reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:
+    """Returns what reads the keys of a file again, which stay as they are if it cannot be used; None: no file."""
+    if file is None:
+        return None
+
+    def reload() -> None:
+        try:
+            found = given_keys(None, file)
+        except UsageError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            out.warn(f"the API keys stay as they were: {error}{hint}")
+            return
+        keys.replace(found)
+        names = ", ".join(dict.fromkeys(each.name for each in found))
+        out.note(f"API keys read again: {names[:1000]}")
+
+    return reload
+
+
+def _print_unit(here: typer.Context, model: str, drain_s: float, *, reloads: bool) -> None:
     """Prints the unit of this command line."""
     from ktcli.server.process.background import PROGRAM
     from ktcli.server.process.unit import unit
@@ -306,7 +327,7 @@ def _print_unit(here: typer.Context, model: str, drain_s: float) -> None:
         )
     words = given_words(here, without=("print_unit", "name"))
     program = [*PROGRAM, *words, "--", model]
-    out.result({}, unit(model, program, config.environment(), drain_s), exact=True)
+    out.result({}, unit(model, program, config.environment(), drain_s, reloads=reloads), exact=True)
 
 
 def _log(entry: dict[str, Any]) -> None:
@@ -315,7 +336,8 @@ def _log(entry: dict[str, Any]) -> None:
     if "tokens" in entry:
         cached = f" ({entry['cached_tokens']:,} cached)" if entry["cached_tokens"] else ""
         tokens = f", {entry['prompt_tokens']:,} tokens{cached} in, {entry['tokens']:,} out"
-    said = f"{entry['client']} {entry['method']} {entry['path']} {entry['status']}"
+    who = f"{entry['client']} ({entry['key']})" if "key" in entry else entry["client"]
+    said = f"{who} {entry['method']} {entry['path']} {entry['status']}"
     said = safe(said)  # a path may hold an end of a line
     out.note(f"{time.strftime('%H:%M:%S')} {said} in {entry['seconds']:.2f} s{tokens}")
 

@@ -14,6 +14,7 @@ import requests
 from server.running import Running, running, scripted
 
 from ktcli.main import main
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 
 Capture = pytest.CaptureFixture[str]
@@ -58,7 +59,7 @@ Max ITL (ms): #
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     backend = scripted(tmp_path_factory.mktemp("model"), lambda question: "word " * 5)
-    with running(backend, Rules(key="secret")) as found:
+    with running(backend, Rules(ApiKeys.of("secret"))) as found:
         yield found
 
 

@@ -40,6 +40,7 @@ ASKED = [{"role": "user", "content": "hi"}]
 IN_CHAT: dict[str, Any] = {"messages": ASKED}
 REST: dict[str, dict[str, Any]] = {
     CHAT: IN_CHAT,
+    f"{CHAT}/render": IN_CHAT,
     TEXT: {"prompt": "hi"},
     RESPONSE: {"input": ASKED},
     f"{RESPONSE}/input_tokens": {"input": ASKED},
@@ -52,7 +53,7 @@ REST: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": []},
 }
 # Paths whose bodies do not reach the thread that makes prompts, or that only the server's owner may ask.
-ASIDE = re.compile(r"/engine.*|/api/(pull|delete|copy|embed.*)|/cancel/.*")
+ASIDE = re.compile(r"/engine.*|/api/(pull|delete|copy|embed.*)|/cancel/.*|/v1/responses/{id}")
 
 
 class Fill(NamedTuple):
@@ -114,6 +115,15 @@ def fills(path: str) -> Iterator[tuple[str, str, str]]:
     if path == RESPONSE:
         yield "metadata", "metadata", f"{{{KEYS}}}"
         yield from (("instructions", "instructions", fill.around) for fill in texts("")[2:3])
+        yield row("input", Fill("references", "[*]", '{"type":"item_reference","id":"rs_a_0"}'))
+        yield row("input", Fill("items of no use", "[*]", '{"type":"web_search_call","id":"a"}'))
+        useless, long = ',{"type":"x"}' * 250_000, texts("", MOST - 1000)[5].around
+        yield "items to keep", "input", f"[{MESSAGE}{useless}]"
+        yield "a text to keep", "input", f'[{MESSAGE},{{"type":"x","a":{long}}}]'
+        for name in ("previous_response_id", "prompt_cache_key", "safety_identifier"):
+            yield name, name, texts("")[0].around
+        sealed = f'"kt1.{"A" * (MOST - 1000)}"'
+        yield "sealed", "input", f'[{{"type":"reasoning","encrypted_content":{sealed}}}]'
     if path in (MESSAGES, f"{MESSAGES}/count_tokens"):
         yield from (("system", "system", fill.around) for fill in texts("")[2:3])
     if path in (TEXT, OLLAMA_TEXT, "/tokenize"):

@@ -110,3 +110,41 @@ def test_a_refusal_is_a_sentence(client: Client, server: Running, more: dict[str
         client.push("fake")
     with pytest.raises(ResponseError, match="embeddings"):
         client.embed("fake", "text")
+
+
+def test_num_ctx_bounds_the_prompt_and_the_answer_together(client: Client, server: Running) -> None:
+    given: Any = {"model": "x", "messages": asked("a long story")}
+    plain = client.chat(**given)
+    assert plain.prompt_eval_count and plain.eval_count and plain.done_reason == "stop"
+    for num_ctx, tokens in ((plain.prompt_eval_count + 3, 3), (100_000, plain.eval_count)):
+        found = client.chat(**given, options={"num_ctx": num_ctx})
+        assert found.eval_count == tokens
+        body = {**given, "stream": False, "options": {"num_ctx": num_ctx, "num_predict": 2}}
+        said = requests.post(f"{server.url}/api/chat", json=body, timeout=20).json()
+        # The context of the server holds where more is asked for, as the model's own does in Ollama.
+        assert said["context_length"] == min(num_ctx, 4096) and said["eval_count"] == 2
+    assert (
+        client.chat(**given, options={"num_ctx": plain.prompt_eval_count + 3}).done_reason
+        == "length"
+    )
+    made = client.generate(model="x", prompt="a long story", options={"num_ctx": 100})
+    assert made.eval_count == plain.eval_count
+    for wrong in (plain.prompt_eval_count, 1, 0, -1, "many", 1.5, [], 10**30, -(10**30)):
+        body = {**given, "options": {"num_ctx": wrong}, "stream": False}
+        reply = requests.post(f"{server.url}/api/chat", json=body, timeout=20)
+        assert reply.status_code == (200 if wrong == 10**30 else 400)
+        assert reply.ok or "num_ctx" in reply.json()["error"]
+
+
+def test_chances_come_with_tokens_in_both_ways_to_ask(client: Client, server: Running) -> None:
+    for path, body in (
+        ("chat", {"messages": asked("word")}),
+        ("generate", {"prompt": "word"}),
+    ):
+        body |= {"model": "x", "stream": False, "logprobs": True, "top_logprobs": 2}
+        said = requests.post(f"{server.url}/api/{path}", json=body, timeout=20).json()
+        assert len(said["logprobs"]) >= said["eval_count"] - 1
+        assert all(len(each["top_logprobs"]) == 2 for each in said["logprobs"])
+        for wrong in ({"top_logprobs": 21}, {"logprobs": 3}, {"logprobs": False}):
+            reply = requests.post(f"{server.url}/api/{path}", json={**body, **wrong}, timeout=20)
+            assert reply.status_code == 400 and "logprobs" in reply.json()["error"]

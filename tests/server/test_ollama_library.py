@@ -17,6 +17,7 @@ from store.fake_hub import Hub, serve
 from ktcli.errors import Busy
 from ktcli.main import main
 from ktcli.resources import data_path
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.store import aliases, library
@@ -42,7 +43,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def server(hub: Hub, tmp_path: Path) -> Iterator[Running]:
     folder = tmp_path / "model"
     folder.mkdir()
-    with running(scripted(folder, lambda question: "yes"), Rules(key="secret")) as found:
+    with running(scripted(folder, lambda question: "yes"), Rules(ApiKeys.of("secret"))) as found:
         yield found
 
 

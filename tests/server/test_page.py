@@ -12,6 +12,7 @@ import requests
 from server.browser import PROGRAM, Browser, browser
 from server.running import Running, running, scripted
 
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.page import files
 from ktcli.server.http.state import Rules
 
@@ -76,7 +77,7 @@ def test_programs_that_ask_whether_a_server_is_here_get_a_word(server: Running) 
 
 
 def test_the_page_needs_no_key_and_tells_nothing(tmp_path: Path) -> None:
-    with running(scripted(tmp_path, script), Rules(key="secret")) as server:
+    with running(scripted(tmp_path, script), Rules(ApiKeys.of("secret"))) as server:
         for path in sorted(files.PATHS):
             assert requests.get(f"{server.url}{path}", timeout=5).ok
         assert requests.get(f"{server.url}/v1/models", timeout=5).status_code == 401
@@ -383,7 +384,7 @@ def test_a_phone_has_room_for_it(page: Browser) -> None:
 
 @marked
 def test_a_server_with_a_key_is_told_it(tab: Browser, tmp_path: Path) -> None:
-    with running(scripted(tmp_path, script), Rules(key="secret")) as server:
+    with running(scripted(tmp_path, script), Rules(ApiKeys.of("secret"))) as server:
         tab.open(f"{server.url}/")
         tab.until(f"location.port === '{server.port}' && document.querySelector('#ask')?.open")
         tab.click("#key")

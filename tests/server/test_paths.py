@@ -23,6 +23,7 @@ ASKED = [{"role": "user", "content": "hello"}]
         ("/", "/"),
         ("/health/", "/health"),
         ("/chat/completions", "/v1/chat/completions"),
+        ("/chat/completions/render", "/v1/chat/completions/render"),
         ("/completions", "/v1/completions"),
         ("/models", "/v1/models"),
         ("/models/a/b", "/v1/models/a/b"),

@@ -14,6 +14,7 @@ from server.running import Running, running, scripted
 
 from ktcli.server.http.access import LOOPBACK
 from ktcli.server.http.anthropic.fields import MessagesBody
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.openai.fields import ChatBody
 from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.refusals import Refusal
@@ -203,7 +204,7 @@ WORDS: dict[str, tuple[str, str, dict[str, str], int, str]] = {
     "path of ollama": ("GET", "/api/nowhere", {}, 404, "Not Found: /api/nowhere"),
     "path of the page": ("GET", "/page/nowhere", {}, 404, "Not Found: /page/nowhere"),
     "path of the socket": ("GET", "/engine", {}, 404, "Not Found: /engine"),
-    "response": ("GET", f"{RESPONSE}/resp_1", {}, 404, "Not Found: this server does not store"),
+    "response": ("GET", f"{RESPONSE}/resp_1", {}, 404, "Not Found: this server keeps no response"),
     "request": ("POST", "/cancel/abc", {}, 404, "Not Found: no request with the id 'abc'"),
     "model": ("GET", "/v1/models/gpt", {}, 404, "model not found: 'gpt'"),
     "method": ("GET", CHAT, {}, 405, f"Method Not Allowed: GET {CHAT}"),
@@ -232,7 +233,7 @@ def test_refusals_say_the_standard_words(closed: Running, case: str) -> None:
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with an API key, for requests to this machine alone."""
     folder = tmp_path_factory.mktemp("model")
-    rules = Rules(key="secret", hosts=LOOPBACK)
+    rules = Rules(ApiKeys.of("secret"), hosts=LOOPBACK)
     with running(scripted(folder, lambda question: "yes"), rules) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""The options `--api-key` and `--api-key-file`: the key that a server wants to be shown."""
+"""The options `--api-key` and `--api-key-file`: the keys, one of which a server wants to be shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import typer
 from ktcli import smallfiles
 from ktcli.commands.cli.options import preferred, setting_option
 from ktcli.errors import UsageError
-
-KEY_CHARS = 4096  # the most of a key
+from ktcli.server.http.keys import DEFAULT, FILE_BYTES_MOST, NamedKey, keys_in
 
 KeyOpt = Annotated[
     str | None,
@@ -38,22 +37,27 @@ KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key
 
 
 def given_key(key: str | None, file: Path | None) -> str:
-    """Returns the key that the options give; empty: none.
+    """Returns the key that the options give, the first one of a file; empty: none. Raises: as `given_keys`."""
+    return next((each.key for each in given_keys(key, file)), "")
+
+
+def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
+    """Returns the keys that the options give.
 
     Raises:
-        UsageError: it is none, both are given, or others can read the file.
+        UsageError: one is malformed, both options are given, or others can read the file.
     """
     if key is not None and file is not None:
         raise UsageError(
             "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
         )
-    return _checked_key(key, "--api-key") if file is None else _key_of(file)
+    if file is not None:
+        return _keys_of(file)
+    return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
 
 
-def _checked_key(key: str | None, where: str) -> str:
-    """A key that can stand in a header; empty: none was given."""
-    if key is None:
-        return ""
+def _checked_key(key: str, where: str) -> str:
+    """Returns a key that can stand in a header. Raises: UsageError: it cannot."""
     if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
         raise UsageError(
             f"{where} is not a valid key",
@@ -62,21 +66,21 @@ def _checked_key(key: str | None, where: str) -> str:
     return key.strip()
 
 
-def _key_of(file: Path) -> str:
-    """The key in a file.
+def _keys_of(file: Path) -> list[NamedKey]:
+    """Returns the keys in a file.
 
     Raises:
-        UsageError: it cannot be read, holds no key, or others may read it, too.
+        UsageError: it cannot be read, holds no keys, or others may read it, too.
     """
     try:
         status = file.stat()
-        text = smallfiles.read_bounded(file, KEY_CHARS).decode("utf-8")
+        text = smallfiles.read_bounded(file, FILE_BYTES_MOST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
-            f"other users can read the key in {str(file)[:300]}",
+            f"other users can read the keys in {str(file)[:300]}",
             hint=f"chmod 600 {str(file)[:300]}",
         )
-    return _checked_key(text, f"the content of --api-key-file {str(file)[:300]}")
+    return keys_in(text, f"--api-key-file {str(file)[:300]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -24,12 +25,13 @@ from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import STREAM as OLLAMA
 from ktcli.server.http.ollama.chat import chat, generate
-from ktcli.server.http.openai.chat import chat_completions
+from ktcli.server.http.openai import stored
+from ktcli.server.http.openai.chat import chat_completions, render
 from ktcli.server.http.openai.envelope import STREAM as OPENAI
 from ktcli.server.http.openai.envelope import encode, error_of
 from ktcli.server.http.openai.models import model, models
 from ktcli.server.http.openai.responses import STREAM as RESPONSES
-from ktcli.server.http.openai.responses import input_tokens, responses, stored
+from ktcli.server.http.openai.responses import input_tokens, responses
 from ktcli.server.http.openai.text import completions
 from ktcli.server.http.openapi import openapi
 from ktcli.server.http.page import files as page
@@ -54,6 +56,7 @@ def application(state: ServerState) -> App:
             methods=["POST"],
             include_in_schema=False,
         ),
+        Route("/props", own.props),
         Route("/metrics", own.metrics),
         Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),
         Route("/detokenize", _waiting(own.detokenize), methods=["POST"]),
@@ -61,9 +64,11 @@ def application(state: ServerState) -> App:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
+        Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
         Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
         Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
         Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", stored.input_items),
         Route("/", page.root),
         Route("/page/{name}", page.part, include_in_schema=False),
         Route("/api/version", ollama.version),
@@ -80,28 +85,46 @@ def application(state: ServerState) -> App:
         Route("/v1/messages", _waiting(messages, ANTHROPIC), methods=["POST"]),
         Route("/v1/messages/count_tokens", _waiting(count_tokens), methods=["POST"]),
     ]
-    routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.key))))
+    below = "/v1/responses/{id}"
     routes += [
-        _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], stored, routes),
+        _others(below, ["GET"], stored.response, routes, in_schema=True),
+        _others(below, ["DELETE"], stored.delete, routes, in_schema=True),
+    ]
+    routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.keys))))
+    routes += [
+        _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], stored.others, routes),
         _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama_library.unsupported, routes),
     ]
     kinds = (HTTPException, Refusal, KtError, Exception)
     handlers = dict.fromkeys(kinds, _failed)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.server = state
-    return Guard(app, state.rules, state.drain, refused, state.log)
+
+    def log(entry: dict[str, Any]) -> None:
+        state.metrics.asked(entry)
+        state.log(entry)
+
+    return Guard(app, state.rules, state.drain, refused, log)
 
 
-def _others(path: str, methods: list[str], handler: Endpoint, known: Sequence[Route]) -> Route:
-    """Returns a catch-all route below a prefix; a path that has a route of its own gets 405 for other methods."""
+def _others(
+    path: str,
+    methods: list[str],
+    handler: Endpoint,
+    known: Sequence[Route],
+    *,
+    in_schema: bool = False,
+) -> Route:
+    """Returns a route for all paths below a prefix; one that has a route of its own gets 405 for other methods."""
     of = {each.path: sorted(each.methods or ()) for each in known}
 
+    @functools.wraps(handler)
     async def handle(request: Request) -> Response:
         if (there := of.get(request.url.path)) is not None:
             raise HTTPException(405, headers={"Allow": ", ".join(there)})
         return await handler(request)
 
-    return Route(path, handle, methods=methods, include_in_schema=False)
+    return Route(path, handle, methods=methods, include_in_schema=in_schema)
 
 
 def _waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:

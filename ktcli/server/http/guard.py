@@ -7,7 +7,6 @@ resolve to here (DNS rebinding). So the Host of requests to a loopback server, a
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import secrets
 import time
@@ -26,10 +25,11 @@ from ktcli.server.http.access import (
 from ktcli.server.http.answering import App, Receive, Scope, Send
 from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
 from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.page.files import PATHS
 from ktcli.server.http.paths import meant_path
 from ktcli.server.http.refusals import Refusal
-from ktcli.server.http.state import Rules
+from ktcli.server.http.state import KEY_NAME, Rules
 from ktcli.server.process.drain import Drain, cut_off
 
 BODY_BYTES = 16 << 20
@@ -150,8 +150,11 @@ class Guard:
             raise Refusal(403, said, "", "bad_origin")
         if is_let_in and is_preflight(scope["method"], headers):
             return  # which has no key yet
-        if rules.key and path not in OPEN_PATHS and not _has_key(headers, rules.key):
+        if not rules.keys or path in OPEN_PATHS:
+            return
+        if (name := _key_name(headers, rules.keys)) is None:
             raise Refusal(401, "missing or invalid API key", "", "invalid_api_key")
+        scope[KEY_NAME] = scope[NOTED]["key"] = name
 
     async def _send(self, scope: Scope, refusal: Refusal, send: Send) -> None:
         body, headers = self._refuse(scope["path"], refusal)
@@ -259,12 +262,9 @@ def _plain(text: str) -> str:
     )
 
 
-def _has_key(headers: dict[str, str], key: str) -> bool:
-    """Tells whether a request has the API key; compares in constant time."""
+def _key_name(headers: dict[str, str], keys: ApiKeys) -> str | None:
+    """Returns the name of the API key that a request has; None: it has none of the server's."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    shown = [
-        hmac.compare_digest(said.encode(), key.encode())
-        for said in (bearer, headers.get("x-api-key", ""))
-    ]
-    return any(shown)
+    name = keys.name_of(bearer)
+    return keys.name_of(headers.get("x-api-key", "")) if name is None else name

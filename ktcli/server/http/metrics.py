@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -35,11 +35,13 @@ class Metrics:
         self._hits = self._counter("prefix_cache_hits", "Tokens that were found there.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.")
-        self._ended = Counter(
-            "kt_request_success",
-            "Requests that ended.",
-            ["finished_reason"],
-            registry=self.registry,
+        self._ended = self._counter("request_success", "Requests that ended.", ["finished_reason"])
+        self._by_key = self._counter("key_requests", "Requests with an API key.", ["key"])
+        self._prompt_by_key = self._counter(
+            "key_prompt_tokens", "Tokens of their prompts.", ["key"]
+        )
+        self._said_by_key = self._counter(
+            "key_generation_tokens", "Tokens of the answers to them.", ["key"]
         )
         self.first_token = self._times(
             "time_to_first_token", "From the request to its first token."
@@ -47,6 +49,13 @@ class Metrics:
         self.gap = self._times("inter_token_latency", "Between two tokens of an answer.")
         self._whole = self._times("e2e_request_latency", "From the request to its end.")
         self._queued = self._times("request_queue_time", "From the request to its first step.")
+
+    def asked(self, entry: Mapping[str, Any]) -> None:
+        """Counts a request, given its log entry, for the API key that it has shown."""
+        if (key := entry.get("key")) is not None:
+            self._by_key.labels(key).inc()
+            self._prompt_by_key.labels(key).inc(entry.get("prompt_tokens", 0))
+            self._said_by_key.labels(key).inc(entry.get("tokens", 0))
 
     def ended(self, stats: Stats, finish: Finish, seconds: float) -> None:
         """Counts an answer that has ended."""
@@ -60,8 +69,8 @@ class Metrics:
         self._whole.observe(seconds)
         self._queued.observe(stats.queued_s)
 
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"kt_{name}", what, registry=self.registry)
+    def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"kt_{name}", what, labels, registry=self.registry)
 
     def _times(self, name: str, what: str) -> Histogram:
         return Histogram(f"kt_{name}_seconds", what, buckets=_SECONDS, registry=self.registry)

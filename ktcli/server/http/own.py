@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ktcli import __version__
 from ktcli.server.http.body import body_of
-from ktcli.server.http.openai.fields import ChatBody
+from ktcli.server.http.openai.fields import NO_LIMIT, ChatBody
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.loaded import LoadedModel
@@ -91,6 +91,37 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
 async def version(request: Request) -> Response:
     """Returns the version of kt."""
     return _json({"version": __version__})
+
+
+async def props(request: Request) -> Response:
+    """Returns what the server has and how it answers unless a request says otherwise, in the form of llama.cpp's; the
+    `model` of the query may be one that is not in memory, and is not loaded."""
+    state = state_of(request)
+    source = await state.named(request.query_params.get("model", ""))
+    facts, loaded = await state.facts(source), state.residency.find(source)
+    abilities = await state.abilities_of(source, facts)
+    sampling = abilities.settings.sampling
+    settings = {
+        "temperature": sampling.used_temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "n_predict": abilities.settings.max_tokens or NO_LIMIT,
+    }
+    context = loaded.model.backend.engine.context if loaded else facts.context
+    said = {
+        "default_generation_settings": {"n_ctx": context, "params": settings},
+        "total_slots": state.residency.limits.active,
+        "model_alias": source.name,
+        "model_path": source.name,
+        "chat_template": abilities.template,
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"kt {__version__}",
+    }
+    return _json(said)
 
 
 async def metrics(request: Request) -> Response:

@@ -18,8 +18,11 @@ from ktcli.dialogue.answer import AnswerOptions
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
+from ktcli.server.http.kept import KeptResponses
+from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.models.catalogue import Catalogue
 from ktcli.server.models.constraining import submitted
 from ktcli.server.models.generation import Generation
@@ -33,8 +36,11 @@ from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.store.preset import NOTHING, Preset
+from ktcli.text.infill import Infill
+from ktcli.text.settings import Settings
 
 T = TypeVar("T")
+KEY_NAME = "kt.key"  # the key of a scope under which the guard puts the name of the API key
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Rules:
     """The rules of a server.
 
     Attributes:
-        key: the API key that clients must send; empty: none.
+        keys: the API keys, one of which clients must send; none: no key is needed.
         hosts: the allowed values of Host beside this machine's own names; empty: any.
         origins: the origins whose pages may ask, beside the server's own.
         root_path: the path below which a proxy publishes the server; empty: none.
@@ -53,7 +59,7 @@ class Rules:
         drain_s: the seconds that answers may take to finish once the server shuts down.
     """
 
-    key: str = ""
+    keys: ApiKeys = field(default_factory=ApiKeys)
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
     root_path: str = ""
@@ -77,10 +83,12 @@ class ModelAbilities(NamedTuple):
     Attributes:
         template: the source of its chat template.
         capabilities: what it can do, in Ollama's words.
+        settings: its own settings of an answer.
     """
 
     template: str
     capabilities: list[str]
+    settings: Settings
 
     @classmethod
     def of(cls, answers: AnswerFormat) -> ModelAbilities:
@@ -88,7 +96,8 @@ class ModelAbilities(NamedTuple):
         can = ["completion"]
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
-        return cls(answers.texts.template.source, can)
+        can += ["insert"] if Infill.of(answers.texts.tokenizer.added) else []
+        return cls(answers.texts.template.source, can, answers.texts.settings)
 
 
 @dataclass(slots=True)
@@ -103,6 +112,8 @@ class ServerState:
         since: when the server began, seconds since 1970.
         abilities: of models, by their keys and identities.
         attached: the answers to attached chats, which are cancelled when the server ends.
+        kept: the latest responses.
+        seal: seals thoughts that clients keep.
     """
 
     residency: Residency
@@ -119,6 +130,8 @@ class ServerState:
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
     attached: WeakSet[Cancellable] = field(default_factory=WeakSet)
+    kept: KeptResponses = field(default_factory=KeptResponses)
+    seal: ThoughtSeal = field(default_factory=ThoughtSeal)
 
     def __post_init__(self) -> None:
         self.drain = Drain(self.rules.drain_s)
@@ -219,15 +232,25 @@ class ServerState:
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
     ) -> Generation:
-        """Makes a prompt on the main thread and submits it; returns its generation. Constraints are compiled meanwhile.
+        """Makes a prompt on the main thread and submits it; returns its generation.
+
+        Raises:
+            KtError: as making the prompt.
+            KtError, Refusal: as `answer`.
+        """
+        return await self.answer(lease, await self.prompt(lease.model, make), options)
+
+    async def answer(
+        self, lease: Lease, prompt: EncodedPrompt, options: AnswerOptions
+    ) -> Generation:
+        """Submits a prompt; returns its generation. Constraints are compiled meanwhile.
 
         The generation has a lease of its own until its answers have ended.
 
         Raises:
-            KtError: as making the prompt, or as `EngineThread.submit`.
+            KtError: as `EngineThread.submit`.
             Refusal: the answers cannot be held to what was asked for.
         """
-        prompt = await self.prompt(lease.model, make)
 
         def submit(constraints: Sequence[Constraint]) -> Generation:
             made = Generation(lease, prompt, options, self.metrics, constraints)
@@ -276,3 +299,9 @@ def caller_of(request: Request) -> str:
     """Returns who sent a request: its API key, or its address."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
     return key or (request.client.host if request.client else "")
+
+
+def owner_of(request: Request) -> str:
+    """Returns the name of the key that a request has shown; empty: none, as where the server has no keys."""
+    found: str = request.scope.get(KEY_NAME, "")
+    return found

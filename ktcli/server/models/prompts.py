@@ -20,6 +20,7 @@ from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.dialogue.splice import Spoken
 from ktcli.errors import UsageError
 from ktcli.server.http.inputsize import MARKED_WORK_MOST, rendering_work, require_room, too_long
+from ktcli.text.infill import Infill
 
 MOST_ANSWERS = 1024  # that are remembered
 MOST_CHARS = 16 << 20  # of the text of these
@@ -43,12 +44,17 @@ class ChatRequest:
 
 
 class PromptMaker:
-    """Makes the prompts of one model; on the main thread only, but for `remember`."""
+    """Makes the prompts of one model; on the main thread only, but for `remember`.
+
+    Attributes:
+        infill: the marks for a text between two others; None: the model has none.
+    """
 
     def __init__(self, backend: LocalBackend) -> None:
         self._backend = backend
         context = backend.engine.context
         self._prompts = PromptEncoder(backend.texts, context, recurrent=backend.recurrent)
+        self.infill = Infill.of(backend.texts.tokenizer.added)
         self._lock = threading.Lock()
         self._answers: OrderedDict[bytes, Spoken] = OrderedDict()
         self._chars = 0
@@ -91,6 +97,19 @@ class PromptMaker:
         ids = [*self._backend.texts.begin, *self.ids_of(text)]
         self._require_room(ids)
         return EncodedPrompt(text, ids, (), caller)
+
+    def of_infill(self, before: str, behind: str, caller: str = "") -> EncodedPrompt:
+        """Returns the prompt for the text between two others; control tokens in them are plain text.
+
+        Raises:
+            ContextFull: it does not fit. UsageError: the model has no marks for it.
+        """
+        if self.infill is None:
+            raise UsageError("this model has no marks for a text between two others")
+        begin = self._backend.texts.begin
+        ids = [*begin, *self.infill.ids(self.ids_of(before), self.ids_of(behind))]
+        self._require_room(ids)
+        return EncodedPrompt(self.text_of(ids), ids, (), caller)
 
     def ids_of(self, text: str, *, special: bool = False) -> list[int]:
         """Returns the token ids of a text, if the context can hold them.

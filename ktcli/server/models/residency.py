@@ -62,6 +62,7 @@ class Residency:
         listener: receives notes of models that are loaded and closed, and warnings.
         lost: called when the GPU failed that was asked for: no model can be loaded any more.
     Attributes:
+        limits: of each model.
         failure: why no model was ever in memory; None: one was, or is still to be loaded.
     """
 
@@ -73,7 +74,7 @@ class Residency:
         lost: Callable[[DeviceError], object] = lambda error: None,
     ) -> None:
         self.failure: Exception | None = None
-        self._jobs, self._limits, self._listener, self._lost = jobs, limits, listener, lost
+        self._jobs, self.limits, self._listener, self._lost = jobs, limits, listener, lost
         # Models that are loaded again after their GPU failed, how long they stay then, and why that could not be.
         self._recovering: dict[str, asyncio.Task[None]] = {}
         self._kept_s: dict[str, float] = {}
@@ -129,7 +130,7 @@ class Residency:
         loaded = self._usable(source)
         if loaded is not None and not self._held_up and not self._stopping:
             return _lease(loaded, keep_s)
-        require_room(len(self._waiters), self._limits.waiting)
+        require_room(len(self._waiters), self.limits.waiting)
         return await self._wait_for(source, keep_s)
 
     async def _wait_for(self, source: ModelSource, keep_s: float | None) -> Lease:
@@ -249,7 +250,7 @@ class Residency:
         tokenizer = await self._beside(source.read_tokenizer)
         texts = await asyncio.wrap_future(self._jobs.ask(lambda: source.read_text_model(tokenizer)))
         opened = await self._beside(lambda: source.open(texts, fit, lambda: self._stopping))
-        model = ServedModel(opened.backend, self._limits)
+        model = ServedModel(opened.backend, self.limits)
         self._has_loaded = True
         self._unrecovered.pop(source.key, None)
         keep_s = self._kept_s.pop(source.key, source.keep_s)

@@ -30,6 +30,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.drain import cut_off
 from ktcli.server.process.listening import IDLE_S, Connection
+from ktcli.server.process.terminal import StartingTerminal
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer
 from ktcli.threads import Daemon, Threads
@@ -52,6 +53,7 @@ class Service:
         listener: receives warnings.
         log: called after each request with its log entry.
         ready: called on the loop's thread when the model is loaded.
+        reload: called on the loop's thread at SIGHUP: reads files again; None: SIGHUP ends the process as ever.
     """
 
     own: ModelSource
@@ -63,6 +65,7 @@ class Service:
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
     ready: Callable[[], None] = lambda: None
+    reload: Callable[[], None] | None = None
 
 
 class Serving:
@@ -106,6 +109,12 @@ class Serving:
             with contextlib.suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(self._wake)
 
+    def _reload(self) -> None:
+        """Reads files again; before there is a loop they have just been read."""
+        if self._service.reload is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._service.reload)
+
     def _give_up(self, error: DeviceError) -> None:
         """Ends the server: the GPU failed that was asked for, and only a new process can use it again."""
         if not self._stopping:
@@ -132,7 +141,17 @@ class Serving:
         def stop(number: int, frame: FrameType | None) -> None:
             self.stop()
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        terminal = StartingTerminal()
+
+        def hang_up(number: int, frame: FrameType | None) -> None:
+            if terminal.is_closed:
+                self.stop()
+            else:
+                self._reload()
+
+        heard = {signal.SIGINT: stop, signal.SIGTERM: stop}
+        heard |= {} if self._service.reload is None else {signal.SIGHUP: hang_up}
+        before = {number: signal.signal(number, how) for number, how in heard.items()}
         try:
             yield
         finally:

@@ -9,12 +9,20 @@ from ktcli.errors import ExitCode
 from ktcli.server.process.discovery import END_S
 
 NAME = "kt.service"
+_RELOAD = "ExecReload=/bin/kill -HUP $MAINPID\n"
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
 # What goes wrong again however often it is tried: a wrong option, a model that is not there, damaged files.
 _FINAL = (ExitCode.USAGE, ExitCode.NOT_FOUND, ExitCode.DAMAGED)
 
 
-def unit(name: str, program: Sequence[str], environment: Mapping[str, str], drain_s: float) -> str:
+def unit(
+    name: str,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    drain_s: float,
+    *,
+    reloads: bool = False,
+) -> str:
     """Returns the text of a unit for `systemctl --user`; see systemd.service(5).
 
     Args:
@@ -22,6 +30,7 @@ def unit(name: str, program: Sequence[str], environment: Mapping[str, str], drai
         program: the command line of the server.
         environment: variables that it needs.
         drain_s: the seconds that answers may take to finish when it is stopped.
+        reloads: whether it reads files again when it is told to.
     """
     variables = [f"Environment={quoted(f'{key}={value}')}\n" for key, value in environment.items()]
     final = " ".join(str(int(code)) for code in _FINAL)
@@ -43,6 +52,7 @@ Description=kt serves {_in_a_line(name).replace("%", "%%")}
 [Service]
 Type=notify
 ExecStart={" ".join([quoted(program[0]), *(quoted(word, in_command=True) for word in program[1:])])}
+{_RELOAD if reloads else ""}\
 {"".join(variables)}\
 # Loading a large model takes minutes; answers may finish when it is stopped.
 TimeoutStartSec=infinity

@@ -12,6 +12,7 @@ from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.contents import last_question, text_of
+from ktcli.server.http.foreign import ForeignLimits
 from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, few_tools, require_parameters
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.shapes import ToolChoice, with_tools
@@ -30,7 +31,7 @@ class ThinkingOptions(msgspec.Struct):
     budget_tokens: int | None = None
 
 
-class MessagesBody(msgspec.Struct):
+class MessagesBody(ForeignLimits, kw_only=True):
     """A request for an answer, or for the count of its tokens."""
 
     messages: list[dict[str, Any]]
@@ -53,6 +54,7 @@ class MessagesBody(msgspec.Struct):
         Raises:
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
         """
+        self.refuse_foreign_limits()
         if self.max_tokens is None:
             raise _refusal("max_tokens", "max_tokens is required")
         said = Sampled(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
-from ktcli.dialogue.answer import AnswerEvent, Ended, Said
+from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Finish
 from ktcli.server.http.answering import Answering
@@ -18,10 +19,12 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.http.openai.chat import chance_of
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.openai.text import infill_options
+from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import ServerState, caller_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
+from ktcli.server.models.loaded import Lease
 from ktcli.server.models.prompts import PromptMaker
 
 LINES = "application/x-ndjson"
@@ -38,10 +41,10 @@ async def chat(request: Request) -> Answering | Response:
         settings = lease.settings
         options = body.chat_options(settings)
         asked = lease.with_system(body.chat_request(settings, caller_of(request)))
-        generation = await state.generation(
-            lease, lambda prompts: prompts.of_messages(asked), options
+        generation = await _generation(
+            state, lease, body, lambda prompts: prompts.of_messages(asked), options
         )
-    return Answering(generation, OllamaReply(generation, in_chat=True), stream=body.stream)
+    return _answering(generation, body, in_chat=True)
 
 
 async def generate(request: Request) -> Answering | Response:
@@ -57,10 +60,34 @@ async def generate(request: Request) -> Answering | Response:
         asked = lease.with_system(body.chat_request(settings, caller))
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
+            if body.suffix:
+                with about("suffix"):
+                    return prompts.of_infill(body.prompt, body.suffix, caller)
             return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
 
-        generation = await state.generation(lease, make, options)
-    return Answering(generation, OllamaReply(generation, in_chat=False), stream=body.stream)
+        if body.suffix:
+            options = infill_options(lease.model, options)
+        generation = await _generation(state, lease, body, make, options)
+    return _answering(generation, body, in_chat=False)
+
+
+async def _generation(
+    state: ServerState,
+    lease: Lease,
+    body: OllamaBody,
+    make: Callable[[PromptMaker], EncodedPrompt],
+    options: AnswerOptions,
+) -> Generation:
+    """Returns the generation of an answer that stays within `num_ctx`; see `ServerState.generation`."""
+    prompt = await state.prompt(lease.model, make)
+    options = body.within(options, len(prompt.ids), lease.model.backend.engine.context)
+    return await state.answer(lease, prompt, options)
+
+
+def _answering(generation: Generation, body: OllamaBody, *, in_chat: bool) -> Answering:
+    context = body.context(generation.model.backend.engine.context)
+    reply = OllamaReply(generation, in_chat=in_chat, context=context)
+    return Answering(generation, reply, stream=body.stream)
 
 
 def stamp(seconds: float | None = None) -> str:
@@ -91,12 +118,19 @@ STREAM = StreamStyle(LINES, ALIVE, failed_early, default=True)
 
 
 class OllamaReply:
-    """The answer as lines of JSON."""
+    """The answer as lines of JSON.
+
+    Args:
+        context: the most tokens of the prompt and the answer, where the request said how many.
+    """
 
     media_type, alive = LINES, ALIVE
 
-    def __init__(self, generation: Generation, *, in_chat: bool) -> None:
+    def __init__(
+        self, generation: Generation, *, in_chat: bool, context: int | None = None
+    ) -> None:
         self._generation, self._in_chat = generation, in_chat
+        self._context = context
         self._text = self._thoughts = self._reason = ""
         self._calls: list[dict[str, Any]] = []
         self._chances: list[dict[str, Any]] = []
@@ -182,7 +216,9 @@ class OllamaReply:
     def _totals(self) -> dict[str, Any]:
         """Returns the counts, and the durations in nanoseconds."""
         stats = self._generation.answers[0].stats
+        held = {} if self._context is None else {"context_length": self._context}
         return {
+            **held,
             "done": True,
             "done_reason": self._reason,
             "total_duration": int(1e9 * (time.monotonic() - self._began_s)),

@@ -11,7 +11,9 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
+from ktcli.errors import ContextFull
 from ktcli.server.http.contents import last_question, unseen
+from ktcli.server.http.foreign import ForeignLimits, not_supported
 from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, functions, logprobs_of
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
@@ -33,6 +35,7 @@ class Options(msgspec.Struct):
     frequency_penalty: float | None = None
     seed: int | None = None
     num_predict: int | None = None
+    num_ctx: int | None = None
     stop: str | list[str] | None = None
 
 
@@ -43,7 +46,7 @@ _NAMES = {
 }
 
 
-class OllamaBody(msgspec.Struct):
+class OllamaBody(ForeignLimits):
     """What requests for a chat and for a text have in common."""
 
     model: str = ""
@@ -71,7 +74,11 @@ class OllamaBody(msgspec.Struct):
         Raises:
             Refusal: a value cannot be used.
         """
+        self.refuse_foreign_limits()
         given = self.options or Options()
+        if given.num_ctx is not None and given.num_ctx < 1:
+            words = f"options.num_ctx must be at least 1, not {given.num_ctx}"
+            raise Refusal(400, words, "options.num_ctx", "unsupported_value")
         said = Sampled(
             temperature=given.temperature,
             top_k=given.top_k,
@@ -90,6 +97,33 @@ class OllamaBody(msgspec.Struct):
             settings, most, logprobs_of(self.logprobs, self.top_logprobs), _NAMES, least=0
         )
         return options if (form := self._form()) is None else replace(options, shape=Shape(form))
+
+    def context(self, most: int) -> int | None:
+        """Returns the most tokens of the prompt and the answer together, where the request says how many.
+
+        Args:
+            most: the context of the model, which holds where more are asked for.
+        """
+        asked = None if self.options is None else self.options.num_ctx
+        return None if asked is None else min(asked, most)
+
+    def within(self, options: AnswerOptions, tokens: int, most: int) -> AnswerOptions:
+        """Returns the options of an answer that has room with its prompt, see `context`.
+
+        Args:
+            tokens: of the prompt.
+        Raises:
+            ContextFull: there is no room for an answer.
+        """
+        if (context := self.context(most)) is None:
+            return options
+        if tokens >= context:
+            raise ContextFull(
+                f"the conversation has {tokens:,} tokens and options.num_ctx is {context:,},"
+                " which leaves no room for an answer"
+            )
+        asked, room = options.max_tokens, context - tokens
+        return replace(options, max_tokens=room if asked is None else min(asked, room))
 
     def _form(self) -> Form | None:
         """Returns the form that the text is constrained to: any object, or JSON of a schema; None: any text."""
@@ -110,7 +144,7 @@ class OllamaBody(msgspec.Struct):
 class OllamaChatBody(OllamaBody):
     """A request for the next message of a conversation."""
 
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
@@ -149,9 +183,8 @@ class GenerateBody(OllamaBody):
         Raises:
             Refusal: a field is not supported.
         """
-        for name in ("suffix", "images"):
-            if getattr(self, name):
-                raise Refusal(400, f"{name} is not supported", name, "unsupported_value")
+        if self.images:
+            raise not_supported("images")
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
         return ChatRequest(messages, self.variables(settings), caller)

@@ -103,7 +103,7 @@ def _library_editor(request: Request) -> LibraryEditor:
         Refusal: the client may not.
     """
     state = state_of(request)
-    if state.editor is None or not (state.rules.key or is_owner(request.scope)):
+    if state.editor is None or not (state.rules.keys or is_owner(request.scope)):
         raise Refusal(
             403,
             "changing the library requires an API key, and this server has none"

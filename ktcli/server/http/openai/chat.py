@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
 from ktcli.dialogue.answer import AnswerEvent, Ended, PromptProgress, Said
@@ -44,6 +45,21 @@ async def chat_completions(request: Request) -> Answering:
             lease, lambda prompts: prompts.of_messages(asked), options
         )
     return Answering(generation, ChatReply(generation, body), stream=body.stream)
+
+
+async def render(request: Request) -> Response:
+    """Returns the prompt of a conversation, as text and as token ids, without answering it."""
+    state = state_of(request)
+    body = await body_of(request, ChatBody)
+    with await state.lease(body.model) as lease:
+        settings = lease.settings
+        body.chat_options(settings)  # what could not be answered is refused here, too
+        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
+        prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
+        name = lease.model.name
+    ids = list(prompt.ids)
+    said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}
+    return Response(encode(said), media_type="application/json")
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
 from ktcli.server.http.contents import last_question
+from ktcli.server.http.foreign import ForeignLimits, not_supported
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.shapes import GUIDES, ToolChoice, form_of_format, form_of_guides, with_tools
@@ -43,11 +44,6 @@ _FORMS = {
     "grammar": Notation.GBNF,
     "json_schema": Notation.SCHEMA,
 }
-# Fields of other servers that say what an answer must be, or must not be, in ways that are not here.
-_REFUSED = (
-    "bad_words allowed_token_ids logits_processors use_beam_search truncate_prompt_tokens "
-    "include_stop_str_in_output structural_tag guided_whitespace_pattern"
-).split()
 _NUMBERS = (
     "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
 ).split()
@@ -59,7 +55,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Sampled(msgspec.Struct):
+class Sampled(ForeignLimits):
     """The fields that completions of both kinds have."""
 
     model: str = ""
@@ -94,14 +90,6 @@ class Sampled(msgspec.Struct):
     min_tokens: int | None = None
     n_predict: int | None = None
     prompt_logprobs: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    logits_processors: Any = None
-    use_beam_search: Any = None
-    truncate_prompt_tokens: Any = None
-    include_stop_str_in_output: Any = None
-    structural_tag: Any = None
-    guided_whitespace_pattern: Any = None
 
     @property
     def wants_usage(self) -> bool:
@@ -184,12 +172,10 @@ class Sampled(msgspec.Struct):
 
     def _refuse_what_is_not_kept_to(self) -> None:
         """Checks that the request has no field that must be kept to and cannot be. Raises: Refusal: it has one."""
-        for name in _REFUSED:
-            if getattr(self, name):
-                raise _not_supported(name)
+        self.refuse_foreign_limits()
         if self.prompt_logprobs is not None and self.prompt_logprobs is not False:
             hint = "/v1/completions has echo with logprobs"
-            raise _not_supported("prompt_logprobs", hint)
+            raise not_supported("prompt_logprobs", hint)
         _few("stop_token_ids", len(self.stop_token_ids or ()), STOP_IDS_MOST)
 
     def _least_tokens(self, most: int | None) -> int:
@@ -234,7 +220,7 @@ class Sampled(msgspec.Struct):
 class ChatBody(Sampled):
     """A request for a chat completion."""
 
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -246,15 +232,9 @@ class ChatBody(Sampled):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
-        if self.functions and self.function_call != "none":
-            raise _not_supported("functions", "use tools and tool_choice")
-        if self.function_call not in (None, "none", "auto"):
-            raise _not_supported("function_call", "use tools and tool_choice")
         chances = logprobs_of(self.logprobs, self.top_logprobs)
         most, names = self.max_tokens, _OWN_NAMES
         if self.max_completion_tokens is not None:
@@ -344,10 +324,11 @@ class TextBody(Sampled):
         """Returns the options of the answer, see `answer_options`."""
         if self.logprobs is not None:
             _within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
-        if self.suffix:
-            raise _not_supported("suffix")
+        if self.suffix and self.echo:
+            words = "suffix and echo cannot be used together"
+            raise Refusal(400, words, "suffix", "unsupported_value")
         if self.best_of not in (None, 1, self.n):
-            raise _not_supported("best_of")
+            raise not_supported("best_of")
         most = 16 if self.max_tokens is None and self.n_predict is None else self.max_tokens
         options = self.answer_options(settings, most, self.logprobs, least=0)
         if not self.echo or self.logprobs is None:
@@ -492,11 +473,6 @@ def _is_less(most: int, other: int | None) -> bool:
     if other is None or most < NO_LIMIT:
         return True
     return most != NO_LIMIT and (other == NO_LIMIT or most < other)
-
-
-def _not_supported(field: str, instead: str = "") -> Refusal:
-    said = f"{field} is not supported" + (f": {instead}" if instead else "")
-    return Refusal(400, said, field, "unsupported_value")
 
 
 def _few(field: str, count: int, most: int) -> None:

@@ -22,13 +22,21 @@ class OutputItems:
     Args:
         event: makes an event of its kind and fields.
         name: what the ids of items have in common.
+        seal: returns thoughts as a sealed text; None: none is wanted.
     Attributes:
         items: as the response has them.
         thought_tokens: the tokens of thoughts.
     """
 
-    def __init__(self, event: Callable[..., bytes], tokenizer: Tokenizer, name: str) -> None:
+    def __init__(
+        self,
+        event: Callable[..., bytes],
+        tokenizer: Tokenizer,
+        name: str,
+        seal: Callable[[str], str] | None = None,
+    ) -> None:
         self._event, self._tokenizer, self._name = event, tokenizer, name
+        self._seal = seal
         self.items: list[Item] = []
         self.thought_tokens = 0
         self._is_open = False
@@ -98,6 +106,8 @@ class OutputItems:
 
     def _close_thoughts(self, item: Item) -> bytes:
         part = item["summary"][0]
+        if self._seal is not None:
+            item["encrypted_content"] = self._seal(part["text"]) or None
         done = "response.reasoning_summary_text.done"
         said = self._of_part(done, "summary_index", text=part["text"])
         return said + self._of_part(

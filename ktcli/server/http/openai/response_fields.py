@@ -6,8 +6,8 @@ and calls that follow one another become one message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -31,8 +31,29 @@ from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 METADATA_MOST, METADATA_NAME_CHARS, METADATA_CHARS = 16, 64, 512
+NAME_CHARS_MOST = 256  # of what a client calls its user, and its cache
 WITH_LOGPROBS = "message.output_text.logprobs"
+WITH_SEALED = "reasoning.encrypted_content"
 Message = dict[str, Any]
+
+
+def _open_nothing(sealed: str) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The conversation that a request asks to have answered.
+
+    Attributes:
+        items: those of the request.
+        earlier: those that it goes on with.
+        open: returns the thoughts that this server sealed; None: it did not seal this text.
+    """
+
+    items: Sequence[Mapping[str, Any]]
+    earlier: Sequence[Mapping[str, Any]] = ()
+    open: Callable[[str], str | None] = _open_nothing
 
 
 class ReasoningOptions(msgspec.Struct):
@@ -63,6 +84,11 @@ class ResponseBody(Sampled):
     metadata: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     previous_response_id: str | None = None
+    store: bool | None = None
+    max_tool_calls: int | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     conversation: Any = None
     prompt: Any = None
     background: bool | None = None
@@ -74,10 +100,28 @@ class ResponseBody(Sampled):
         wanted = self.top_logprobs is not None or WITH_LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if wanted else None
 
+    @property
+    def own_items(self) -> list[dict[str, Any]]:
+        """Returns the items of the request itself."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}] if self.input else []
+        return self.input
+
+    @property
+    def seals(self) -> bool:
+        """Tells whether thoughts are wanted as a sealed text, too."""
+        return WITH_SEALED in (self.include or ())
+
     def response_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
-        self._refuse_what_needs_a_store()
+        self._refuse_what_is_not_there()
         require_metadata(self.metadata or {})
+        for name in ("safety_identifier", "prompt_cache_key"):
+            if len(getattr(self, name) or "") > NAME_CHARS_MOST:
+                raise _refusal(name, f"{name} must be at most {NAME_CHARS_MOST} characters long")
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            said = f"max_tool_calls must be at least 1, not {self.max_tool_calls}"
+            raise _refusal("max_tool_calls", said)
         if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
             raise _refusal(
                 "top_logprobs",
@@ -95,19 +139,16 @@ class ResponseBody(Sampled):
             options = replace(options, shape=Shape(form))
         return with_tools(options, self.offered, self._choice)
 
-    def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
+    def chat_request(self, settings: Settings, caller: str, turn: Turn) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
 
         Raises:
             Refusal: an item is invalid.
         """
-        self._refuse_what_needs_a_store()
-        if not self.input:
+        self._refuse_what_is_not_there()
+        if not turn.items:
             raise _refusal("input", "input must not be empty")
-        items = (
-            [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        )
-        messages = list(_messages(items))
+        messages = list(_messages(turn))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if not messages:
@@ -169,16 +210,16 @@ class ResponseBody(Sampled):
         with about(f"{field}.schema"):
             return Form.of_schema(said.get("schema"), f"{field}.schema")
 
-    def _refuse_what_needs_a_store(self) -> None:
-        """Checks that the request does not depend on stored responses. Raises: Refusal: it does."""
-        for name in ("previous_response_id", "conversation", "prompt"):
-            if getattr(self, name) is not None:
-                words = f"{name} is not supported, since no responses are stored; send the whole conversation as input"
-                raise _refusal(name, words)
-        if self.background:
-            raise _refusal(
-                "background", "background is not supported, since no responses are stored"
-            )
+    def _refuse_what_is_not_there(self) -> None:
+        """Checks that the request needs nothing that this server does not have. Raises: Refusal: it does."""
+        instead = {
+            "conversation": "use previous_response_id, or send the whole conversation as input",
+            "prompt": "send its text as instructions or input",
+            "background": "send the request with stream, and read the answer as it comes",
+        }
+        for name, way in instead.items():
+            if getattr(self, name):
+                raise _refusal(name, f"{name} is not supported: {way}")
         if self.truncation not in (None, "disabled"):
             raise _refusal(
                 "truncation", f"truncation must be 'disabled', not {self.truncation[:40]!r}"
@@ -203,16 +244,17 @@ def require_metadata(said: Mapping[str, Any]) -> None:
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
 
 
-def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
-    """Yields the messages of a list of items; thoughts, text and calls of one answer become one message. Items that say
+def _messages(turn: Turn) -> Iterator[Message]:
+    """Yields the messages of a conversation; thoughts, text and calls of one answer become one message. Items that say
     nothing to a model, such as those of tools that servers run themselves, are left out."""
     said: Message = {}
+    items = [*turn.earlier, *turn.items]
     roles = ["tool" if "output" in each else each.get("role") or "assistant" for each in items]
     last = last_question(roles)
     for at, item in enumerate(items):
-        where, kind = f"input[{at}]", _kind(item)
+        where, kind = f"input[{at - len(turn.earlier)}]", _kind(item)
         if kind == "reasoning":
-            fresh: Message = {"reasoning_content": _thoughts(item)}
+            fresh: Message = {"reasoning_content": _thoughts(item, turn.open)}
         elif kind in _CALLS:
             fresh = {"tool_calls": [_call(item, where)]}
         elif kind == "message" and item.get("role") == "assistant":
@@ -268,9 +310,6 @@ def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Me
     if kind == "message" and "role" in item:
         found = plain_message(item, where, asked=asked)
         return {"role": found["role"], "content": found["content"]}
-    if kind == "item_reference":
-        words = f"{where}: item references are not supported, because this server stores no items; send the item itself"
-        raise _refusal(f"{where}.id", words)
     if kind == "function_call_output" or ("output" in item and "call_id" in item):
         output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
         return {**output, **_id(item, "tool_call_id", where)}
@@ -304,8 +343,11 @@ def _id(item: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
     return {} if item.get("call_id") is None else {name: _named(item, "call_id", where)}
 
 
-def _thoughts(item: Mapping[str, Any]) -> str:
-    """Returns the text of a reasoning item: its content, or else its summary."""
+def _thoughts(item: Mapping[str, Any], open: Callable[[str], str | None]) -> str:
+    """Returns the text of a reasoning item: what this server sealed in it, or else its content, or its summary."""
+    sealed = item.get("encrypted_content")
+    if isinstance(sealed, str) and (opened := open(sealed)) is not None:
+        return opened
     for name in ("content", "summary"):
         parts = item.get(name)
         texts = (

@@ -1,7 +1,10 @@
-"""`/v1/responses`: what a request asks for, and its replies; nothing is kept between requests."""
+"""`/v1/responses`: what a request asks for, and its replies, which are kept for a while unless it says otherwise."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,12 +16,14 @@ from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull
 from ktcli.server.http.answering import Answering, App
 from ktcli.server.http.body import body_of
+from ktcli.server.http.kept import KeptSlot
 from ktcli.server.http.openai.envelope import ALIVE, EVENTS, encode, error_of
 from ktcli.server.http.openai.output import OutputItems
 from ktcli.server.http.openai.response_document import failure, response_document
 from ktcli.server.http.openai.response_fields import ResponseBody
+from ktcli.server.http.openai.turn import slot_of, turn_of
 from ktcli.server.http.refusals import Refusal
-from ktcli.server.http.state import caller_of, state_of
+from ktcli.server.http.state import caller_of, owner_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
 
@@ -31,7 +36,8 @@ async def responses(request: Request) -> App:
         model = lease.model
         settings = lease.settings
         options = body.response_options(settings)
-        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
+        turn = await turn_of(request, body)
+        asked = lease.with_system(body.chat_request(settings, caller_of(request), turn))
         try:
             generation = await state.generation(
                 lease, lambda prompts: prompts.of_messages(asked), options
@@ -41,7 +47,9 @@ async def responses(request: Request) -> App:
                 raise
             # Codex makes a conversation shorter where a stream says this, and gives up where a status does.
             return Response(_failed_stream(body, model.name, Refusal.of(error)), media_type=EVENTS)
-    return Answering(generation, ResponseReply(generation, body), stream=body.stream)
+    place = slot_of(request, body, turn, f"resp_{generation.id}")
+    seal = partial(state.seal.seal, owner=owner_of(request)) if body.seals else None
+    return Answering(generation, ResponseReply(generation, body, place, seal), stream=body.stream)
 
 
 async def input_tokens(request: Request) -> Response:
@@ -49,15 +57,11 @@ async def input_tokens(request: Request) -> Response:
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
-        asked = lease.with_system(body.chat_request(lease.settings, caller_of(request)))
+        turn = await turn_of(request, body)
+        asked = lease.with_system(body.chat_request(lease.settings, caller_of(request), turn))
         prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
-
-
-async def stored(request: Request) -> Response:
-    """Refuses access to stored responses: there are none."""
-    raise Refusal(404, "Not Found: this server does not store responses", "", "not_found")
 
 
 class EventStream:
@@ -74,16 +78,28 @@ class EventStream:
 
 
 class ResponseReply:
-    """The answer as a response."""
+    """The answer as a response.
+
+    Args:
+        place: where it is kept.
+        seal: returns thoughts as a sealed text; None: none is wanted.
+    """
 
     media_type, alive = EVENTS, ALIVE
 
-    def __init__(self, generation: Generation, body: ResponseBody) -> None:
-        self._generation = generation
-        self._document = response_document(body, generation.model.name, generation.id)
+    def __init__(
+        self,
+        generation: Generation,
+        body: ResponseBody,
+        place: KeptSlot,
+        seal: Callable[[str], str] | None = None,
+    ) -> None:
+        self._generation, self._place = generation, place
+        sampling = generation.options.sampling
+        self._document = response_document(body, generation.model.name, generation.id, sampling)
         self._stream = EventStream()
         tokenizer = generation.model.texts.tokenizer
-        self._items = OutputItems(self._stream.event, tokenizer, generation.id)
+        self._items = OutputItems(self._stream.event, tokenizer, generation.id, seal)
         self._cut = False  # whether the answer is not at its own end
 
     def begin(self) -> bytes:
@@ -105,30 +121,37 @@ class ResponseReply:
     def end(self) -> bytes:
         """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off."""
         name = "response.incomplete" if self._cut else "response.completed"
-        return self._stream.event(name, response=self._finished())
+        return self._stream.event(name, response=msgspec.Raw(self._finished()))
 
     def failed(self, refusal: Refusal) -> bytes:
         """Returns the end of a stream that failed: the event `response.failed`."""
+        self._place.give_up()
         document = {**self._document, **failure(refusal), "output": self._items.items}
         return self._stream.event("response.failed", response=document)
 
     def whole(self) -> bytes:
         """Returns the finished response as one JSON document."""
-        return encode(self._finished())
+        return self._finished()
 
     def refused(self, refusal: Refusal) -> bytes:
         """Returns the JSON document of an error."""
+        self._place.give_up()
         return encode(error_of(refusal))
 
-    def _finished(self) -> dict[str, Any]:
+    def _finished(self) -> bytes:
+        """Returns the finished response as JSON, which is kept."""
         why = {"reason": "max_output_tokens"} if self._cut else None
-        return {
+        document = {
             **self._document,
+            "completed_at": None if self._cut else int(time.time()),
             "status": "incomplete" if self._cut else "completed",
             "incomplete_details": why,
             "output": self._items.items,
             "usage": self._usage(),
         }
+        data = encode(document)
+        self._place.fill(data)
+        return data
 
     def _usage(self) -> dict[str, Any]:
         read, said = len(self._generation.prompt.ids), self._generation.tokens

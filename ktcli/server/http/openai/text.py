@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from ktcli.answers.events import AnswerPiece
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, PromptProgress, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Candidate, Token
+from ktcli.errors import UsageError
 from ktcli.server.http.answering import Answering
 from ktcli.server.http.body import body_of
 from ktcli.server.http.openai.chat import candidate_of, chance_of
@@ -29,6 +31,7 @@ from ktcli.server.http.openai.fields import TextBody
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.generation import Generation, Generations
+from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import PromptMaker
 from ktcli.text.tokenizer import Tokenizer
 
@@ -41,8 +44,11 @@ async def completions(request: Request) -> Answering:
     try:
         with await state.lease(body.model) as lease:
             options = body.text_options(lease.settings)
+            if body.suffix:
+                options = infill_options(lease.model, options)
             for prompt in body.prompts():
-                made.append(await state.generation(lease, _maker(prompt, caller), options))
+                make = _maker(prompt, caller, body.suffix or "")
+                made.append(await state.generation(lease, make, options))
     except BaseException:
         for each in made:
             each.cancel()
@@ -51,8 +57,22 @@ async def completions(request: Request) -> Answering:
     return Answering(generations, TextReply(generations, body, options), stream=body.stream)
 
 
-def _maker(prompt: str | list[int], caller: str) -> Callable[[PromptMaker], EncodedPrompt]:
+def infill_options(model: ServedModel, options: AnswerOptions) -> AnswerOptions:
+    """Returns the options of a text between two others, which ends where the next file would begin."""
+    infill = model.prompts.infill
+    ends = frozenset() if infill is None else infill.ends
+    return replace(options, plain=True, stop_ids=options.stop_ids | ends)
+
+
+def _maker(
+    prompt: str | list[int], caller: str, suffix: str
+) -> Callable[[PromptMaker], EncodedPrompt]:
     def make(prompts: PromptMaker) -> EncodedPrompt:
+        if suffix:
+            with about("suffix"):
+                if not isinstance(prompt, str):
+                    raise UsageError("suffix requires the prompt to be a string")
+                return prompts.of_infill(prompt, suffix, caller)
         with about("prompt"):
             if isinstance(prompt, str):
                 return prompts.of_text(prompt, caller)

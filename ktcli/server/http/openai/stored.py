@@ -1,0 +1,102 @@
+"""`/v1/responses/ID`: a response that is kept, the items that it answered, and its removal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ktcli.server.http.kept import KeptResponse
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import owner_of, state_of
+
+_LIMIT, _LIMIT_MOST = 20, 100  # of the items in one list, as OpenAI has them
+_ORDERS = ("asc", "desc")
+
+
+async def response(request: Request) -> Response:
+    """Returns a response that is kept."""
+    if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+        said = "stream is not supported here: a response is kept once it has ended"
+        raise Refusal(400, said, "stream", "unsupported_value")
+    return Response(_found(request).document, media_type="application/json")
+
+
+async def delete(request: Request) -> Response:
+    """Forgets a response that is kept."""
+    _found(request)
+    id = request.path_params["id"]
+    state_of(request).kept.drop(id)
+    return _json({"id": id, "object": "response", "deleted": True})
+
+
+async def input_items(request: Request) -> Response:
+    """Lists the items of the request that a kept response answers, the latest first unless `order` is `asc`."""
+    items = _with_ids(_found(request), request.path_params["id"])
+    asked = request.query_params
+    order, limit, after = (
+        asked.get("order", "desc"),
+        asked.get("limit", str(_LIMIT)),
+        asked.get("after"),
+    )
+    if order not in _ORDERS:
+        words = f"order must be asc or desc, not {order[:40]!r}"
+        raise Refusal(400, words, "order", "unsupported_value")
+    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _LIMIT_MOST:
+        words = f"limit must be between 1 and {_LIMIT_MOST}, not {limit[:40]!r}"
+        raise Refusal(400, words, "limit", "unsupported_value")
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        place = next((at for at, each in enumerate(items) if each["id"] == after), None)
+        if place is None:
+            raise Refusal(
+                404, f"Not Found: after names no item: {after[:100]!r}", "after", "not_found"
+            )
+        items = items[place + 1 :]
+    page = items[: int(limit)]
+    ends = (
+        {"first_id": page[0]["id"], "last_id": page[-1]["id"]}
+        if page
+        else {"first_id": None, "last_id": None}
+    )
+    return _json({"object": "list", "data": page, **ends, "has_more": len(page) < len(items)})
+
+
+async def others(request: Request) -> Response:
+    """Refuses what else there might be below a response."""
+    raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+
+
+def _found(request: Request) -> KeptResponse:
+    """Returns the response that a path names. Raises: Refusal: it is not kept, or another key asked for it."""
+    id = request.path_params["id"]
+    found = state_of(request).kept.find(id, owner_of(request))
+    if found is None:
+        said = f"Not Found: this server keeps no response {id[:100]!r}"
+        raise Refusal(404, said, "", "not_found")
+    return found
+
+
+def _with_ids(found: KeptResponse, id: str) -> list[dict[str, Any]]:
+    """Returns the items of a request, each with an id and a type, and messages with a list of parts."""
+    items = msgspec.json.decode(found.input, type=list[dict[str, Any]])
+    name = id.removeprefix("resp_")
+    return [{"id": f"in_{name}_{at}", **_whole(each)} for at, each in enumerate(items)]
+
+
+def _whole(item: dict[str, Any]) -> dict[str, Any]:
+    if item.get("type", "message") != "message":
+        return item
+    found = {"type": "message", "status": "completed", **item}
+    if isinstance(content := item.get("content"), str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        found["content"] = [{"type": kind, "text": content}]
+    return found
+
+
+def _json(document: Any) -> Response:
+    return Response(encode(document), media_type="application/json")

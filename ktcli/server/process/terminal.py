@@ -1,0 +1,17 @@
+"""Tells why a process gets SIGHUP: its terminal was closed, or somebody asks it to read its files again."""
+
+from __future__ import annotations
+
+import os
+
+
+class StartingTerminal:
+    """The terminal at which the process was started, if there was one."""
+
+    def __init__(self) -> None:
+        self._files = [each for each in range(3) if os.isatty(each)]
+
+    @property
+    def is_closed(self) -> bool:
+        """Tells whether there was a terminal and it is closed; a closed one no longer says that it is one."""
+        return bool(self._files) and not any(os.isatty(each) for each in self._files)

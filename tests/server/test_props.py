@@ -1,0 +1,90 @@
+"""What a server has, and the prompt that a conversation would have: asked without an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+from server.running import Running, running, scripted
+
+from ktcli import __version__
+from ktcli.engine.scheduler import Limits
+from ktcli.server.http.state import Rules
+
+HI = [{"role": "user", "content": "hello"}]
+RENDER = "/v1/chat/completions/render"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    backend = scripted(tmp_path_factory.mktemp("model"), lambda asked: "yes")
+    with running(backend, Rules(aliases=("mine",)), Limits(active=3)) as found:
+        yield found
+
+
+def post(server: Running, path: str, **body: Any) -> Any:
+    return requests.post(server.url + path, json=body, timeout=20)
+
+
+def test_a_conversation_is_rendered_as_it_would_be_answered(server: Running) -> None:
+    for more in ({}, {"continue_final_message": True}, {"tools": []}):
+        messages = (
+            [*HI, {"role": "assistant", "content": "I"}] if "continue_final_message" in more else HI
+        )
+        asked = {"messages": messages, **more}
+        found = post(server, RENDER, **asked).json()
+        answered = post(server, "/v1/chat/completions", **asked).json()
+        assert found["count"] == len(found["token_ids"]) == answered["usage"]["prompt_tokens"]
+        assert found["token_ids"] == post(server, "/tokenize", **asked).json()["tokens"]
+        said = post(server, "/detokenize", tokens=found["token_ids"]).json()["content"]
+        assert found["prompt"] == said and "hello" in said and found["model"] == "fake"
+    assert post(server, "/chat/completions/render", messages=HI).json()["count"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"messages": []}, "messages"), ({"messages": 3}, "messages"), ({}, "messages"),
+        ({"messages": HI, "bad_words": ["x"]}, "bad_words"), ({"messages": HI, "n": 17}, "n"),
+        ({"messages": [{"role": "user", "content": "x"}] * 10_000}, None),
+    ],
+)  # fmt: skip
+def test_what_could_not_be_answered_is_not_rendered(
+    server: Running, more: dict[str, Any], field: str | None
+) -> None:
+    reply = post(server, RENDER, **more)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == field
+
+
+def test_props_are_those_of_the_server(server: Running) -> None:
+    found = requests.get(f"{server.url}/props", timeout=20).json()
+    assert found["default_generation_settings"]["n_ctx"] == 4096
+    params = found["default_generation_settings"]["params"]
+    assert (params["temperature"], params["n_predict"]) == (0.0, -1)  # it is greedy
+    assert found["total_slots"] == 3 and found["build_info"] == f"kt {__version__}"
+    assert "<|assistant|>" in found["chat_template"] and found["model_alias"] == "fake"
+    assert found["modalities"] == {"vision": False, "audio": False}
+    named = requests.get(f"{server.url}/props", params={"model": "fake"}, timeout=20)
+    assert named.json() == found
+    odd = requests.get(f"{server.url}/props", params={"model": "x" * 10_000}, timeout=20)
+    assert odd.json() == found  # the server is not strict
+    assert post(server, "/props").status_code == 405
+    version = requests.get(f"{server.url}/version", timeout=20).json()
+    assert version == {"version": __version__}
+
+
+def test_the_document_has_the_paths(server: Running) -> None:
+    paths = requests.get(f"{server.url}/openapi.json", timeout=20).json()["paths"]
+    assert paths.keys() > {
+        "/props",
+        "/version",
+        "/tokenize",
+        RENDER,
+        "/v1/responses/{id}/input_items",
+    }
+    assert paths["/v1/responses/{id}"].keys() == {"get", "delete"}
+    content = paths[RENDER]["post"]["responses"]["200"]["content"]
+    assert list(content) == ["application/json"]
+    assert paths["/v1/responses/{id}"]["get"]["summary"] == "Returns a response that is kept."
