@@ -66,7 +66,7 @@ def _complain() -> None:
     from ktcli import settingsfile
 
     if sentence := settingsfile.complaint(settingsfile.path()):
-        out.warn(sentence, hint="kt config edit opens it; kt config list shows what there is")
+        out.warn(sentence, hint="kt config edit opens it; kt config list shows all settings")
 
 
 def _remember() -> None:

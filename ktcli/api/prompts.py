@@ -80,7 +80,7 @@ def _messages(name: str, prompt: Any) -> list[dict[str, Any]]:
         UsageError: it is something else.
     """
     if not isinstance(prompt, Sequence) or not prompt:
-        raise UsageError(f"{name} is neither a text nor a list of messages")
+        raise UsageError(f"{name} is neither a string nor a list of messages")
     for at, message in enumerate(prompt):
         given = message if isinstance(message, Mapping) else {}
         if not all(isinstance(given.get(field), str) for field in ("role", "content")):

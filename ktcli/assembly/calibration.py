@@ -87,7 +87,7 @@ def _run(
         total = len(reading.ids)
         if total < LEAST:
             raise UsageError(
-                f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
+                f"{passage.name} has {total} tokens, but --calibrate needs at least {LEAST}",
                 hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
             )
         with listener.progress(f"Reading {passage.name}", total, unit="tokens") as bar:

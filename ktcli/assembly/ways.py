@@ -196,7 +196,7 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     reference = parse(name)
     if reference.formats:
         raise UsageError(
-            f"{name} is one conversion, --formats compares several",
+            f"{name} is one conversion, but --formats compares several",
             hint=f"kt eval {reference.model} --formats {reference.formats},{said[:80]}",
         )
     profile = catalog.find(reference.name)

@@ -82,7 +82,7 @@ def convert(
     if reference.formats:
         if experts or dense or mixed:
             raise UsageError(
-                f"{model} names its formats, and so do --experts, --dense and --mixed",
+                f"{model} names its formats and cannot be used together with --experts, --dense or --mixed",
                 hint=f"leave out one of them: kt convert {reference.model}",
             )
         model, (experts, dense) = reference.model, split_pair(reference.formats)

@@ -65,7 +65,9 @@ def gpu_numbers(said: str) -> tuple[int, ...] | None:
     words = said.split(",")
     numbers = [number for word in words if (number := whole(word)) is not None]
     if len(numbers) < len(words) or len(words) > _MOST_NAMED or max(numbers) > _MOST_NUMBER:
-        raise UsageError(f"--gpus is {said[:60]!r}", hint="use GPU numbers such as 0,1, or all")
+        raise UsageError(
+            f"--gpus cannot be {said[:60]!r}", hint="use GPU numbers such as 0,1, or all"
+        )
     twice = next((n for n in numbers if numbers.count(n) > 1), None)
     if twice is not None:
         raise UsageError(f"--gpus {said[:60]} names GPU {twice} twice")

@@ -128,7 +128,7 @@ class Program:
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
-            raise NoMemoryLeft("the system gives no memory for the buffers of a step")
+            raise NoMemoryLeft("the system does not provide memory for the buffers of a step")
         self._check(result)
         return int(size[0])
 

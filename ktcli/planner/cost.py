@@ -143,9 +143,7 @@ def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
     """Returns cautious rates of `cores` cores of a CPU that nobody has measured."""
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)
-    basis = (
-        f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces it by measurement"
-    )
+    basis = f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces this with a measurement"
     return Rates(
         read_bps=read_bps,
         int8_ops=row.int8_ops * _ASSUMED_HZ * cores,

@@ -112,7 +112,7 @@ def _companion(
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise BadCheckpoint(
             f"{name} in {found.file} has the shape {list(found.entry.shape)}, "
-            f"{part.name} asks for {wanted}",
+            f"but {part.name} requires {wanted}",
             hint=hint,
         )
     return found
@@ -178,7 +178,7 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     k = 2 * row_bytes
     if k % FP4_GROUP:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} fp4 numbers, kt reads only multiples of {FP4_GROUP}",
+            f"{part.name} in {part.file} holds rows of {k} fp4 numbers; kt reads only multiples of {FP4_GROUP}",
             hint=hint,
         )
     scales = _companion(part, scale, parts, hint, [(n, k // FP4_GROUP)], E8M0[:1])
@@ -205,7 +205,7 @@ def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
         )
     if k % group:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} {kind} numbers, kt reads only multiples of {group}",
+            f"{part.name} in {part.file} holds rows of {k} {kind} numbers; kt reads only multiples of {group}",
             hint=hint,
         )
     known = ("F8_E4M3",) if kind == "nvfp4" else E8M0
@@ -269,7 +269,7 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     (n, k), groups, zeros_shape = _sizes(part, bits, group, outputs)
     if not k or not n or k % 8 or n % 8:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds {k} x {n} codes, kt reads only multiples of 8",
+            f"{part.name} in {part.file} holds {k} x {n} codes; kt reads only multiples of 8",
             hint=hint,
         )
     scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)], PLAIN)

@@ -105,8 +105,11 @@ def loss_of(config: Json, experts: str) -> str:
         return ""
     nearest = _NEAREST["nvfp4"]
     if experts == nearest:
-        return f"its NVFP4 is what no format holds: {nearest} adds an error of about 8 %, --experts int8 of 1 to 2 %"
-    return f"its NVFP4 is what no format holds: of 4 bits {nearest} is the nearest"
+        return (
+            f"no number format of kt holds its NVFP4 weights exactly: {nearest} adds an error of about 8 %,"
+            " --experts int8 one of 1 to 2 %"
+        )
+    return f"no number format of kt holds its NVFP4 weights exactly: the nearest with 4 bits is {nearest}"
 
 
 def _refuse(what: str, value: object, kind: str = "which kt does not read") -> NoReturn:

@@ -261,7 +261,7 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
             "--prefill-threshold applies only to a GPU",
         ),
         (["--device", "cuda9"], "'cuda9' is not a device"),
-        (["--defer", "1"], "--defer asks for 1 of 2 experts per token, at most 0 can wait"),
+        (["--defer", "1"], "--defer asks for 1 of 2 experts per token; at most 0 can be deferred"),
     ],
 )
 def test_what_needs_a_gpu_says_so(

@@ -201,7 +201,7 @@ def test_mistakes(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.Monk
     assert main(["convert", str(source), *out, "--json"]) == 5
     captured = capsys.readouterr()
     document = json.loads(captured.out)["error"]
-    assert document["type"] == "BadCheckpoint" and "cut short" in document["message"]
+    assert document["type"] == "BadCheckpoint" and "truncated" in document["message"]
     assert "kt pull" in document["hint"]
     assert not (tmp_path / "pack").exists()
 

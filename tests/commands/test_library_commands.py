@@ -314,7 +314,7 @@ def test_a_library_folder_that_is_a_link_to_nowhere(
     for link in (loop, nowhere):
         monkeypatch.setenv("KT_HOME", str(link))
         found = document(["doctor"], capsys, 2)
-        assert f"KT_HOME is {link}, a link that leads nowhere" in json.dumps(found["problems"])
+        assert f"KT_HOME is {link}, a broken link" in json.dumps(found["problems"])
         for line in (["list"], ["chat", "kt-mini", "hi"], ["cache", "du"]):
             assert "leads nowhere" in document(line, capsys, 2)["error"]["message"]
 

@@ -264,7 +264,7 @@ def test_a_gpu_whose_memory_is_full_again_soon_is_left(monkeypatch: pytest.Monke
 def test_a_model_that_a_server_has_needs_no_memory_here(bench: Bench) -> None:
     bench.fits, bench.need = False, 3 * GIB
     elsewhere = open_model(Ready("two", bench.folder / "two"), "two", bench.how)
-    elsewhere.place = "served at port 7"
+    elsewhere.place = "served on port 7"
     bench.choice._attach = lambda ready, asked: elsewhere if ready.name == "two" else None
     assert bench.ask("hello") == "one: hello"
     bench.choice.go_to("two")

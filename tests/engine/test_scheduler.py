@@ -250,7 +250,7 @@ def test_a_queue_that_is_full_says_so() -> None:
     scheduler = serving(ToyEngine(), waiting=2)
     for _ in range(2):
         scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
-    with pytest.raises(QueueFull, match="2 requests are already waiting, the maximum is 2"):
+    with pytest.raises(QueueFull, match="2 requests are already waiting; the maximum is 2"):
         scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
     drain(scheduler)
     scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))

@@ -150,7 +150,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (CHOOSING, {"attention_bias": True}, "attention_bias"),
     (CHOOSING, {"q_lora_rank": None}, "q_lora_rank is missing"),
     (CHOOSING, {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
-    (GLM5, {"indexer_types": ["shared", "full", "full", "full"]}, "begins with one"),
+    (GLM5, {"indexer_types": ["shared", "full", "full", "full"]}, "begins with a layer"),
     (GLM5, {"indexer_types": ["full", 3]}, "indexer_types"),
     (GLM5, {"indexer_types": None, "index_topk_pattern": "FX"}, "indexer_types"),
     (MIMO, {"v_head_dim": 0}, "v_head_dim is 0"),

@@ -314,7 +314,7 @@ def test_a_small_model_does_not_wait_for_cuda():
         ({"device": "cuda:x"}, "not a device"),
         ({"device": "cpu:0"}, "not a device"),
         ({"device": "cuda:3"}, "there is no GPU cuda:3"),
-        ({"defer": 7}, "7 of 8 experts per token, at most 6"),
+        ({"defer": 7}, "7 of 8 experts per token; at most 6"),
         ({"defer": -1}, "at most 6"),
         ({"gpu_experts": 129}, "the model has 128"),
         ({"gpu_experts": "hot"}, "no heat map"),

@@ -408,7 +408,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
         assert main(words) == 0
         told.append(capsys.readouterr())
     assert len({each.out for each in told}) == 1
-    assert "--threads is for an engine of its own" in told[2].err
+    assert "--threads applies only to a model loaded here" in told[2].err
     assert main(command) == Busy.exit_code
     assert f"a server of kt-mini already uses port {port}" in capsys.readouterr().err
     assert takes_signals(found.pid) == [found.pid]
@@ -476,7 +476,7 @@ def test_a_server_that_does_not_answer_is_listed_and_ended(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--host", "0.0.0.0"], "there is no key"),
+        (["--host", "0.0.0.0"], "needs an API key"),
         (["--api-key-file", "/nowhere"], "No such file"),
         (["--port", "0"], "--port"),
     ],

@@ -156,7 +156,7 @@ def quantized(folder: Path, **table: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda f: (f / SECOND).unlink(), f"shard {SECOND} is missing"),
-    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is cut short"),
+    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is truncated"),
     "empty shard": (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST} has only 0 bytes"),
     "shard is a folder": (
         lambda f: ((f / FIRST).unlink(), (f / FIRST).mkdir()),

@@ -217,7 +217,7 @@ WRONG: dict[str, Wrong] = {
     "fp4 in blocks": (but(GOOD, SCALE, E8M0, 1, 1), FP4, r"shape \[1, 1\], .* asks for \[40, 3\]"),
     "fp4 of half a group": (
         but(but(GOOD, WEIGHT, "I8", 40, 24), SCALE, E8M0, 40, 2), FP4,
-        "rows of 48 fp4 numbers, kt reads only multiples",
+        "rows of 48 fp4 numbers; kt reads only multiples",
     ),
     "fp4 in unsigned bytes": (but(GOOD, WEIGHT, "U8", 40, 48), FP4, "stored as U8, which kt cannot convert"),
     "fp4 as F4": (but(GOOD, WEIGHT, "F4", 40, 96), FP4, "stored as F4, which kt cannot convert"),

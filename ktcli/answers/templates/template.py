@@ -167,7 +167,7 @@ def read_template(value: Any) -> AnswerTemplate:
     fields = tuple(_read_field(name, each) for name, each in given.items())
     rests = [field for field in fields if field.opens is None]
     if len(rests) > 1:
-        raise ValueError("more than one of its fields has no mark that opens it")
+        raise ValueError("more than one of its fields has no opening mark")
     start, starts = _mark("it", value, "start_anchor")
     if start is None:
         raise ValueError("it has no start_anchor")

@@ -25,11 +25,14 @@ from ktcli.models import build
 from ktcli.output import out
 
 StreamsOpt = Annotated[
-    int, typer.Option("--streams", metavar="N", min=1, max=15, help="Answers in progress.")
+    int,
+    typer.Option("--streams", metavar="N", min=1, max=15, help="Number of answers in progress."),
 ]
 PromptOpt = Annotated[
     int,
-    typer.Option("--tokens", "-n", metavar="N", min=64, max=1 << 20, help="Tokens of the prompt."),
+    typer.Option(
+        "--tokens", "-n", metavar="N", min=64, max=1 << 20, help="Length of the prompt, in tokens."
+    ),
 ]
 
 

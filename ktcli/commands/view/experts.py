@@ -247,7 +247,7 @@ def _summary(recorded: Recorded) -> list[str]:
     shares = [f"{share:.0%}" for share in SHARES]
     lines = [
         f"{HITS[0]:.0%}, {HITS[1]:.0%}: the number of experts that take this share of the layer's choices.",
-        f"Of all experts the best {rates} of the choices"
+        f"The best experts: {rates} of the choices"
         f" (evenly used: {', '.join(shares[:-1])} and {shares[-1]}).",
     ]
     each = known.tokens * recorded.top_k / recorded.experts

@@ -297,7 +297,7 @@ class ChatBody(Sampled):
             said = f"{field} and add_generation_prompt cannot be used together"
             raise Refusal(400, said, field, "unsupported_value")
         if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-            said = f"{field} requires the last message to be a text of the assistant"
+            said = f"{field} requires the last message to be an assistant message with text"
             raise Refusal(400, said, field, "unsupported_value")
         return True
 
