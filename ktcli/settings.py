@@ -216,8 +216,8 @@ TABLE: tuple[Setting, ...] = (
         "Longest answer, in tokens.", option="--max-tokens",
     ),
     Setting(
-        "think", ON_OFF, "on|off", "the model's default", "Whether the model thinks before answering, if this is optional.",
-        option="--think",
+        "think", ON_OFF, "on|off", "the model's default",
+        "Whether the model thinks before answering, if this is optional.", option="--think",
     ),
     Setting(
         "think-budget", whole_numbers(1, 10_000_000), "N", "no limit",

@@ -294,7 +294,7 @@ def test_a_slow_gpu_is_left_alone():
     slow = replace(with_vram(8).gpus[0], name="Old GPU", read_bps=5e9, bf16_ops=1e11)
     made = place(model(QWEN), replace(with_vram(8), gpus=(slow,)), Request())
     assert made.device is None
-    assert made.notes[0].endswith("stays unused, as the CPU alone is faster")
+    assert made.notes[0].endswith("stays unused, because the CPU alone is faster")
     assert made.host.threads == 32
 
 

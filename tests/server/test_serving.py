@@ -421,7 +421,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert "POST /v1/chat/completions 200" in said and "What is kt" not in said
     assert said.count("POST /engine/generate 200") == 1
     assert "GET " not in said  # what kt ps and chats ask
-    assert said.endswith("the server has ended\n") and log.stat().st_mode & 0o777 == 0o600
+    assert said.endswith("the server has stopped\n") and log.stat().st_mode & 0o777 == 0o600
     assert (found.memory_bytes or 0) > 1 << 20 and not found.socket.exists()
     assert found.status and found.status.address == f"http://127.0.0.1:{port}"
     assert found.is_meant_by("kt-mini") and found.is_meant_by(str(port))
