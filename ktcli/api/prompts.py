@@ -13,7 +13,7 @@ from ktcli.text.files import without_surrogates
 
 Messages = Sequence[Mapping[str, Any]]  # each with role and content
 Prompt = str | Messages
-MORE_CONTEXT = "kt.load(..., context=N) gives more room, if the model supports it"
+MORE_CONTEXT = "use kt.load(..., context=N) for more room, if the model supports it"
 
 
 class PromptReader:

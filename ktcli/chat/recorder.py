@@ -374,7 +374,7 @@ class ChatRecorder:
     def _complain(self, error: Exception) -> None:
         said = str(error)
         if isinstance(error, OSError) and error.strerror:
-            said = f"cannot write in {chats.chats_folder()}: {error.strerror}"
+            said = f"cannot write to {chats.chats_folder()}: {error.strerror}"
         if said not in self._told:
             self._told.add(said)
             self._warn(f"this chat is not being saved: {said}")

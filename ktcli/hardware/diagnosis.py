@@ -304,7 +304,7 @@ def _nodes(machine: Machine) -> Iterator[Problem]:
             yield Problem(
                 Level.WARNING,
                 f"node {node.id} {why}: its {len(node.cores)} cores read {read}",
-                "put memory into its slots (sudo dmidecode -t memory lists them)"
+                "install memory in its slots (sudo dmidecode -t memory lists them)"
                 if node.allowed
                 else f"allow it, for example: docker run --cpuset-mems={cpu_text(n.id for n in machine.nodes)}",
             )

@@ -144,7 +144,7 @@ def parse(data: bytes) -> Bundle:
         raise ValueError(f"{why} ({str(version)[:20]}, this kt reads {VERSION})")
     name, rows, heat = document.get("name"), document.get("parts"), document.get("heat")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"is of a model with the invalid name {str(name)[:60]!r}")
+        raise ValueError(f"is for a model with the invalid name {str(name)[:60]!r}")
     if not isinstance(rows, list) or not rows:
         raise ValueError("has no list of parts")
     parts = tuple(map(_part, rows))

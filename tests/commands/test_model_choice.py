@@ -148,8 +148,8 @@ class Person(SimpleNamespace):
     [
         ("auto", DeviceError, "on the CPU"),
         ("cuda", DeviceError, ""),
-        ("auto", OutOfDeviceMemory, "with the memory of the GPU that is free now"),
-        ("cuda", OutOfDeviceMemory, "with the memory of the GPU that is free now"),
+        ("auto", OutOfDeviceMemory, "with the GPU memory that is free now"),
+        ("cuda", OutOfDeviceMemory, "with the GPU memory that is free now"),
     ],
 )
 def test_a_chat_goes_on_after_the_gpu_failed(
@@ -253,7 +253,7 @@ def test_a_gpu_whose_memory_is_full_again_soon_is_left(monkeypatch: pytest.Monke
     full = OutOfDeviceMemory("full")
     how = Opening(Wanted(device=DeviceWords()), 0, False)
     asked_for = replace(how, wanted=Wanted(device=DeviceWords("cuda")))
-    free, found = "with the memory of the GPU that is free now", []
+    free, found = "with the GPU memory that is free now", []
     for seconds in (0, 4000, 3599):
         now[0] += seconds
         found.append(talking.after_failure(full, how))

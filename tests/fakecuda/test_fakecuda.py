@@ -91,7 +91,7 @@ case "$1" in
 esac
 """
 ASKED = ("chat", "kt-mini", "hello", "--temperature", "1", "--seed", "1", "-n", "120")
-ON_GPU = ": all but the experts, and 4 of "  # what loading says
+ON_GPU = ": everything except experts, plus 4 of "  # what loading says
 
 
 @pytest.fixture(scope="module")

@@ -290,7 +290,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     ),
     (V4, {"num_key_value_heads": 2}, "num_key_value_heads 2"),
     (V4, {"head_dim": 25}, "head_dim is 25"),
-    (V4, {"qk_rope_head_dim": 12}, "rotates 8 columns of a head, qk_rope_head_dim says 12"),
+    (V4, {"qk_rope_head_dim": 12}, "rotates 8 columns of a head, but qk_rope_head_dim says 12"),
     (V4, {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7"),
     (V4, {"index_topk": 10**9}, "index_topk"),
     (V4, {"index_head_dim": 4}, "index_head_dim is 4"),

@@ -157,7 +157,7 @@ def read_template(value: Any) -> AnswerTemplate:
     if len(json.dumps(value)) > TEMPLATE_CHARS:
         raise ValueError(f"it has more than {TEMPLATE_CHARS:,} characters")
     if value.get("version", 1) != 1:
-        raise ValueError(f"it is of version {str(value['version'])[:20]!r}, not 1")
+        raise ValueError(f"its version is {str(value['version'])[:20]!r}, not 1")
     _check_keys("it", value, _KEYS)
     given = value.get("fields")
     if not isinstance(value.get("defaults", {}), dict) or not isinstance(given, dict):

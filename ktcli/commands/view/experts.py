@@ -246,7 +246,7 @@ def _summary(recorded: Recorded) -> list[str]:
     rates = ", ".join(f"{share:.0%} take {known.hit_rate(share):.0%}" for share in SHARES)
     shares = [f"{share:.0%}" for share in SHARES]
     lines = [
-        f"{HITS[0]:.0%}, {HITS[1]:.0%}: the number of experts that take this share of the layer's choices.",
+        f"{HITS[0]:.0%}, {HITS[1]:.0%}: the number of experts that receive this share of the layer's choices.",
         f"The best experts: {rates} of the choices"
         f" (evenly used: {', '.join(shares[:-1])} and {shares[-1]}).",
     ]

@@ -191,7 +191,7 @@ def _value(r: _Reader, key: str) -> Any:
     r.elements += count
     if r.elements > MAX_ELEMENTS:
         raise _GgufFault(
-            f"{key!r} has {count} elements; all arrays together {MAX_ELEMENTS} at most"
+            f"{key!r} has {count} elements; the limit for all arrays is {MAX_ELEMENTS}"
         )
     if kind == _TEXT:
         return [r.text(key) for _ in range(count)]
@@ -219,7 +219,9 @@ def _info(r: _Reader) -> _Info:
     name = r.text("the name of a tensor", MAX_KEY_BYTES)
     count = r.number("I")
     if not 1 <= count <= MAX_DIMENSIONS:
-        raise _GgufFault(f"tensor {name!r} has {count} dimensions, 1 to {MAX_DIMENSIONS} are known")
+        raise _GgufFault(
+            f"tensor {name!r} has {count} dimensions; kt supports 1 to {MAX_DIMENSIONS}"
+        )
     shape = tuple(r.number("Q") for _ in range(count))[::-1]
     if 0 in shape or prod(shape) >= 1 << 60:
         raise _GgufFault(f"tensor {name!r} has the shape {list(shape)}")

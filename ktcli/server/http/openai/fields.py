@@ -187,7 +187,7 @@ class Sampled(msgspec.Struct):
             if getattr(self, name):
                 raise _not_supported(name)
         if self.prompt_logprobs is not None and self.prompt_logprobs is not False:
-            hint = "/v1/completions has echo with logprobs"
+            hint = "use /v1/completions with echo and logprobs"
             raise _not_supported("prompt_logprobs", hint)
         _few("stop_token_ids", len(self.stop_token_ids or ()), STOP_IDS_MOST)
 
