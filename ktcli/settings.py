@@ -245,7 +245,7 @@ TABLE: tuple[Setting, ...] = (
         option="--attach",
     ),
     Setting(
-        "context", whole_numbers(1, 10_000_000), "N", "8192, or less if the model or the memory allows less",
+        "context", whole_numbers(1, 10_000_000), "N", "8192, or less if the model or memory requires it",
         "Context length in tokens.", option="--context",
     ),
     Setting(

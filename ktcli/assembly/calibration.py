@@ -66,7 +66,7 @@ def _run(
     room = host.room_bytes
     if need > room:
         raise NotEnoughMemory(
-            f"{entry.shown}, all of whose layers --calibrate keeps in memory", need, room,
+            f"{entry.shown} (--calibrate keeps all its layers in memory)", need, room,
             hint="calibrate on a machine with more memory, or convert without --calibrate",
         )  # fmt: skip
     from ktcli.measure.calibrate import calibrate

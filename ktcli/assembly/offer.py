@@ -94,7 +94,7 @@ class Offer:
             )
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
-            yield f"It needs {memory}, and gives about {self.plan.speed_words} here."
+            yield f"It needs {memory}, and reaches about {self.plan.speed_words} here."
         else:
             yield f"It needs {memory}: it does not run on this machine as it stands."
         yield from (f"  {lever.text}" for lever in self.plan.advice)

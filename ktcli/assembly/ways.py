@@ -249,11 +249,13 @@ def cut(
     n = sum(window.counted for window in over)
     if n < LEAST_VALUES:
         raise UsageError(
-            f"{passage.name} gives {n:,} tokens to predict, at least {LEAST_VALUES:,} are needed",
+            f"{passage.name} has {n:,} tokens to predict, but at least {LEAST_VALUES:,} are needed",
             hint="use a longer text or a larger --tokens; about 40,000 tokens resolve small differences",
         )
     if passage.cut:
-        listener.note(f"of {passage.name} the first {len(passage.text.encode()):,} bytes are read")
+        listener.note(
+            f"only the first {len(passage.text.encode()):,} bytes of {passage.name} are read"
+        )
     return over
 
 

@@ -213,7 +213,7 @@ class ChatRecorder:
             try:
                 return Log.open(path)
             except Busy:
-                self._warn(f"another kt has {path.stem} open: this chat continues in a new file")
+                self._warn(f"{path.stem} is open in another kt: this chat continues in a new file")
             except OSError:
                 pass  # it may be read all the same
         return None, chats.load(path)

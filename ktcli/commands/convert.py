@@ -43,7 +43,7 @@ CalibrateOpt = Annotated[
     typer.Option(
         "--calibrate",
         metavar="FILE",
-        help="Run the model on this text first, so that 4-bit formats lose least where its activations are large.",
+        help="Run the model on this text first, so that 4-bit formats are most precise where activations are large.",
     ),
 ]
 

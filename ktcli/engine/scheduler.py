@@ -193,7 +193,9 @@ class Scheduler:
         if request.priority not in PRIORITIES:
             raise UsageError(f"priority must be -10 to 10, not {request.priority}")
         if not 0 <= request.said < n:
-            raise UsageError(f"{request.said} of the prompt's {n} tokens cannot be the answer's")
+            raise UsageError(
+                f"the prompt has {n} tokens, so {request.said} of them cannot belong to the answer"
+            )
         vocab = self._engine.spec.vocab
         if bad := next((id for id in request.prompt if not 0 <= id < vocab), None):
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")

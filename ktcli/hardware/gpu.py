@@ -146,7 +146,7 @@ def hidden() -> str:
     """Returns words that end a sentence that no GPU is found, naming the value of CUDA_VISIBLE_DEVICES; "" if it is
     not set."""
     named = os.environ.get(VISIBLE)
-    return "" if named is None else f" of those that {VISIBLE}={named[:60]!r} names"
+    return "" if named is None else f" among those in {VISIBLE}={named[:60]!r}"
 
 
 def hidden_by_mistake() -> bool:

@@ -167,7 +167,7 @@ def _read() -> dict[str, Alias]:
         raise _bad(str(error)) from error
     version, table = document.get("kt_aliases"), document.get("aliases")
     if version != _VERSION or isinstance(version, bool):
-        raise _bad(f"has version {str(version)[:40]}, this kt reads version {_VERSION}")
+        raise _bad(f"has version {str(version)[:40]}; this kt reads version {_VERSION}")
     if not isinstance(table, dict) or len(table) > MOST:
         raise _bad(f"has no table of at most {MOST} aliases")
     for name, target in table.items():

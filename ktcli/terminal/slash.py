@@ -115,7 +115,7 @@ def _compact(repl: ReplState, rest: str) -> None:
 
 def _model(repl: ReplState, rest: str) -> None:
     if repl.models is None:
-        raise UsageError("this chat has one model only")
+        raise UsageError("this chat supports only one model")
     if rest:
         repl.models.go_to(rest)
         return

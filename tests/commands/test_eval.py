@@ -251,7 +251,7 @@ def test_an_interrupt_shows_what_was_measured(
 
 
 WRONG = {
-    "short text": (["--tokens", "100"], 2, "gives 100 tokens to predict, at least 256"),
+    "short text": (["--tokens", "100"], 2, "has 100 tokens to predict, but at least 256"),
     "no such text": (["--text", "/no/such/file"], 3, "cannot read the text"),
     "a folder": (["--text", "/"], 3, "cannot read the text"),
     "depth": (["--defer", "7"], 2, "at most 6 can wait"),

@@ -104,7 +104,7 @@ def test_list_says_where_a_conversion_is_from_and_which_is_of_a_newer_kt(capsys:
     assert rows["tiny@int4-int8"].endswith("  tiny")
     assert rows["tiny@int8-int8"].endswith("cannot be used; kt verify tiny@int8-int8 says why")
     error = document(["verify", "tiny@int8-int8"], capsys, 5)["error"]
-    assert "is from a newer kt: it has pack version 99, this kt reads version 1" in error["message"]
+    assert "is from a newer kt: it has pack version 99; this kt reads version 1" in error["message"]
     assert "damaged" not in error["message"] and error["hint"].startswith("update kt")
 
 

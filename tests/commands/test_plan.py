@@ -195,7 +195,7 @@ def test_a_full_node_is_shown(home: Path, capsys, monkeypatch: pytest.MonkeyPatc
     path = str(write(replace(machine, nodes=nodes), home))
     assert main(["plan", "qwen3-30b-a3b", "--machine", path]) == 4
     shown = capsys.readouterr().out
-    assert "does not fit on node 1: " in shown and "of 1.0 GiB free there" in shown
+    assert "does not fit on node 1: " in shown and "1.0 GiB is free there" in shown
     assert "too little" in shown
     assert "--numa off fits" in shown
     assert main(["plan", "qwen3-30b-a3b", "--machine", path, "--numa", "off"]) == 0

@@ -145,7 +145,7 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
     title = safe(recorded.name)
     if not recorded.heat.tokens:
         return (
-            f"Which experts {title} uses is not recorded yet.\n"
+            f"kt has not yet recorded which experts {title} uses.\n"
             f"Talk to it: kt chat {safe(recorded.again)}"
         )
     said = (

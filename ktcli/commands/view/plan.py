@@ -117,7 +117,7 @@ def _sizes(made: Plan) -> str:
     have = made.host.available_bytes
     full = next((need for need in made.nodes if not need.fits), None)
     if full is not None and made.need_bytes <= have:
-        return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
+        return f" on node {full.node}: needs {gib(full.need_bytes)}, {gib(full.free_bytes)} is free there"
     if made.device is None:
         return f": needs {gib(made.need_bytes)}, {gib(have)} is free"
     gpus, need = made.device.gpus, made.device.need.total
