@@ -123,7 +123,7 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
             why = (
                 "because the CPU alone is faster"
                 if slower
-                else "because main memory is too small with it"
+                else "because main memory would be too small"
             )
             return _on_cpu(model, host, request, _unused(host.gpus, why))
     return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))

@@ -126,7 +126,7 @@ def _require(found: Json, key: str, *allowed: object, method: str = "") -> Any:
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         known = ", ".join(repr(each) for each in allowed if each is not None)
         method = method or found.get("quant_method") or found.get("type") or "quantization"
-        kind = f"kt reads only {known}" if len(known) < 100 else "which kt does not read"
+        kind = f"but kt reads only {known}" if len(known) < 100 else "which kt does not read"
         _refuse(f"is quantized ({method}) with {key}", value, kind)
     return value
 

@@ -450,9 +450,9 @@ def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--batch", "0"], "--batch is '0'"),
-        (["--batch", "1,x"], "--batch is '1,x'"),
-        (["--batch", "65"], "--batch is '65'"),
+        (["--batch", "0"], "--batch cannot be '0'"),
+        (["--batch", "1,x"], "--batch cannot be '1,x'"),
+        (["--batch", "65"], "--batch cannot be '65'"),
         (["--batch", "2", "--profile"], "--profile measures one answer only"),
         (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts applies only to a GPU"),
     ],

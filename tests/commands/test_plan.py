@@ -362,12 +362,12 @@ def test_a_gpu_that_is_too_small_is_one_sentence(capsys):
 @pytest.mark.parametrize(
     ("model", "machine", "pattern"),
     [
-        ("kimi-k2", "laptop-16gb", r"does not fit: needs 5\d\d\.\d GiB, \d+\.\d GiB are free\n"),
+        ("kimi-k2", "laptop-16gb", r"does not fit: needs 5\d\d\.\d GiB, \d+\.\d GiB is free\n"),
         (
             "gpt-oss-120b",
             "cloud-h200-128gb",
-            r"fits: needs \d+\.\d GiB of memory, 121\.1 GiB are free;"
-            r" needs [5-9]\d\.\d GiB on GPU 0, 1\d\d\.\d GiB are free\n",
+            r"fits: needs \d+\.\d GiB of memory, 121\.1 GiB is free;"
+            r" needs [5-9]\d\.\d GiB on GPU 0, 1\d\d\.\d GiB is free\n",
         ),
     ],
 )
@@ -390,7 +390,7 @@ def test_the_verdict_is_first_and_last(model: str, machine: str, code: int, caps
     """The screen shows the end of a long table, a pipe its beginning."""
     assert main(["plan", model, "--machine", machine]) == code
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first in rest and "GiB are free" in first
+    assert first in rest and "GiB is free" in first
     assert all(
         line.startswith(("What", "Instead:", "  ")) for line in rest[rest.index(first) + 1 :]
     )

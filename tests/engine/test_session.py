@@ -147,7 +147,7 @@ def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
 
 @pytest.mark.parametrize("context", [0, -1, 513])
 def test_an_impossible_context_names_the_limit(pack: Path, context: int) -> None:
-    with pytest.raises(UsageError, match=r"1\.\.512"):
+    with pytest.raises(UsageError, match="1 to 512"):
         load_engine(pack, context=context)
 
 

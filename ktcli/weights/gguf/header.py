@@ -119,7 +119,7 @@ class _Reader:
         if end > min(self.size, MAX_HEADER_BYTES):
             limit = "the file" if end > self.size else "the limit"
             raise _GgufFault(
-                f"{count} bytes at {self.at} go beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
+                f"{count} bytes at {self.at} extend beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
             )
         if end > self._first + len(self._bytes):
             kept = self._keep()
