@@ -66,7 +66,7 @@ class PromptReader:
         if ids is None or len(ids) >= context:
             said = f"more than {context:,}" if ids is None else f"{len(ids):,}"
             raise ContextFull(
-                f"{name} has {said} tokens and the context holds {context:,},"
+                f"{name} has {said} tokens, but the context holds {context:,},"
                 " so there is no room for an answer",
                 hint=MORE_CONTEXT,
             )

@@ -203,7 +203,7 @@ class Scheduler:
         holds = min(self._engine.context, self._engine.pools.pages.count * PAGE_TOKENS)
         if n >= holds:
             raise ContextFull(
-                f"the conversation has {n:,} tokens and the context holds {holds:,}, "
+                f"the conversation has {n:,} tokens, but the context holds {holds:,}, "
                 "so there is no room for an answer"
             )
         return holds - n

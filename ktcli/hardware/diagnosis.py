@@ -155,7 +155,7 @@ def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator
     if setting.other_kt:
         yield Problem(
             Level.WARNING,
-            f"the command kt starts another program: {setting.other_kt} (KTransformers installs one, too)",
+            f"the command kt starts another program: {setting.other_kt} (KTransformers also installs one)",
             f'put the folder of this kt first: export PATH="{setting.program_folder}:$PATH"',
         )
     elsewhere = "set KT_HOME to a writable folder: export KT_HOME=~/kt"

@@ -98,7 +98,7 @@ class Program:
         """
         function, n_views, told = operation(name)
         require(len(views) == n_views, f"{name} with {len(views)} views, not {n_views}")
-        require(told or not facts, f"{name} is told nothing but its views")
+        require(told or not facts, f"{name} takes only views")
         packed = [self._view(view) for view in views]
         if told:
             nodes = len(self.pool.node_threads)

@@ -86,7 +86,7 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageS
         return StorageSource(name, (*shape[:-2], 32 * shape[-2]), MXFP4, (part, scales))
     raise BadCheckpoint(
         f"{name} in {part.file} is stored as {dtype}, which kt cannot convert",
-        hint=f"kt reads {', '.join(PLAIN)} and quantized weights beside their scales",
+        hint=f"kt reads {', '.join(PLAIN)} and quantized weights with their scales",
     )
 
 
@@ -170,9 +170,9 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     n, row_bytes = part.entry.shape
     scale = _short(part.name)
     if scheme.experts != "fp4" or not ROUTED.fullmatch(part.name):
-        what = "no routed expert" if scheme.experts == "fp4" else "not fp4 by what config.json says"
+        what = "no routed expert" if scheme.experts == "fp4" else "not fp4 according to config.json"
         raise BadCheckpoint(
-            f"{part.name} in {part.file} is stored as I8 beside {scale}, as experts in fp4 are, but is {what}",
+            f"{part.name} in {part.file} is stored as I8 next to {scale}, like fp4 experts, but is {what}",
             hint=hint,
         )
     k = 2 * row_bytes

@@ -166,7 +166,7 @@ def test_a_chat_goes_on_after_the_gpu_failed(
 
     def fails(*_: object) -> None:
         if person.lines == ["again"] and not loaded:
-            raise kind("the GPU failed in a step")
+            raise kind("the GPU failed during a step")
 
     step = Scheduler.step
     monkeypatch.setattr(Scheduler, "step", lambda self: (fails(), step(self))[1])
@@ -183,7 +183,7 @@ def test_a_chat_goes_on_after_the_gpu_failed(
     assert host.where_now("auto") == ("cpu" if kind is DeviceError else "auto")
     assert (
         sum(
-            f"the GPU failed in a step: the chat continues {where}; ask again" in each
+            f"the GPU failed during a step: the chat continues {where}; ask again" in each
             for each in person.said
         )
         == 1
@@ -209,7 +209,7 @@ def test_the_reason_is_said_where_the_cpu_cannot_hold_the_model_and_what_was_sai
     def fails(scheduler: Scheduler) -> list[Event]:
         if not person.lines:
             monkeypatch.setattr(bench, "load", loads)
-            raise DeviceError("the GPU failed in a step")
+            raise DeviceError("the GPU failed during a step")
         return step(scheduler)
 
     step = Scheduler.step

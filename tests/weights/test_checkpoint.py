@@ -338,7 +338,8 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
     "mxfp6": ({**INT4, "format": "mxfp6-pack-quantized"}, "format 'mxfp6-pack-quantized'"),
     "nvfp4 in groups of 32": (
-        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32), "group_size 32, but kt reads only 16",
+        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32),
+        "group_size 32, but kt reads only 16",
     ),
     "mxfp8 in groups of 64": (
         compressed(type="float", num_bits=8, strategy="group", group_size=64), "group_size 64, but kt reads only 32",

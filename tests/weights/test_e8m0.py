@@ -221,8 +221,8 @@ WRONG: dict[str, Wrong] = {
     ),
     "fp4 in unsigned bytes": (but(GOOD, WEIGHT, "U8", 40, 48), FP4, "stored as U8, which kt cannot convert"),
     "fp4 as F4": (but(GOOD, WEIGHT, "F4", 40, 96), FP4, "stored as F4, which kt cannot convert"),
-    "fp4 nobody speaks of": (GOOD, FP8, "but is not fp4 by what config.json says"),
-    "fp4 said to be fp8": (GOOD, {**FP8, "expert_dtype": "fp8"}, "but is not fp4 by what config.json says"),
+    "fp4 nobody speaks of": (GOOD, FP8, "but is not fp4 according to config.json"),
+    "fp4 said to be fp8": (GOOD, {**FP8, "expert_dtype": "fp8"}, "but is not fp4 according to config.json"),
     "fp4 that is no expert": (
         {"m.weight": GOOD[WEIGHT], "m.scale": GOOD[SCALE]}, FP4, "but is no routed expert",
     ),
@@ -255,7 +255,9 @@ SAID: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
     "experts of another kind": ({**FP8, "expert_dtype": "nvfp4"}, {}, "expert_dtype 'nvfp4', but kt reads only 'fp8'"),
     "experts that are a list": (FP8, {"expert_dtype": ["fp4"]}, r"expert_dtype \['fp4'\]"),
     "two kinds of experts": (FP4, {"expert_dtype": "fp8"}, r"as \['fp4', 'fp8'\], which contradict each other"),
-    "scales of another kind": ({**FP8, "scale_fmt": "ue4m3"}, {}, "scale_fmt 'ue4m3', but kt reads only 'ue8m0', 'float'"),
+    "scales of another kind": (
+        {**FP8, "scale_fmt": "ue4m3"}, {}, "scale_fmt 'ue4m3', but kt reads only 'ue8m0', 'float'",
+    ),
     "blocks of V4.1": ({**FP4, "weight_block_size": [32, 32]}, {}, r"weight_block_size \[32, 32\]"),
 }  # fmt: skip
 

@@ -108,12 +108,12 @@ def mixed_words(row: dict[str, Any], engine: Engine) -> str:
         ("Threads", threads_words(engine.pool)),
         (
             f"{row['streams']} answers",
-            f"{row['stream_tok_s']:.1f} tokens/s each beside the prompt, {row['stream_tok_s_alone']:.1f} without:"
+            f"{row['stream_tok_s']:.1f} tokens/s each alongside the prompt, {row['stream_tok_s_alone']:.1f} without:"
             f" {row['streams_percent']:.0f} %",
         ),
         (
             f"Prompt of {row['n_tokens']:,}",
-            f"{row['prompt_s']:.2f} s beside the answers, {row['prompt_s_alone']:.2f} s without:"
+            f"{row['prompt_s']:.2f} s alongside the answers, {row['prompt_s_alone']:.2f} s without:"
             f" {row['prompt_percent']:.0f} %",
         ),
         (

@@ -54,7 +54,7 @@ class KnownFailures:
             said = "each kernel is launched only after the one before has finished"
             yield f"{said}: {failures.early}{self._since(failures.early == known.early)}"
         if failures.graphs:
-            said = f"{failures.graphs}: every step is launched anew, which is slower"
+            said = f"{failures.graphs}: every step is launched separately, which is slower"
             yield said + self._since(failures.graphs == known.graphs)
 
     def _since(self, known: bool) -> str:

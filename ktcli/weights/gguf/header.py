@@ -262,7 +262,7 @@ def _sizes() -> Callable[[str, tuple[int, ...], int], tuple[str, int]]:
         dtype, elements, size_bytes = known[kind]
         if shape[-1] % elements:
             raise _GgufFault(
-                f"tensor {name!r} is {dtype} with rows of {shape[-1]}, not of blocks of {elements}"
+                f"tensor {name!r} is {dtype} with rows of {shape[-1]}, which is not a multiple of {elements}"
             )
         return dtype, prod(shape) // elements * size_bytes
 
