@@ -238,7 +238,7 @@ def test_a_way_that_failed_is_not_tried_by_the_next_start(
         code, out, err = say("--device", "cuda")
         answers.append(out)
         assert code == 0 and err.count("not permitted: every step is launched separately") == 1, err
-        assert err.count("after kt doctor --measure the next start tries again") == known, err
+        assert err.count("after kt doctor --measure, the next start tries again") == known, err
         assert len(tried) == 1
     assert answers == answers[:1] * 3
     found = replace(probe(), gpus=(replace(GPU, driver="581.0"),))

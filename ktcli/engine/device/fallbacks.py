@@ -60,7 +60,7 @@ class KnownFailures:
     def _since(self, known: bool) -> str:
         if not known:
             return ""
-        return f" (found on {self.found}; after kt doctor --measure the next start tries again)"
+        return f" (found on {self.found}; after kt doctor --measure, the next start tries again)"
 
 
 NONE_YET = KnownFailures()

@@ -125,7 +125,7 @@ def unix_socket(path: Path) -> socket.socket:
         made.listen(_BACKLOG)
         return made
     except OSError as error:
-        raise KtError(f"cannot make the socket {path}: {error.strerror or error}") from error
+        raise KtError(f"cannot create the socket {path}: {error.strerror or error}") from error
 
 
 def _answers(path: Path) -> bool:

@@ -269,7 +269,7 @@ def test_a_kernel_that_fails_later_is_done_without(
     np.testing.assert_array_equal(answer(again), wanted)
     assert len(calls) == before and len(kept) == 1
     assert again.warnings == (
-        f"{warning} (found on 2026-11-24; after kt doctor --measure the next start tries again)",
+        f"{warning} (found on 2026-11-24; after kt doctor --measure, the next start tries again)",
     )
 
 
