@@ -86,7 +86,7 @@ def test_a_number_is_taken_or_cut_with_a_sentence():
     assert choose(3, None, ROOM).mask.sum(axis=1).tolist() == [3] * 6
     cut = choose(9, None, ROOM)
     assert cut.mask.sum(axis=1).tolist() == [5] * 6
-    assert cut.reason == "9 experts per layer do not fit; 5 do"
+    assert cut.reason == "9 experts per layer do not fit; 5 fit"
 
 
 def test_a_mask_is_taken_or_every_layer_gives_up_its_last():
@@ -170,14 +170,14 @@ def test_a_file_has_a_line_per_layer():
     ("text", "words"),
     [
         ("0\n", "1 lines, but the model has 2"),
-        ("0\nx\n", "line 2 of the file of GPU experts is 'x'"),
+        ("0\nx\n", "line 2 of the file of GPU experts is not a list of ids: 'x'"),
         ("0\n4\n", "names expert 4, but the model has 0-3"),
         ("0\n-1\n", "line 2"),
         ("0\n0-99999999999\n", "line 2"),
         ("\x00\n" * 2, "line 1"),
-        ("# ids\n0\nx\n", "line 3 of the file of GPU experts is 'x'"),
+        ("# ids\n0\nx\n", "line 3 of the file of GPU experts is not a list of ids: 'x'"),
         ("# ids\n0\n# more\n4\n", "line 4 of the file of GPU experts names expert 4"),
-        ("# ids\n0\n3-1\n", "line 3 of the file of GPU experts is '3-1'"),
+        ("# ids\n0\n3-1\n", "line 3 of the file of GPU experts is not a list of ids: '3-1'"),
     ],
 )
 def test_a_file_that_says_something_else(text: str, words: str):
