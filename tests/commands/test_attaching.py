@@ -61,7 +61,7 @@ def test_a_server_is_made_to_load_a_model_only_where_somebody_says_so(
     monkeypatch.setenv("KT_ATTACH", "always")
     assert attached() and server["loads"] == 2
     assert not attached("--attach", "loaded") and server["loads"] == 2
-    with pytest.raises(UsageError, match="contradict"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         asked("--no-attach", "--attach", "always")
     with pytest.raises(
         UsageError, match="--attach is 'often', which is not loaded, always or never"
