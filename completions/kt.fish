@@ -12,23 +12,23 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Sample from th
 complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Leave out tokens less likely than P times the most likely one' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Values above 1 discourage repetition; 1 is off' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Seed of the sampling; the same seed gives the same text' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'For models that can do both'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l think-budget -d 'Most tokens of an answer’s thoughts; then the model is made to answer' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'Whether the model thinks before answering, if this is optional'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'Whether the model thinks before answering, if this is optional'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l think-budget -d 'Maximum number of thinking tokens per answer; after that, the model must answer' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l hide-thinking -d 'Hide the model’s thoughts entirely'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l continue -d 'Continue the last conversation'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l resume -d 'Continue a saved conversation (kt chats lists them)' -x -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Allow control tokens in text: <|im_end|> in a text then ends a turn'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Context length in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
-complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Check several tokens in one step, drafted from what the conversation repeats' -x -a 'off lookup'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Draft up to N tokens from repeated text and check them in one step. lookup: as many as pay off; answers stay the same' -x -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Do not read or write KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l attach -d 'Whether a chat uses a running server of this library. loaded: only if the server has the model loaded; always: the server loads the model if necessary; never: the model is loaded here' -x -a 'loaded always never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-attach -d 'Load the model here: the same as --attach never'
@@ -44,31 +44,31 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only res
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a serve -d 'Serve a model to programs that speak OpenAI’s, Anthropic’s or Ollama’s API'
 complete -c kt -n '__fish_seen_subcommand_from serve' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen on; an address that other machines can reach needs a key' -x -a 'ADDRESS'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l host -d 'Address to listen on; one that other machines can reach needs an API key' -x -a 'ADDRESS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l port -d 'Port to listen on' -x -a 'PORT'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l ollama -d 'Listen at Ollama’s port 11434, too, where its clients look'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l ollama -d 'Also listen on Ollama’s port 11434, for its clients'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key -d 'API key that clients must send' -x -a 'KEY'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l api-key-file -d 'File with the API key that clients must send, or several as lines name:key; only its owner may read it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-origin -d 'Let web pages of this origin in (https://chat.example.com); may be repeated. * is every page, and needs a key' -x -a 'ORIGIN'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-host -d 'Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every name, and needs a key' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path below which a proxy publishes the server, such as /kt; it may pass it on or take it off' -x -a 'PATH'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-origin -d 'Allow web pages of this origin (https://chat.example.com); may be repeated. * allows all and needs an API key' -x -a 'ORIGIN'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-host -d 'Allow requests to this host name, such as behind a proxy; may be repeated. * allows every name and needs an API key' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path under which a proxy publishes the server, such as /kt; the proxy may forward it or strip it' -x -a 'PATH'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations to answer at the same time, each with the full context' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'A further name of the model; may be repeated' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests that name another model; else this one answers'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'Another name for the model; may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests for other models instead of answering them with this one'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever' -x -a 'TIME'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish once the server is told to end' -x -a 'SECONDS'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write a line of JSON for each request on stderr'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once requests are answered; the server goes on without the terminal'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l print-unit -d 'Print a unit with which systemd runs this server, and do nothing else'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish when the server is stopped' -x -a 'SECONDS'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write one line of JSON per request to stderr'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once the server is ready; it keeps running without the terminal'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l print-unit -d 'Print a systemd unit for this server, and do nothing else'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Context length in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from serve' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
-complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without asking if it is missing'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
@@ -89,21 +89,21 @@ complete -c kt -n '__fish_seen_subcommand_from doctor' -l record -d 'Write a des
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l report -d 'Write a file for a bug report, without names, paths or tokens' -r -F
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a plan -d 'Show what runs here; of one model where it goes and how fast'
+complete -c kt -n __fish_use_subcommand -a plan -d 'Show which models run here, or where one model goes and how fast it is'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Context length in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
-complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l want -d 'Tokens per second that are wanted: say what would reach them' -x -a 'TOK_S'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt, or or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off' -x
+complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l want -d 'Tokens per second that you want; kt suggests what would reach this speed' -x -a 'TOK_S'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt, or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a search -d 'Find models by name, in the catalogue and on the hubs'
@@ -117,7 +117,7 @@ complete -c kt -n '__fish_seen_subcommand_from search' -l help -d 'Show this mes
 complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
-complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Most bytes per second of a pull; 0 is no limit' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Maximum download rate, in bytes per second; 0 is no limit' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Also give it this name' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l from -d 'Use only this hub' -x -a 'hf modelscope'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l stream -d 'Convert during the download, and do not keep the checkpoint'
@@ -131,13 +131,13 @@ complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Output folder
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Use the next more precise format for the experts’ down projections'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first, so that 4-bit formats lose least where its activations are large' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first, so that 4-bit formats are most precise where activations are large' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a list -d 'List the models in the library'
-complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also list models that kt knows but that are not here'
+complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also list models that kt knows but that are not on disk'
 complete -c kt -n '__fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
@@ -153,10 +153,10 @@ complete -c kt -n '__fish_seen_subcommand_from alias' -l repetition-penalty -d '
 complete -c kt -n '__fish_seen_subcommand_from alias' -l seed -d 'Seed of the sampling; the same seed gives the same text' -x
 complete -c kt -n '__fish_seen_subcommand_from alias' -l stop -d 'Text that stops the answer; the option may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from alias' -l max-tokens -d 'Longest answer, in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from alias' -l think -d 'For models that can do both'
-complete -c kt -n '__fish_seen_subcommand_from alias' -l no-think -d 'For models that can do both'
-complete -c kt -n '__fish_seen_subcommand_from alias' -l think-budget -d 'Most tokens of an answer’s thoughts; then the model is made to answer' -x
-complete -c kt -n '__fish_seen_subcommand_from alias' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l think -d 'Whether the model thinks before answering, if this is optional'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l no-think -d 'Whether the model thinks before answering, if this is optional'
+complete -c kt -n '__fish_seen_subcommand_from alias' -l think-budget -d 'Maximum number of thinking tokens per answer; after that, the model must answer' -x
+complete -c kt -n '__fish_seen_subcommand_from alias' -l context -d 'Context length in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from alias' -l rm -d 'Remove the alias, not the model'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from alias' -l quiet -d 'Print only results and errors'
@@ -266,19 +266,19 @@ complete -c kt -n '__fish_seen_subcommand_from bench' -l help -d 'Show this mess
 complete -c kt -n '__fish_seen_subcommand_from bench' -a decode -d 'Measure the speed of an answer, in tokens per second'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l layers -d 'Number of decoder layers' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens of one run' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens per run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l context -d 'Tokens in the cache before each run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l batch -d 'Number of answers written at the same time; one result row for each number' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how the CPU and GPU share the experts, in kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l profile -d 'Also show where the time goes, by kind of operation'
@@ -288,18 +288,18 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench' -a prefill -d 'Measure the speed of reading a prompt, in tokens per second'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Number of decoder layers' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens of one run' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens per run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l context -d 'Tokens in the cache before each run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l kv -d 'Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only' -x -a 'bf16 fp8'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how the CPU and GPU share the experts, in kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l profile -d 'Also show where the time goes, by kind of operation'
@@ -312,8 +312,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l runs -d 'Runs with warm files and as many with cold ones' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l runs -d 'Number of runs with warm files, and again with cold files' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Measure the experts of one layer, and dense matrix products'
@@ -322,7 +322,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert in a prefill; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l isa -d 'Kernel row, as in KT_ISA' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l json -d 'Print one JSON document on stdout'
@@ -330,17 +330,17 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench' -a mixed -d 'Measure answers and a long prompt that run at the same time'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l layers -d 'Number of decoder layers' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l streams -d 'Answers in progress' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l tokens -d 'Tokens of the prompt' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l streams -d 'Number of answers in progress' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l tokens -d 'Length of the prompt, in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpus -d 'GPUs that may be used, by number: 0,1' -x -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a serve -d 'Measure a server that speaks OpenAI’s API under load'
@@ -365,29 +365,29 @@ complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions 
 complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that finish one layer late, e.g. 0,3,6' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8' -x -a 'bf16 f32 fp8'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text file to predict' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Number of tokens to read, at most' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Maximum number of tokens to read' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens per window; each window starts with an empty context' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result as an SVG file' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Allow control tokens in text: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -x
-complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l yes -d 'Pull the model without asking if it is missing'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a config -d 'Show and change the settings'
 complete -c kt -n '__fish_seen_subcommand_from config' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a list -d 'List all settings: what each is, and who says so'
+complete -c kt -n '__fish_seen_subcommand_from config' -a list -d 'List all settings, with their values and where they come from'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, what it means and can be beside it'
+complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, its meaning and possible values on standard error'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Keep a setting for all commands from now on'
+complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Change a setting for all commands from now on'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = libraries' -a '(__fish_complete_directories)'
@@ -411,14 +411,14 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Take a setting back to its default'
+complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Reset a setting to its default'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a edit -d 'Open the settings file in an editor, as $VISUAL or $EDITOR name it'
+complete -c kt -n '__fish_seen_subcommand_from config' -a edit -d 'Open the settings file in the editor that $VISUAL or $EDITOR names'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from edit' -l help -d 'Show this message and exit'
-complete -c kt -n '__fish_seen_subcommand_from config' -a path -d 'Print where the settings file is, whether it is there or not'
+complete -c kt -n '__fish_seen_subcommand_from config' -a path -d 'Print the path of the settings file, whether or not it exists'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from path' -l help -d 'Show this message and exit'

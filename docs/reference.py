@@ -33,9 +33,9 @@ PAGE, MANUAL = HERE / "commands.md", HERE / "kt.1"
 RECIPE = HERE.parent / "profiles" / "kt-mini" / "recipe"
 DATA = RECIPE / "facts" / "tables.json"
 TITLE = "run Mixture-of-Experts models far larger than your VRAM on one machine"
-ORDER = "A variable of the environment comes before the settings file, an option of the command line before both."
+ORDER = "An environment variable overrides the settings file; a command-line option overrides both."
 DASH = r"\-"  # a hyphen that is a part of a word to type
-DOCTOR = "kt doctor ends with 0: good, 1: usable, with warnings, or 2: kt cannot run here."
+DOCTOR = "kt doctor exits with 0: good; 1: usable, with warnings; or 2: kt cannot run here."
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Stated:
         if self.fault:
             raise UsageError(
                 self.fault,
-                hint=f"kt config edit opens the file; {self.setting.variable} comes before it",
+                hint=f"kt config edit opens the file; {self.setting.variable} overrides it",
             )
 
 
@@ -144,7 +144,7 @@ def home() -> Path:
         wrong = path.exists() and not path.is_dir()
         if not path.exists() and path.is_symlink():
             raise UsageError(
-                f"{source} is {path}, a link that leads nowhere",
+                f"{source} is {path}, a broken link",
                 hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
             )
         lost = bool(said.text) and not path.parent.exists()
@@ -157,13 +157,13 @@ def home() -> Path:
         )
     if homes.is_missed(path, named=bool(said.text)):
         raise UsageError(
-            f"the library at {path} is not there; is its disk mounted?",
-            hint=f"mount it, or begin a new one there: mkdir -p {quote(f'{path}/packs')}",
+            f"the library at {path} does not exist; is its disk mounted?",
+            hint=f"mount it, or create a new library there: mkdir -p {quote(f'{path}/packs')}",
         )
     if lost:
         raise UsageError(
             f"{source} is {path}, but there is no folder {path.parent}",
-            hint=f"mount the disk that it lies on, or make it: mkdir -p {quote(str(path))}",
+            hint=f"mount its disk, or create the folder: mkdir -p {quote(str(path))}",
         )
     return path
 

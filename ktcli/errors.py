@@ -211,8 +211,8 @@ class QueueFull(KtError):
 
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(
-            f"{length} requests are already waiting, the maximum is {limit}",
-            hint="try again when some have been answered",
+            f"{length} requests are already waiting; the maximum is {limit}",
+            hint="try again once some have been answered",
         )
 
 

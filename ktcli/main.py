@@ -66,7 +66,7 @@ def _complain() -> None:
     from ktcli import settingsfile
 
     if sentence := settingsfile.complaint(settingsfile.path()):
-        out.warn(sentence, hint="kt config edit opens it; kt config list shows what there is")
+        out.warn(sentence, hint="kt config edit opens it; kt config list shows all settings")
 
 
 def _remember() -> None:
@@ -108,7 +108,7 @@ def _no_memory() -> KtError:
     if most == resource.RLIM_INFINITY:
         return NoMemoryLeft("the system is out of memory")
     return NoMemoryLeft(
-        f"{gib(most)} of memory, the limit of ulimit -v, is not enough for this",
+        f"the memory limit of {gib(most)} (ulimit -v) is too low",
         hint="raise the limit: ulimit -v unlimited; kt plan MODEL shows what a model needs",
     )
 

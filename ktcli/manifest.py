@@ -211,7 +211,7 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
     version = document.get(_MARKS[kind])
     if type(version) is not int or version != VERSION:
         what = "pack" if kind == PACK else "manifest"
-        words = f"{what} version {repr(version)[:20]}, this kt reads version {VERSION}"
+        words = f"{what} version {repr(version)[:20]}; this kt reads version {VERSION}"
         if type(version) is int and version > VERSION:
             raise NewerVersion(f"is from a newer kt: it has {words}")
         raise ValueError(f"has {words}")

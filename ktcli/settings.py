@@ -113,10 +113,10 @@ def _read_folders(text: str) -> list[str]:
 
 
 ON_OFF = Domain("on or off", "neither on nor off", _read_switch)
-SIZES = Domain("a size, such as 20G, 500M or 0", "no size", _read_size)
+SIZES = Domain("a size, such as 20G, 500M or 0", "not a size", _read_size)
 _PATHS = "an absolute path, or one that begins with ~"
 FOLDERS = Domain(_PATHS, f"not {_PATHS}", _read_folder)
-_SEVERAL = "absolute paths with colons in between, or off"
+_SEVERAL = "absolute paths separated by colons, or off"
 FOLDER_LISTS = Domain(_SEVERAL, f"not {_SEVERAL}", _read_folders)
 
 
@@ -174,15 +174,15 @@ class Setting:
 TABLE: tuple[Setting, ...] = (
     Setting(
         "home", FOLDERS, "DIR", "~/.local/share/kt",
-        "Library folder, where models and chats lie.",
+        "Library folder, where models and chats are stored.",
     ),
     Setting(
-        "libraries", FOLDER_LISTS, "DIR", "/usr/local/share/kt, if it is there",
-        "Further library folders, which are only read. They are searched in this order, after one's own (home).",
+        "libraries", FOLDER_LISTS, "DIR", "/usr/local/share/kt, if it exists",
+        "Further, read-only library folders. They are searched in this order, after your own (home).",
     ),
     Setting(
         "model", texts(1000), "MODEL", "kt-mini",
-        "Model that kt chat talks to when none is named.",
+        "Model that kt chat uses when no model is given.",
     ),
     Setting(
         "system", texts(20_000), "TEXT", "none", "System text.", option="--system",
@@ -212,30 +212,31 @@ TABLE: tuple[Setting, ...] = (
         "stop", texts(1000), "TEXT", "none", "Text that stops the answer; the option may be repeated.", option="--stop",
     ),
     Setting(
-        "max-tokens", whole_numbers(1, 10_000_000), "N", "the model's own, else what the context holds",
+        "max-tokens", whole_numbers(1, 10_000_000), "N", "the model's own, else up to the end of the context",
         "Longest answer, in tokens.", option="--max-tokens",
     ),
     Setting(
-        "think", ON_OFF, "on|off", "as the model likes", "For models that can do both.",
-        option="--think",
+        "think", ON_OFF, "on|off", "the model's default",
+        "Whether the model thinks before answering, if this is optional.", option="--think",
     ),
     Setting(
-        "think-budget", whole_numbers(1, 10_000_000), "N", "as many as the model likes",
-        "Most tokens of an answer's thoughts; then the model is made to answer.", option="--think-budget",
+        "think-budget", whole_numbers(1, 10_000_000), "N", "no limit",
+        "Maximum number of thinking tokens per answer; after that, the model must answer.", option="--think-budget",
     ),
     Setting(
         "thoughts", words_like("folded|shown|hidden", "folded, shown or hidden"), "folded|shown|hidden", "folded",
         "How a model's thoughts are shown on a terminal.",
     ),
     Setting(
-        "markdown", ON_OFF, "on|off", "on", "Whether answers on a terminal are drawn as Markdown.",
+        "markdown", ON_OFF, "on|off", "on", "Whether answers on a terminal are rendered as Markdown.",
     ),
     Setting(
-        "status", ON_OFF, "on|off", "on", "Whether a chat shows a line about each answer below it.",
+        "status", ON_OFF, "on|off", "on", "Whether a chat shows a status line below each answer.",
     ),
     Setting(
         "when-full", words_like("drop|stop", "drop or stop"), "drop|stop", "drop",
-        "What happens to a question that no longer fits. drop: the oldest turns go unread; stop: it is refused.",
+        "What happens when a question no longer fits. drop: kt leaves out the oldest turns; stop: it refuses the"
+        " question.",
     ),
     Setting(
         "attach", words_like("loaded|always|never", "loaded, always or never"), "loaded|always|never", "loaded",
@@ -244,19 +245,19 @@ TABLE: tuple[Setting, ...] = (
         option="--attach",
     ),
     Setting(
-        "context", whole_numbers(1, 10_000_000), "N", "8192, or what the model and the memory allow",
-        "Positions to reserve.", option="--context",
+        "context", whole_numbers(1, 10_000_000), "N", "8192, or less if the model or memory requires it",
+        "Context length in tokens.", option="--context",
     ),
     Setting(
         "kv", words_like("bf16|fp8", "bf16 or fp8"), "bf16|fp8", "bf16",
-        "Numbers in the KV cache. fp8 takes half of the memory; a model that chooses what it attends to has bf16 only.",
+        "Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16.",
         option="--kv",
     ),
     Setting(
         "draft", words_like("off|lookup|[1-9][0-9]?", "off, lookup or a number of tokens"), "off|lookup|N",
         "lookup, without a GPU",
-        "Check several tokens in one step, drafted from what the conversation repeats. As many as pay, or N;"
-        " answers stay the same.",
+        "Draft up to N tokens from repeated text and check them in one step. lookup: as many as pay off; answers stay"
+        " the same.",
         option="--draft",
     ),
     Setting(
@@ -264,13 +265,13 @@ TABLE: tuple[Setting, ...] = (
         "a GPU if that is faster", "Where attention and dense parts run.", option="--device",
     ),
     Setting(
-        "gpus", words_like("all|[0-9]{1,4}(,[0-9]{1,4}){0,63}", "all, or numbers with commas in between"), "all|LIST",
-        "all, as many as help", "GPUs that may be used, by number: 0,1. They take the layers in this order.",
+        "gpus", words_like("all|[0-9]{1,4}(,[0-9]{1,4}){0,63}", "all, or numbers separated by commas"), "all|LIST",
+        "all that make it faster", "GPUs that may be used, by number, such as 0,1. They take the layers in this order.",
         option="--gpus",
     ),
     Setting(
-        "defer", whole_numbers(0, 64), "N", "as few as keep it busy",
-        "Experts per token that the CPU may finish one layer later. 0 keeps answers as the model gives them.",
+        "defer", whole_numbers(0, 64), "N", "as few as keep the CPU busy",
+        "Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off.",
         option="--defer",
     ),
     Setting(
@@ -280,11 +281,11 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "numa", words_like(r"auto|off|[0-9]{1,2}|nodes=[0-9,-]{1,200}", "auto, off, a number of teams, or nodes=LIST"),
         "auto|off|N|nodes=LIST", "one per NUMA node",
-        "Teams of threads, each with its share of the weights in memory beside it.", option="--numa",
+        "Split threads and weights across NUMA nodes.", option="--numa",
     ),
     Setting(
         "host", words_like(r"[0-9A-Za-z.:_-]{1,255}", "an address of this machine"), "ADDRESS", "127.0.0.1",
-        "Address to listen on; an address that other machines can reach needs a key.", option="--host",
+        "Address to listen on; one that other machines can reach needs an API key.", option="--host",
     ),
     Setting(
         "port", whole_numbers(1, 65535), "PORT", "11435", "Port to listen on.", option="--port",
@@ -299,29 +300,30 @@ TABLE: tuple[Setting, ...] = (
         "Conversations to answer at the same time, each with the full context.", option="--parallel",
     ),
     Setting(
-        "keep-alive", words_like(r"[-+]?[0-9][0-9a-z.µ]{0,40}", "a time, such as 5m, 1h30m, 300 (seconds), 0 or -1"),
-        "TIME", "NAME forever, others 5m",
+        "keep-alive",
+        words_like(r"[-+]?[0-9][0-9a-z.µ]{0,40}", "a duration, such as 5m, 1h30m, 300 (seconds), 0 or -1"),
+        "TIME", "forever for NAME, 5m for other models",
         "How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever.",
         option="--keep-alive",
     ),
     Setting(
-        "heat", ON_OFF, "on|off", "on", "Whether chats record which experts they use.",
+        "heat", ON_OFF, "on|off", "on", "Whether chats record which experts are used.",
     ),
     Setting(
-        "cache", SIZES, "SIZE", "a tenth of the free disk",
-        "Most that KV pages on disk may take; 0 keeps none.",
+        "cache", SIZES, "SIZE", "a tenth of the free disk space",
+        "Maximum disk space for KV pages; 0 turns them off.",
     ),
     Setting(
-        "pull-limit", SIZES, "SIZE", "no limit", "Most bytes per second of a pull; 0 is no limit.",
+        "pull-limit", SIZES, "SIZE", "no limit", "Maximum download rate, in bytes per second; 0 is no limit.",
         option="--limit",
     ),
     Setting(
-        "isa", texts(100), "ROW", "the best that this CPU can run",
-        "Row of kernels, as kt doctor -v lists them.", kept=False,
+        "isa", texts(100), "ROW", "the best this CPU can run",
+        "Row of kernels to use, as kt doctor -v lists them.", kept=False,
     ),
     Setting(
-        "tile-min", whole_numbers(1, 4096), "N", "what this machine measures",
-        "Tokens per expert from which AMX tiles are used.", kept=False,
+        "tile-min", whole_numbers(1, 4096), "N", "measured on this machine",
+        "Number of tokens per expert from which AMX tiles are used.", kept=False,
     ),
     Setting(
         "debug", texts(100), "1", "off", "Show the traceback of an error.", kept=False,
@@ -336,6 +338,6 @@ OTHER_VARIABLES = {
     "HF_ENDPOINT": "Address of a mirror of Hugging Face.",
     "HF_TOKEN": "Token for private and gated repositories on Hugging Face.",
     "CUDA_VISIBLE_DEVICES": "GPUs that may be used.",
-    "NO_COLOR": "If it is set, nothing is coloured.",
-    "VISUAL, EDITOR": "Editor of kt config edit, and of Ctrl-X Ctrl-E in a chat.",
+    "NO_COLOR": "Turns off colours if it is set.",
+    "VISUAL, EDITOR": "Editor for kt config edit, and for Ctrl-X Ctrl-E in a chat.",
 }

@@ -40,7 +40,7 @@ _MOST_TRIED = (
 _MEANT = re.compile(r"\W*(?:export\s+)?(?:kt[_-])?([a-z][a-z_-]*)", re.IGNORECASE)
 _ALSO = {"library": "home"}  # what people call settings
 _BOM = "\ufeff"
-HEADING = "# Settings of kt. An environment variable comes before what is said here, an option before both."
+HEADING = "# Settings of kt. An environment variable overrides this file; a command-line option overrides both."
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _read(of: Path, state: tuple[int, ...]) -> SettingsFile:
 
 
 def _unreadable(of: Path, why: str) -> SettingsFile:
-    sentence = f"the settings file {shown(of)} cannot be read ({why}); it may say what {{}} is"
+    sentence = f"the settings file {shown(of)} cannot be read ({why}); it may set {{}}"
     stops = {name: sentence.format(name) for name in WHERE_BYTES_GO}
     return SettingsFile(faults=(f"it cannot be read ({why})",), stops=stops)
 
@@ -158,9 +158,9 @@ def _said(entry: _Entry, lines: Mapping[str, int]) -> str:
     if entry.fault:
         raise ValueError(entry.fault)
     if entry.is_table:
-        raise ValueError(f"settings have no tables, so [{entry.name[:SHOWN_CHARS]}] means nothing")
+        raise ValueError(f"settings have no tables, so [{entry.name[:SHOWN_CHARS]}] has no effect")
     if entry.name in lines:
-        raise ValueError(f"{entry.name} is set once more; line {lines[entry.name] + 1} holds")
+        raise ValueError(f"{entry.name} is set twice; line {lines[entry.name] + 1} applies")
     return _checked(entry.name, entry.value)
 
 
@@ -261,7 +261,7 @@ def _parsed(text: str) -> tuple[str, Any]:
 def _first_line(error: BaseException) -> str:
     """The message of TOML's reader as a part of a sentence, without the position in the line."""
     if isinstance(error, RecursionError):
-        return "it nests too deeply"
+        return "it is nested too deeply"
     said = (str(error).splitlines() or [""])[0].partition(" (at ")[0].partition(";")[0][:200]
     return f"{said[:1].lower()}{said[1:]}"
 
@@ -276,11 +276,11 @@ def _checked(key: str, value: object) -> str:
     if setting is None:
         raise ValueError(f"{key[:SHOWN_CHARS]!r} is not a setting")
     if not setting.kept:
-        raise ValueError(f"{key} is only a variable, {setting.variable}")
+        raise ValueError(f"{key} can only be set as a variable, {setting.variable}")
     try:
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
     except ValueError:  # of thousands of digits
-        raise ValueError(f"{key} is a number of too many digits") from None
+        raise ValueError(f"{key} is a number with too many digits") from None
     wrong = f"{key} is {text[:SHOWN_CHARS]!r}, which is {setting.domain.wrong}"
     if not isinstance(value, (str, int, float)):
         raise ValueError(wrong)
@@ -297,7 +297,7 @@ def complaint(of: Path) -> str:
     if not faults:
         return ""
     more = f", and {len(faults) - _MOST_TOLD} more" if len(faults) > _MOST_TOLD else ""
-    return f"{shown(of)}: {'; '.join(faults[:_MOST_TOLD])}{more}. All other lines hold"
+    return f"{shown(of)}: {'; '.join(faults[:_MOST_TOLD])}{more}. All other lines apply"
 
 
 # --- writing ------------------------------------------------------------------------------------------

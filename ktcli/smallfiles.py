@@ -348,7 +348,7 @@ def _no_lock(path: Path, what: str, error: OSError) -> KtError:
         )
     return KtError(
         f"cannot start {what}: {path.parent} cannot be written: {error.strerror}",
-        hint="models that are there can be used; for your own, set KT_HOME to a writable folder,"
+        hint="its models can be used; to add your own, set KT_HOME to a writable folder,"
         " and KT_LIBRARIES to this library",
     )
 

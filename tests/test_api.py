@@ -206,7 +206,7 @@ def test_an_engine_goes_on_after_a_failure(
     [
         ("hello", {}, "prompts is not a list"),
         ([""], {}, "prompts[0] is empty"),
-        (["hello", []], {}, "prompts[1] is neither a text nor a list of messages"),
+        (["hello", []], {}, "prompts[1] is neither a string nor a list of messages"),
         ([{"role": "user", "content": "hello"}], {}, "prompts[0] is neither"),
         ([[{"role": "user"}]], {}, "prompts[0][0] is not a message"),
         (["hello"], {"max_tokens": 0}, "max-tokens must be at least 1, not 0"),

@@ -52,14 +52,14 @@ def test_a_library_that_was_there_is_missed_by_every_command(
     for line in ("list", "path", "du", "chat kt-mini hi", "pull a/b", "rm x", "verify --all"):
         assert main(line.split()) != 0
         said = capsys.readouterr().err
-        assert f"the library at {disk / 'kt'} is not there; is its disk mounted?" in said
+        assert f"the library at {disk / 'kt'} does not exist; is its disk mounted?" in said
     assert main(["config", "list"]) == 0
     main(["doctor"])
     assert "is its disk mounted?" in "".join(capsys.readouterr())
     assert not (disk / "kt").exists()
     capsys.readouterr()
     main(["list"])
-    hint = capsys.readouterr().err.rpartition("begin a new one there: ")[2].strip()
+    hint = capsys.readouterr().err.rpartition("create a new library there: ")[2].strip()
     assert os.system(hint) == 0
     assert main(["list"]) == 0
 

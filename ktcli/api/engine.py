@@ -80,7 +80,7 @@ def load(
         library.require_meaning(name)
         raise NotFound(
             f"{name} is not in the library",
-            hint=f"kt pull {name} gets it, and kt.load(..., pull=True)",
+            hint=f"get it with kt pull {name}, or with kt.load(..., pull=True)",
         )
     said = (context, aliases.preset_of(name).get("context"), config.value("context"))
     wanted = Wanted(

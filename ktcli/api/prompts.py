@@ -15,7 +15,7 @@ from ktcli.text.files import without_surrogates
 
 Messages = Sequence[Mapping[str, Any]]  # each with role and content
 Prompt = str | Messages
-MORE_CONTEXT = "kt.load(..., context=N) gives more room, if the model supports it"
+MORE_CONTEXT = "use kt.load(..., context=N) for more room, if the model supports it"
 
 
 class PromptReader:
@@ -72,7 +72,7 @@ class PromptReader:
         if ids is None or len(ids) >= context:
             said = f"more than {context:,}" if ids is None else f"{len(ids):,}"
             raise ContextFull(
-                f"{name} has {said} tokens and the context holds {context:,},"
+                f"{name} has {said} tokens, but the context holds {context:,},"
                 " so there is no room for an answer",
                 hint=MORE_CONTEXT,
             )
@@ -86,7 +86,7 @@ def _messages(name: str, prompt: Any) -> list[dict[str, Any]]:
         UsageError: it is something else.
     """
     if not isinstance(prompt, Sequence) or not prompt:
-        raise UsageError(f"{name} is neither a text nor a list of messages")
+        raise UsageError(f"{name} is neither a string nor a list of messages")
     for at, message in enumerate(prompt):
         given = message if isinstance(message, Mapping) else {}
         if not all(isinstance(given.get(field), str) for field in ("role", "content")):

@@ -66,7 +66,7 @@ def _run(
     room = host.room_bytes
     if need > room:
         raise NotEnoughMemory(
-            f"{entry.shown}, all of whose layers --calibrate keeps in memory", need, room,
+            f"{entry.shown} (--calibrate keeps all its layers in memory)", need, room,
             hint="calibrate on a machine with more memory, or convert without --calibrate",
         )  # fmt: skip
     from ktcli.measure.calibrate import calibrate
@@ -87,7 +87,7 @@ def _run(
         total = len(reading.ids)
         if total < LEAST:
             raise UsageError(
-                f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
+                f"{passage.name} has {total} tokens, but --calibrate needs at least {LEAST}",
                 hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
             )
         with listener.progress(f"Reading {passage.name}", total, unit="tokens") as bar:

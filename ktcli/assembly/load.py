@@ -160,11 +160,11 @@ def _with_device(
 
 
 def _words(device: DevicePlan, engine: DeviceEngine) -> str:
-    """The text of what the GPUs hold: "H200: all but the experts, and 12 of 64 of these (31% of the choices)"."""
+    """The text of what the GPUs hold: "H200: everything except experts, plus 12 of 64 experts (31% of the choices)"."""
     mask = device.mask
     here, depth = int(mask.sum()), engine.depth_at(0)
     if here == mask.size:
         return f"{device.names}: the whole model"
-    of_these = f"{here:,} of {mask.size:,} of these ({device.hit_rate:.0%} of the choices)"
+    of_these = f"{here:,} of {mask.size:,} experts ({device.hit_rate:.0%} of the choices)"
     deferral = f"; up to {depth} of each token's experts finish one layer late" if depth else ""
-    return f"{device.names}: all but the experts, and {of_these}{deferral}"
+    return f"{device.names}: everything except experts, plus {of_these}{deferral}"

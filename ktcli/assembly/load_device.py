@@ -147,7 +147,7 @@ def _try(
     pool = attempt.planner.start(plan.host)
     source = PackSource.planned(attempt.pack, pool, plan)
     if devices[0].type == "cuda" and not compiled_before():
-        attempt.note("The GPU's kernels are compiled after loading, once: some 20 seconds")
+        attempt.note("GPU kernels are compiled once, after loading, which takes about 20 seconds")
     try:
         engine = DeviceEngine(
             attempt.planner.model,

@@ -94,7 +94,7 @@ class Offer:
             )
         memory = f"{gib(self.plan.need_bytes)} of {gib(self.plan.host.available_bytes)} memory"
         if self.plan.fits:
-            yield f"It needs {memory}, and gives about {self.plan.speed_words} here."
+            yield f"It needs {memory}, and reaches about {self.plan.speed_words} here."
         else:
             yield f"It needs {memory}: it does not run on this machine as it stands."
         yield from (f"  {lever.text}" for lever in self.plan.advice)
@@ -157,7 +157,7 @@ def _rounded_again(quant: str, plan: Plan) -> str:
         loss for loss in losses(experts=routed) if Recipe.named(loss.format).experts.bits < 8
     )
     least = f"{best.format} loses least; among 4-bit formats, {four.format}: kt convert NAME {option} {best.format}"
-    return f"Its {quant} blocks are rounded once more, to {own.name}; {least}."
+    return f"Its {quant} blocks are rounded again, to {own.name}; {least}."
 
 
 def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:

@@ -100,7 +100,7 @@ def _source(entry: Entry) -> Path | None:
         found = origins.origin_of(entry.name)
         if found is None or not found.exists():
             raise NotFound(
-                f"{found or 'the folder'} that {entry.label} was made from is not there",
+                f"{found or 'the folder'} that {entry.label} was made from is missing",
                 hint="put it back, or convert the model again",
             )
         return found

@@ -67,7 +67,7 @@ def stream_model(
         BadCheckpoint, NotFound, HubError, NotEnoughDisk: what stopped it.
     """
     if reference.quant or not reference.repository:
-        what = "GGUF files" if reference.quant else "what is not a repository"
+        what = "GGUF files" if reference.quant else "a model that is not from a hub"
         raise UsageError(
             f"{reference.text}: {what} cannot be converted during the download",
             hint="leave out --stream",

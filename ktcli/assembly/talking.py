@@ -151,7 +151,7 @@ def after_failure(error: DeviceError, how: Opening) -> str:
         A few words for people: "on the CPU"; empty: nowhere, for the GPU was asked for.
     """
     if isinstance(error, OutOfDeviceMemory) and not is_full_again():
-        return "with the memory of the GPU that is free now"
+        return "with the GPU memory that is free now"
     if how.wanted.where != AUTO:
         return ""
     leave_gpus()

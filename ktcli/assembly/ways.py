@@ -196,7 +196,7 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     reference = parse(name)
     if reference.formats:
         raise UsageError(
-            f"{name} is one conversion, --formats compares several",
+            f"{name} is one conversion, but --formats compares several",
             hint=f"kt eval {reference.model} --formats {reference.formats},{said[:80]}",
         )
     profile = catalog.find(reference.name)
@@ -249,11 +249,13 @@ def cut(
     n = sum(window.counted for window in over)
     if n < LEAST_VALUES:
         raise UsageError(
-            f"{passage.name} gives {n:,} tokens to predict, at least {LEAST_VALUES:,} are needed",
+            f"{passage.name} has {n:,} tokens to predict, but at least {LEAST_VALUES:,} are needed",
             hint="use a longer text or a larger --tokens; about 40,000 tokens resolve small differences",
         )
     if passage.cut:
-        listener.note(f"of {passage.name} the first {len(passage.text.encode()):,} bytes are read")
+        listener.note(
+            f"only the first {len(passage.text.encode()):,} bytes of {passage.name} are read"
+        )
     return over
 
 

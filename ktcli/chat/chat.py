@@ -432,7 +432,7 @@ class Chat:
             else "/compact summarizes it, /undo removes the last turn, /clear starts over"
         )
         raise ContextFull(
-            f"{what} has {fitted.tokens(engine.context)} tokens and the context holds "
+            f"{what} has {fitted.tokens(engine.context)} tokens, but the context holds "
             f"{engine.context:,}, so there is no room for an answer",
             hint=f"{ways}; {longer_context(engine)}",
         )

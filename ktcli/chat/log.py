@@ -257,4 +257,4 @@ def is_open(path: Path) -> bool:
 
 def busy(path: Path) -> KtError:
     """Returns the error of a conversation that another process has open."""
-    return Busy(f"another kt has the chat {path.stem} open", hint="close it there first")
+    return Busy(f"the chat {path.stem} is open in another kt", hint="close it there first")

@@ -213,7 +213,7 @@ class ChatRecorder:
             try:
                 return Log.open(path)
             except Busy:
-                self._warn(f"another kt has {path.stem} open: this chat continues in a new file")
+                self._warn(f"{path.stem} is open in another kt: this chat continues in a new file")
             except OSError:
                 pass  # it may be read all the same
         return None, chats.load(path)
@@ -374,7 +374,7 @@ class ChatRecorder:
     def _complain(self, error: Exception) -> None:
         said = str(error)
         if isinstance(error, OSError) and error.strerror:
-            said = f"cannot write in {chats.chats_folder()}: {error.strerror}"
+            said = f"cannot write to {chats.chats_folder()}: {error.strerror}"
         if said not in self._told:
             self._told.add(said)
             self._warn(f"this chat is not being saved: {said}")

@@ -61,7 +61,7 @@ def export(
     size = what.total_bytes
     if file == _STANDARD:
         _to_standard_output(what)
-        out.note(f"{what.label} is exported: {gib(size)}")
+        out.note(f"exported {what.label}: {gib(size)}")
         return
     target = Path(file).expanduser().absolute()
     if target.is_dir():

@@ -25,7 +25,7 @@ def completion(
         str,
         typer.Argument(
             metavar="bash|zsh|fish|install|uninstall",
-            help="Shell whose script to print, or what to do.",
+            help="Shell to print the script for, or install or uninstall.",
         ),
     ],
     shell: Annotated[

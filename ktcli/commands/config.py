@@ -29,14 +29,14 @@ NameArg = Annotated[
 ]
 _SHOWN_CHARS = 200  # of a value in the list
 
-ValueArg = Annotated[str, typer.Argument(metavar="VALUE", help="What it is to be.")]
+ValueArg = Annotated[str, typer.Argument(metavar="VALUE", help="New value.")]
 
 
 @app.command("list")
 def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """List all settings: what each is, and who says so.
+    """List all settings, with their values and where they come from.
 
-    A variable of the environment comes before the file, and an option of the command line before both.
+    An environment variable overrides the settings file; a command-line option overrides both.
 
     Examples:
 
@@ -52,7 +52,7 @@ def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "settings": [_document(each) for each in found],
     }
     rows = [(each.setting.name, each.origin.value, _shown(each)) for each in found]
-    about = f"{safe(settingsfile.shown(path))}; kt config get SETTING says what it means and can be"
+    about = f"{safe(settingsfile.shown(path))}; kt config get SETTING explains a setting"
     out.result(
         document,
         lambda: f"{out.table(rows, ('SETTING', 'FROM', 'VALUE'))}\n\n{about}",
@@ -61,7 +61,7 @@ def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 @app.command()
 def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Show one setting: its value on standard output, what it means and can be beside it.
+    """Show one setting: its value on standard output, its meaning and possible values on standard error.
 
     Examples:
 
@@ -78,7 +78,7 @@ def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 def set_value(
     name: NameArg, value: ValueArg, json: JsonOpt = False, quiet: QuietOpt = False
 ) -> None:
-    """Keep a setting for all commands from now on.
+    """Change a setting for all commands from now on.
 
     Examples:
 
@@ -95,7 +95,7 @@ def set_value(
 
 @app.command()
 def unset(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Take a setting back to its default.
+    """Reset a setting to its default.
 
     Examples:
 
@@ -106,9 +106,9 @@ def unset(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None
 
 @app.command()
 def edit() -> None:
-    """Open the settings file in an editor, as $VISUAL or $EDITOR name it.
+    """Open the settings file in the editor that $VISUAL or $EDITOR names.
 
-    A file that is not there yet begins with every setting as a comment.
+    A new file lists every setting in a comment.
 
     Examples:
 
@@ -116,7 +116,7 @@ def edit() -> None:
     """
     path = settingsfile.path()
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("there is no terminal to edit on", hint=f"the file is {path}")
+        raise UsageError("kt config edit needs a terminal", hint=f"the file is {path}")
     if not path.exists():
         settingsfile.write(path, settingsfile.template())
     asked = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
@@ -129,14 +129,14 @@ def edit() -> None:
             hint="set EDITOR, for example: export EDITOR=nano",
         ) from error
     if ended:
-        raise KtError(f"the editor {asked[:100]!r} ended with code {ended}")
+        raise KtError(f"the editor {asked[:100]!r} exited with code {ended}")
     if sentence := settingsfile.complaint(path):
         out.warn(sentence)
 
 
 @app.command("path")
 def show_path(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
-    """Print where the settings file is, whether it is there or not.
+    """Print the path of the settings file, whether or not it exists.
 
     Examples:
 
@@ -168,7 +168,7 @@ def _kept(name: str) -> Setting:
     setting = _setting(name)
     if not setting.kept:
         raise UsageError(
-            f"{setting.name} is for trials, and not kept",
+            f"{setting.name} is for experiments and cannot be stored",
             hint=f"set the variable for one command: {setting.variable}={setting.metavar} kt ...",
         )
     return setting
@@ -180,8 +180,8 @@ def _change(setting: Setting, text: str | None) -> None:
     said = config.stated(setting.name)
     what = said.words if said.origin is Origin.FILE else f"{setting.name}: {setting.default}"
     if said.origin is Origin.ENVIRONMENT:
-        what = f"{setting.name} is changed in {settingsfile.shown(path)}"
-        out.warn(f"{said.words} comes before the file", hint=said.undo)
+        what = f"changed {setting.name} in {settingsfile.shown(path)}"
+        out.warn(f"{said.words} overrides the file", hint=said.undo)
     out.result(_document(said), what)
 
 

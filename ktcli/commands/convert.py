@@ -43,7 +43,7 @@ CalibrateOpt = Annotated[
     typer.Option(
         "--calibrate",
         metavar="FILE",
-        help="Run the model on this text first, so that 4-bit formats lose least where its activations are large.",
+        help="Run the model on this text first, so that 4-bit formats are most precise where activations are large.",
     ),
 ]
 
@@ -82,7 +82,7 @@ def convert(
     if reference.formats:
         if experts or dense or mixed:
             raise UsageError(
-                f"{model} names its formats, and so do --experts, --dense and --mixed",
+                f"{model} names its formats and cannot be used together with --experts, --dense or --mixed",
                 hint=f"leave out one of them: kt convert {reference.model}",
             )
         model, (experts, dense) = reference.model, split_pair(reference.formats)

@@ -66,7 +66,7 @@ TextOpt = Annotated[
 ]
 TokensOpt = Annotated[
     int,
-    typer.Option("--tokens", "-n", metavar="N", min=1, help="Number of tokens to read, at most."),
+    typer.Option("--tokens", "-n", metavar="N", min=1, help="Maximum number of tokens to read."),
 ]
 LengthOpt = Annotated[
     int,
@@ -147,7 +147,7 @@ def evaluate(
 def _depths(said: str) -> tuple[int, ...]:
     found = [depth for word in said.split(",") if (depth := whole(word.strip())) is not None]
     if len(set(found)) != len(said.split(",")):
-        raise UsageError(f"--defer is {said[:40]!r}", hint="different depths: --defer 0,3,6")
+        raise UsageError(f"--defer cannot be {said[:40]!r}", hint="different depths: --defer 0,3,6")
     return tuple(found)
 
 
@@ -155,7 +155,8 @@ def _caches(said: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in said.split(","))
     if not set(found) <= set(CACHES) or len(set(found)) != len(found):
         raise UsageError(
-            f"--kv is {said[:40]!r}", hint=f"--kv {', '.join(CACHES)}, or several, e.g. bf16,fp8"
+            f"--kv cannot be {said[:40]!r}",
+            hint=f"--kv {', '.join(CACHES)}, or several, e.g. bf16,fp8",
         )
     return found
 

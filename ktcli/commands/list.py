@@ -25,7 +25,9 @@ from ktcli.store.places import EntryKind
 def list_models(
     all_models: Annotated[
         bool,
-        typer.Option("--all", "-a", help="Also list models that kt knows but that are not here."),
+        typer.Option(
+            "--all", "-a", help="Also list models that kt knows but that are not on disk."
+        ),
     ] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,

@@ -44,7 +44,7 @@ def plan(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="As for kt chat; a repository is looked at without its weights. Default: all that kt knows.",
+            help="Model, as for kt chat; of a repository, only small files are fetched. Default: all models kt knows.",
         ),
     ] = None,
     context: ContextOpt = None,
@@ -58,15 +58,15 @@ def plan(
             metavar="TOK_S",
             min=0.1,
             max=100_000,
-            help="Tokens per second that are wanted: say what would reach them.",
+            help="Tokens per second that you want; kt suggests what would reach this speed.",
         ),
     ] = None,
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
-    """Show what runs here; of one model where it goes and how fast.
+    """Show which models run here, or where one model goes and how fast it is.
 
-    Works for every name that kt list --all shows, pulled or not. Exit code 4: it does not fit.
+    Works for every name that kt list --all shows, pulled or not. Exit code 4: the model does not fit.
 
     Examples:
 
@@ -142,10 +142,10 @@ def _short_of_disk(disk: DiskNeed, name: str) -> str:
     lack = f"It needs {gib(disk.need_bytes)} on disk, and only {gib(disk.free_bytes)} is free"
     if disk.download_bytes and disk.pack_bytes < disk.free_bytes and not parse(name).quant:
         return (
-            f"{lack}; converted while it arrives it needs {gib(disk.pack_bytes)} and three files of its "
+            f"{lack}; converted during the download, it needs {gib(disk.pack_bytes)} plus three files of its "
             f"checkpoint: kt pull {name} --stream"
         )
-    return f"{lack}: kt rm NAME makes room, KT_HOME names another disk."
+    return f"{lack}: free some space with kt rm NAME, or set KT_HOME to a folder on another disk."
 
 
 def _next(
@@ -164,7 +164,7 @@ def _next(
     if want is not None and made.fits:
         plans = [lever.plan for lever in made.advice if lever.plan is not None]
         reached = any(plan.speed.decode >= want for plan in plans)
-        lines = [] if reached else [f"  nothing that kt tried reaches {want:g} tokens/s here"]
+        lines = [] if reached else [f"  no tried configuration reaches {want:g} tokens/s here"]
         lines += [f"  smaller models that reach {want:g} tokens/s: {names}"] if names else []
         return [out.fold(line, "    ") for line in lines]
     if not made.fits:

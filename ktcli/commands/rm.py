@@ -85,7 +85,7 @@ def carry_out(chosen: Disposal, yes: bool) -> None:
         raise typer.Exit(ExitCode.FAILED)
     done = chosen.carry_out()
     for label in done.stayed:
-        out.note(f"{label} has been completed in the meantime and stays")
+        out.note(f"{label} was completed in the meantime, so it is kept")
     document = {
         "removed": list(done.labels),
         "freed_bytes": done.freed_bytes,
@@ -120,5 +120,5 @@ def unfinished() -> list[Entry]:
     found = [entry for entry in library.entries() if entry.managed and not entry.complete]
     for entry in found:
         if entry.running:
-            out.note(f"{entry.label} stays: {entry.problem}")
+            out.note(f"keeping {entry.label}: {entry.problem}")
     return [entry for entry in found if not entry.running]

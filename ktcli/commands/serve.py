@@ -44,23 +44,21 @@ KEEP_S = 300.0  # that a model that a request named stays in memory when nobody 
 NameArg = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", help="Model to serve. Default: the setting model, else kt-mini."
+        metavar="NAME", help="Model to serve. Default: the model setting, else kt-mini."
     ),
 ]
 HostOpt = Annotated[str, setting_option("host", callback=preferred)]
 PortOpt = Annotated[int, setting_option("port", "-p", min=1, max=65535, callback=preferred)]
 OllamaOpt = Annotated[
     bool,
-    typer.Option(
-        "--ollama", help=f"Listen at Ollama's port {OLLAMA_PORT}, too, where its clients look."
-    ),
+    typer.Option("--ollama", help=f"Also listen on Ollama's port {OLLAMA_PORT}, for its clients."),
 ]
 AllowOriginOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-origin",
         metavar="ORIGIN",
-        help="Let web pages of this origin in (https://chat.example.com); may be repeated. * is every page, and needs a"
+        help="Allow web pages of this origin (https://chat.example.com); may be repeated. * allows all and needs an API"
         " key.",
     ),
 ]
@@ -69,8 +67,8 @@ AllowHostOpt = Annotated[
     typer.Option(
         "--allow-host",
         metavar="NAME",
-        help="Let requests in that call the server by this host name, as behind a proxy; may be repeated. * is every"
-        " name, and needs a key.",
+        help="Allow requests to this host name, such as behind a proxy; may be repeated. * allows every name and needs"
+        " an API key.",
     ),
 ]
 RootPathOpt = Annotated[
@@ -78,20 +76,21 @@ RootPathOpt = Annotated[
     typer.Option(
         "--root-path",
         metavar="PATH",
-        help="Path below which a proxy publishes the server, such as /kt; it may pass it on or take it off.",
+        help="Path under which a proxy publishes the server, such as /kt; the proxy may forward it or strip it.",
     ),
 ]
 ParallelOpt = Annotated[int, setting_option("parallel", min=1, max=64, callback=preferred)]
 AliasOpt = Annotated[
     list[str] | None,
     typer.Option(
-        "--model-alias", metavar="NAME", help="A further name of the model; may be repeated."
+        "--model-alias", metavar="NAME", help="Another name for the model; may be repeated."
     ),
 ]
 StrictOpt = Annotated[
     bool,
     typer.Option(
-        "--strict-model", help="Refuse requests that name another model; else this one answers."
+        "--strict-model",
+        help="Refuse requests for other models instead of answering them with this one.",
     ),
 ]
 KeepAliveOpt = Annotated[str | None, setting_option("keep-alive", callback=preferred)]
@@ -102,24 +101,24 @@ DrainOpt = Annotated[
         metavar="SECONDS",
         min=0,
         max=DRAIN_MOST_S,
-        help="How long answers may take to finish once the server is told to end.",
+        help="How long answers may take to finish when the server is stopped.",
     ),
 ]
 LogJsonOpt = Annotated[
-    bool, typer.Option("--log-json", help="Write a line of JSON for each request on stderr.")
+    bool, typer.Option("--log-json", help="Write one line of JSON per request to stderr.")
 ]
 BackgroundOpt = Annotated[
     bool,
     typer.Option(
         "--background",
-        help="Return once requests are answered; the server goes on without the terminal.",
+        help="Return once the server is ready; it keeps running without the terminal.",
     ),
 ]
 UnitOpt = Annotated[
     bool,
     typer.Option(
         "--print-unit",
-        help="Print a unit with which systemd runs this server, and do nothing else.",
+        help="Print a systemd unit for this server, and do nothing else.",
     ),
 ]
 
@@ -180,7 +179,7 @@ def serve(
     from ktcli.server.process.supervisor import SupervisedListener, Supervisor
 
     if background and print_unit:
-        raise UsageError("--background and --print-unit contradict each other")
+        raise UsageError("--background and --print-unit cannot be used together")
     keys = ApiKeys(given_keys(api_key, api_key_file))
     model = name or config.value("model") or BUILTIN
     preset = aliases.preset_of(model)
@@ -216,7 +215,7 @@ def serve(
         about = first_lines(own.name, pack, plan, rules.address, parallel, of_ollama)
 
         def ready() -> None:
-            out.note(f"{said}; Ctrl-C ends it")
+            out.note(f"{said}; press Ctrl-C to stop")
             for line in about:
                 out.note(line)
             supervisor.ready(said)
@@ -230,7 +229,7 @@ def serve(
         others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
         sockets, again = [*listening, *owners], _reload_of(keys, api_key_file)
         Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready, again)).run()
-    out.note("the server has ended")
+    out.note("the server has stopped")
 
 
 def _who(here: typer.Context, name: str) -> str:
@@ -256,8 +255,8 @@ def _rules(
     is_here = is_loopback(host.lower())
     if not is_here and not keys:
         raise UsageError(
-            f"{who} {host[:100]} lets other machines in, and there is no key",
-            hint="put one into a file that only you can read, and name it with --api-key-file",
+            f"{who} {host[:100]} is reachable from other machines and needs an API key",
+            hint="put one into a file that only you can read, and pass it with --api-key-file",
         )
     hosts = frozenset(allowed_host(each, has_key=bool(keys)) for each in names)
     pages = frozenset(allowed_origin(each, has_key=bool(keys)) for each in origins)
@@ -290,10 +289,10 @@ def _in_background(here: typer.Context, model: str, port: int) -> None:
                 words, port, lambda said, done, of: bar.update(done=done, total=of or None)
             )
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("the server that was about to start has ended") from None
+            raise KeyboardInterrupt("stopped the server while it was starting") from None
     for line in started.warnings:
         out.note(line)
-    out.note(f"{started.said} (process {started.pid}); kt stop {port} ends it")
+    out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
 
 
 def _reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:
@@ -322,8 +321,8 @@ def _print_unit(here: typer.Context, model: str, drain_s: float, *, reloads: boo
 
     if here.params["api_key"] is not None:
         raise UsageError(
-            "others may read a unit, so there is no key in it",
-            hint="put the key into a file that only you can read, and name it with --api-key-file",
+            "a systemd unit may be readable by others, so it cannot contain the API key",
+            hint="put the key into a file that only you can read, and pass it with --api-key-file",
         )
     words = given_words(here, without=("print_unit", "name"))
     program = [*PROGRAM, *words, "--", model]

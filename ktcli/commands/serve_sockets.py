@@ -36,7 +36,7 @@ def _at_port(host: str, port: int) -> socket.socket:
             if other.socket == socket_path(port):
                 raise Busy(
                     f"a server of {other.name} already uses port {port} (process {other.pid})",
-                    hint=f"kt stop {port} ends it; {error.hint}",
+                    hint=f"stop it with: kt stop {port}; {error.hint}",
                 ) from error
         if port == OLLAMA_PORT:
             hint = "stop Ollama if it is running, or leave out --ollama"

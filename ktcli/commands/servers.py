@@ -81,7 +81,7 @@ def _only(name: str | None, running: list[FoundServer]) -> FoundServer:
         ports = ", ".join(each.socket.stem for each in meant)
         raise UsageError(
             f"Which one? Servers run on ports {ports}",
-            hint=f"kt stop {meant[0].socket.stem} stops the first one, kt stop --all stops all of them",
+            hint=f"kt stop {meant[0].socket.stem} stops the first one; kt stop --all stops all of them",
         )
     return meant[0]
 

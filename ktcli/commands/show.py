@@ -210,7 +210,7 @@ def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "Parameters",
-            f"{_count(facts['parameters'])}, of them {_count(facts['active_parameters'])} per token",
+            f"{_count(facts['parameters'])}, {_count(facts['active_parameters'])} active per token",
         ),
         ("Experts", experts),
         (

@@ -61,7 +61,7 @@ def verify(
             _repair(entry, report)
         reports.append(report)
     bad = [report for report in reports if report["bad"]]
-    words = "The library has nothing complete to check." if not reports else ""
+    words = "The library contains nothing complete to check." if not reports else ""
     out.result({"ok": not bad, "models": reports}, lambda: words + "\n".join(map(_render, reports)))
     if bad:
         raise typer.Exit(ExitCode.DAMAGED)

@@ -136,4 +136,4 @@ def longer_context(engine: AnsweringEngine) -> str:
     most = engine.spec.context
     if engine.context < most:
         return f"--context gives more room, up to {most:,} tokens"
-    return f"{most:,} tokens are the most that this model was made for"
+    return f"this model supports at most {most:,} tokens"

@@ -167,7 +167,7 @@ class SharedSession:
             UsageError: the answer is to have a form.
         """
         if constraint is not None:
-            raise UsageError("answers of an engine that is shared are held to no form")
+            raise UsageError("answers from a shared engine cannot be constrained")
         self.began, self._events = self._scheduler.engine.operations(), deque()
         hear = self._events.append
         self._answer = self._scheduler.submit(request, hear, sampler, conversation=self)

@@ -229,7 +229,7 @@ def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
     """
     if tensor.below and (at := first_outside(values, tensor.below)) is not None:
         raise BadPack(
-            f"{tensor.name} holds {values[at]} as number {at}, but must be one of {tensor.below} experts",
+            f"value {at} of {tensor.name} is {values[at]}, which is not one of {tensor.below} experts",
             hint="kt verify checks a model's files",
         )
 

@@ -113,7 +113,7 @@ class PagePool:
 
     def release(self, page: int) -> None:
         """Takes a holder from a page; without holders a sealed page is idle, any other free."""
-        assert self._holders[page] > 0, f"page {page} is held by nobody"
+        assert self._holders[page] > 0, f"page {page} has no holder"
         self._holders[page] -= 1
         if self._holders[page]:
             return
@@ -292,12 +292,12 @@ class StatePool:
 
     def hold(self, slot: int) -> None:
         """Adds a holder to a held slot, whose contents will not be written any more."""
-        assert self._holders[slot], f"slot {slot} is held by nobody"
+        assert self._holders[slot], f"slot {slot} has no holder"
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
         """Takes a holder from a slot."""
-        assert self._holders[slot] > 0, f"slot {slot} is held by nobody"
+        assert self._holders[slot] > 0, f"slot {slot} has no holder"
         self._holders[slot] -= 1
         if not self._holders[slot]:
             self._free.append(slot)

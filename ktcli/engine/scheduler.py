@@ -193,7 +193,9 @@ class Scheduler:
         if request.priority not in PRIORITIES:
             raise UsageError(f"priority must be -10 to 10, not {request.priority}")
         if not 0 <= request.said < n:
-            raise UsageError(f"{request.said} of the prompt's {n} tokens cannot be the answer's")
+            raise UsageError(
+                f"the prompt has {n} tokens, so {request.said} of them cannot belong to the answer"
+            )
         vocab = self._engine.spec.vocab
         if bad := next((id for id in request.prompt if not 0 <= id < vocab), None):
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
@@ -201,7 +203,7 @@ class Scheduler:
         holds = min(self._engine.context, self._engine.pools.pages.count * PAGE_TOKENS)
         if n >= holds:
             raise ContextFull(
-                f"the conversation has {n:,} tokens and the context holds {holds:,}, "
+                f"the conversation has {n:,} tokens, but the context holds {holds:,}, "
                 "so there is no room for an answer"
             )
         return holds - n

@@ -121,7 +121,7 @@ class Sequence:
         end = self.length + n
         if end > self.context:
             raise ContextFull(
-                f"the conversation needs {end} tokens, the context holds {self.context}",
+                f"the conversation needs {end} tokens, but the context holds {self.context}",
                 hint="start over with /clear, or start kt with a larger --context",
             )
         self._reserve(end)

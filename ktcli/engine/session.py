@@ -116,7 +116,7 @@ class Session:
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         if self.length + wanted.size > self.context:
             raise ContextFull(
-                f"the conversation needs {self.length + wanted.size} tokens, the context holds {self.context}",
+                f"the conversation needs {self.length + wanted.size} tokens, but the context holds {self.context}",
                 hint="start over with /clear, or start kt with a larger --context",
             )
         return wanted.astype(np.int32)

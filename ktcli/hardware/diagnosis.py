@@ -155,7 +155,7 @@ def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator
     if setting.other_kt:
         yield Problem(
             Level.WARNING,
-            f"the command kt starts another program: {setting.other_kt} (KTransformers installs one, too)",
+            f"the command kt starts another program: {setting.other_kt} (KTransformers also installs one)",
             f'put the folder of this kt first: export PATH="{setting.program_folder}:$PATH"',
         )
     elsewhere = "set KT_HOME to a writable folder: export KT_HOME=~/kt"
@@ -304,7 +304,7 @@ def _nodes(machine: Machine) -> Iterator[Problem]:
             yield Problem(
                 Level.WARNING,
                 f"node {node.id} {why}: its {len(node.cores)} cores read {read}",
-                "put memory into its slots (sudo dmidecode -t memory lists them)"
+                "install memory in its slots (sudo dmidecode -t memory lists them)"
                 if node.allowed
                 else f"allow it, for example: docker run --cpuset-mems={cpu_text(n.id for n in machine.nodes)}",
             )

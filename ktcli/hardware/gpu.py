@@ -65,7 +65,9 @@ def gpu_numbers(said: str) -> tuple[int, ...] | None:
     words = said.split(",")
     numbers = [number for word in words if (number := whole(word)) is not None]
     if len(numbers) < len(words) or len(words) > _MOST_NAMED or max(numbers) > _MOST_NUMBER:
-        raise UsageError(f"--gpus is {said[:60]!r}", hint="use GPU numbers such as 0,1, or all")
+        raise UsageError(
+            f"--gpus cannot be {said[:60]!r}", hint="use GPU numbers such as 0,1, or all"
+        )
     twice = next((n for n in numbers if numbers.count(n) > 1), None)
     if twice is not None:
         raise UsageError(f"--gpus {said[:60]} names GPU {twice} twice")
@@ -144,7 +146,7 @@ def hidden() -> str:
     """Returns words that end a sentence that no GPU is found, naming the value of CUDA_VISIBLE_DEVICES; "" if it is
     not set."""
     named = os.environ.get(VISIBLE)
-    return "" if named is None else f" of those that {VISIBLE}={named[:60]!r} names"
+    return "" if named is None else f" among those in {VISIBLE}={named[:60]!r}"
 
 
 def hidden_by_mistake() -> bool:

@@ -19,7 +19,7 @@ from ktcli.hardware.text import cpu_list, cpu_text
 
 MAX_TEAMS = 64  # teams of a pool: KT_MAX_NODES of kt.h
 _MOST_ASKED = 16  # the largest count; no machine with more nodes was there to try splitting on
-_HINT = f"--numa is auto, off, a number of teams from 1 to {_MOST_ASKED}, or nodes=LIST, e.g. nodes=0,2-3"
+_HINT = f"--numa takes auto, off, a number of teams from 1 to {_MOST_ASKED}, or nodes=LIST, e.g. nodes=0,2-3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,9 @@ def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
     if wrong:
         missing = [n for n in wrong if n not in {node.id for node in nodes}]
         named = numbered("node", missing or wrong)[:60]
-        why = "there is no" if missing else "no cores and memory can be used together on"
+        why = (
+            "there is no" if missing else "this process cannot use both the cores and the memory of"
+        )
         raise UsageError(
             f"nodes={cpu_text(numa.nodes)[:60]} was requested, but {why} {named}",
             hint=f"nodes to choose from: {cpu_text(usable) or 'none'}",

@@ -145,7 +145,7 @@ class Endpoint:
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
             raise KtError(
-                f"no response from {self.url}: {why}", hint="kt serve NAME starts a server"
+                f"no response from {self.url}: {why}", hint="start a server with: kt serve NAME"
             ) from error
 
 

@@ -87,7 +87,7 @@ def _rows_of(request: Request, spec: Spec) -> Request:
 
 def _require_layers(spec: Spec, asked: int | None) -> None:
     if asked is not None and asked > spec.layers:
-        raise UsageError(f"the model has {spec.layers} layers, --layers asks for {asked}")
+        raise UsageError(f"the model has {spec.layers} layers, but --layers asks for {asked}")
 
 
 def random_engine(

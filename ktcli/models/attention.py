@@ -73,7 +73,7 @@ def read_mla(f: Fields) -> LatentAttention:
     bias = f.flag("attention_bias", False)
     if bias and not q_lora:
         raise BadCheckpoint(
-            f"{f.where}: attention_bias is true and q_lora_rank null; this version computes biases only with"
+            f"{f.where}: attention_bias is true and q_lora_rank null; this version supports biases only with"
             " a query latent"
         )
     return LatentAttention(f.whole("hidden_size"), q_lora, shape, rope, bias)

@@ -196,7 +196,7 @@ class Fields:
         if self.has(name):
             said, value = self._first((name,), None)
             raise BadCheckpoint(
-                f"{self.where}: {said} is {_show(value)}; this version computes without"
+                f"{self.where}: {said} is {_show(value)}; this version supports only models without it"
             )
 
     def require_no_windows(self) -> None:

@@ -64,7 +64,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     is_shared = read_shared(f)
     if is_shared[0]:
         raise BadCheckpoint(
-            f"{f.where}: indexer_types begins with one that shares what no layer chose"
+            f"{f.where}: indexer_types begins with a layer that shares a choice, but no layer before it made one"
         )
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
     is_dense = read_typed_dense(f)

@@ -183,7 +183,7 @@ def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
     part = Fields(own, f"{f.where}: rope").number("partial_rotary_factor", high=1.0, default=0.0)
     if part and int(dim * part) != rotated:
         raise BadCheckpoint(
-            f"{f.where}: the rope of {name} rotates {int(dim * part)} columns of a head, qk_rope_head_dim says"
+            f"{f.where}: the rope of {name} rotates {int(dim * part)} columns of a head, but qk_rope_head_dim says"
             f" {rotated} (or partial_rotary_factor)"
         )
     rope, _ = read_rope(Fields({**f.values, "rope_parameters": own}), rotated, interleaved=True)

@@ -137,7 +137,7 @@ class Chooser:
         if sizes != (vocab, blocks, blocks):
             raise NativeError(f"the logits are not those of {vocab} tokens")
         if choice.mask is not None and choice.mask.size != -(-vocab // 32):
-            raise NativeError(f"the mask has not {vocab} bits")
+            raise NativeError(f"the mask does not have {vocab} bits")
 
     def _pointer(self, array: NDArray[Any] | None, dtype: np.dtype[Any]) -> Any:
         if array is None or not array.size:

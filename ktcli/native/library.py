@@ -283,7 +283,7 @@ class Arena:
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_arena_create(max(size_bytes, 64), memory, error, ERROR_BYTES)
         if handle == ffi.NULL:
-            said = f"the system gives no {gib(size_bytes)} for weights and buffers"
+            said = f"the system does not provide {gib(size_bytes)} for weights and buffers"
             raise NoMemoryLeft(said, hint=ffi.string(error).decode())
         self._handle = ffi.gc(handle, lib.kt_arena_free, size_bytes)
         self.address = int(ffi.cast("uintptr_t", lib.kt_arena_data(handle)))

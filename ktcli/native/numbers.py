@@ -120,7 +120,9 @@ class CGathered:
         self._ffi, self._kept = ffi, list[Any]()
         n, k = matrix.shape
         require(matrix.rows.shape == (n, 2), "the row map is not one of pairs")
-        require(all(source.k == k for source in matrix.sources), f"a source has not {k} columns")
+        require(
+            all(source.k == k for source in matrix.sources), f"a source does not have {k} columns"
+        )
         divisors = matrix.divisors
         require(divisors is None or divisors.shape == (k,), f"divisors are not {k} columns")
         sources = ffi.new("kt_numbers[]", [self._numbers(each) for each in matrix.sources])

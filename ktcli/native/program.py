@@ -98,7 +98,7 @@ class Program:
         """
         function, n_views, told = operation(name)
         require(len(views) == n_views, f"{name} with {len(views)} views, not {n_views}")
-        require(told or not facts, f"{name} is told nothing but its views")
+        require(told or not facts, f"{name} takes only views")
         packed = [self._view(view) for view in views]
         if told:
             nodes = len(self.pool.node_threads)
@@ -128,7 +128,7 @@ class Program:
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
-            raise NoMemoryLeft("the system gives no memory for the buffers of a step")
+            raise NoMemoryLeft("the system does not provide memory for the buffers of a step")
         self._check(result)
         return int(size[0])
 

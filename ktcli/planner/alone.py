@@ -169,18 +169,18 @@ class _Timing:
 _REASONS: Mapping[ModelPart, str] = {
     ModelPart.EMBEDDING: "one row per token",
     ModelPart.ATTENTION: "every token reads all of it",
-    ModelPart.LATENT: "cached latents to keys and values",
+    ModelPart.LATENT: "turns cached latents into keys and values",
     ModelPart.LINEAR: "every token reads all of it",
-    ModelPart.LINEAR_GATES: "what is learned and forgotten",
-    ModelPart.POOLING: "windows of positions become a row each",
-    ModelPart.INDEXER: "what chooses the positions",
-    ModelPart.HYPER: "how the residual's streams are mixed",
+    ModelPart.LINEAR_GATES: "what the layer learns and forgets",
+    ModelPart.POOLING: "turns each window of positions into a row",
+    ModelPart.INDEXER: "chooses the positions",
+    ModelPart.HYPER: "mixes the residual streams",
     ModelPart.DENSE_MLP: "every token reads all of it",
     ModelPart.SHARED: "every token uses them",
     ModelPart.ROUTER: "chooses the experts",
-    ModelPart.EXPERT_LATENT: "what experts read and give",
-    ModelPart.VECTORS: "small, kept exact",
-    ModelPart.HEAD: "read once per token that is sampled",
+    ModelPart.EXPERT_LATENT: "input and output of the experts",
+    ModelPart.VECTORS: "small, stored exactly",
+    ModelPart.HEAD: "read once per sampled token",
 }
 
 

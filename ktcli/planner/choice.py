@@ -44,8 +44,8 @@ def choose_experts(
         made = place(model, host, replace(request, recipe=recipe))
         need, free = gib(made.need_bytes), gib(made.host.available_bytes)
         if made.fits:
-            context = f"{need} with {made.context} positions of {free} free"
+            context = f"{need} of {free} free, with {made.context} positions"
             return FormatChoice(name, f"the most precise that fits: {context}")
     return FormatChoice(
-        choices[-1], f"the smallest, and still too large here: {need} of {free} free"
+        choices[-1], f"the smallest, but still too large here: {need} of {free} free"
     )

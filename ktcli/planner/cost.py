@@ -90,9 +90,7 @@ TILE_GAIN = 8
 # what KTransformers publishes for its own (doc/en/AMX.md: 35 TOPS int8 and 21 TFLOPS bf16 on a Xeon of the
 # 4th generation), of 32 cores at 2.5 GHz.
 TILE_SHARE = {Unit.INT8: 0.20, Unit.BF16: 0.25}
-TILE_BASIS = (
-    "prefill with tiles assumed at a fifth (int8) or a quarter (bf16) of that, as others reach"
-)
+TILE_BASIS = "prefill with tiles assumed at a fifth (int8) or a quarter (bf16) of that, as published results show"
 
 PASS_TOKENS = 64  # whose arithmetic takes as long as reading the weights does
 
@@ -143,9 +141,7 @@ def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
     """Returns cautious rates of `cores` cores of a CPU that nobody has measured."""
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)
-    basis = (
-        f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces it by measurement"
-    )
+    basis = f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces this with a measurement"
     return Rates(
         read_bps=read_bps,
         int8_ops=row.int8_ops * _ASSUMED_HZ * cores,

@@ -46,7 +46,7 @@ def require(depth: int | None, top_k: int) -> None:
     most = max(0, top_k - IMMEDIATE)
     if depth is not None and not 0 <= depth <= most:
         raise UsageError(
-            f"--defer asks for {depth} of {top_k} experts per token, at most {most} can wait"
+            f"--defer asks for {depth} of {top_k} experts per token; at most {most} can be deferred"
         )
 
 

@@ -94,7 +94,7 @@ def choose(wish: Wish, heat: Heat | None, room: Room, most: float = 1.0) -> Resi
     """
     if heat is not None and heat.shape != room.empty.shape:
         raise UsageError(
-            f"the heat map is of {_shape(heat)} experts, the model has {_shape(room.empty)}"
+            f"the heat map has {_shape(heat)} experts, but the model has {_shape(room.empty)}"
         )
     if wish is None and most == 1.0 and room.all_bytes <= room.budget_bytes:
         return ResidentChoice(~room.empty, "all")
@@ -116,7 +116,7 @@ def choose(wish: Wish, heat: Heat | None, room: Room, most: float = 1.0) -> Resi
         return ResidentChoice(_greedy(range(room.empty.size), room), FRONT)
     if wish != HOT:
         raise UsageError(
-            f"{str(wish)[:60]!r} is no choice of experts for the GPU",
+            f"{str(wish)[:60]!r} is not a valid choice of GPU experts",
             hint=f"a number per layer, {', '.join(WISHES)}, or a file",
         )
     if heat is None:
@@ -179,20 +179,20 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
     whole = [(i, ids.strip()) for i, (ids, hash_, _) in numbered if ids.strip() or not hash_]
     if len(whole) != layers:
         raise UsageError(
-            f"the file of GPU experts has {len(whole)} lines, the model {layers} MoE layers"
+            f"the file of GPU experts has {len(whole)} lines, but the model has {layers} MoE layers"
         )
     mask = np.zeros((layers, experts), np.bool_)
     for row, (number, line) in zip(mask, whole, strict=True):
         ids = _ids(line) if _LINE.fullmatch(line) else None
         if ids is None:
             raise UsageError(
-                f"line {number} of the file of GPU experts is {line[:40]!r}",
+                f"line {number} of the file of GPU experts is not a list of ids: {line[:40]!r}",
                 hint="a line lists the ids of one MoE layer, for example: 0-15,32",
             )
         if ids and ids[-1] >= experts:
             raise UsageError(
                 f"line {number} of the file of GPU experts names expert {ids[-1]},"
-                f" the model has 0-{experts - 1}"
+                f" but the model has 0-{experts - 1}"
             )
         row[list(ids)] = True
     return mask
@@ -224,17 +224,17 @@ def _most(room: Room) -> int:
 def _counted(wish: int, room: Room) -> ResidentChoice:
     if not 0 <= wish <= room.experts:
         raise UsageError(
-            f"{wish} experts per layer are asked for on the GPU, the model has {room.experts}"
+            f"{wish} experts per layer were requested on the GPU, but the model has {room.experts}"
         )
     most = _most(room)
-    reason = f"{wish} experts per layer do not fit; {most} do" if wish > most else ""
+    reason = f"{wish} experts per layer do not fit; {most} fit" if wish > most else ""
     return ResidentChoice(uniform(min(wish, most), room), UNIFORM, reason)
 
 
 def _explicit(wish: Mask, room: Room) -> ResidentChoice:
     if wish.shape != room.empty.shape:
         raise UsageError(
-            f"the mask of GPU experts is of {_shape(wish)}, the model has {_shape(room.empty)}"
+            f"the mask of GPU experts has the shape {_shape(wish)}, but the model has {_shape(room.empty)}"
         )
     asked = wish.astype(np.bool_)
     # Where not all fit, every layer gives up its last ones: by rank in the layer, then by layer.
@@ -242,7 +242,7 @@ def _explicit(wish: Mask, room: Room) -> ResidentChoice:
     order = np.argsort(rank, axis=None, kind="stable")
     mask = _greedy(order[: int(asked.sum())], room)
     lost = int(asked.sum()) - int(mask.sum())
-    reason = f"{lost} of the {int(asked.sum())} experts asked for do not fit" if lost else ""
+    reason = f"{lost} of the {int(asked.sum())} requested experts do not fit" if lost else ""
     return ResidentChoice(mask, "mask", reason)
 
 

@@ -199,20 +199,20 @@ def _notes(
 ) -> Iterator[str]:
     threads, cpu = sum(team.threads for team in teams), machine.cpu
     if threads > len(cpu.cores):
-        yield f"{len(teams)} teams on {len(cpu.cores)} cores: to try out, not to be fast"
+        yield f"{len(teams)} teams on {len(cpu.cores)} cores: for testing, not for speed"
     elif threads > len(cpu.fast):
         yield (
-            f"{threads} threads run on efficiency cores, too: each step waits for the slowest of them"
+            f"{threads} threads include efficiency cores: each step waits for the slowest of them"
         )
     elif threads > cpu.threads:
         yield (
-            f"a container limit allows the time of {cpu.quota:g} CPUs: {threads} threads are slower,"
+            f"a container limit allows the CPU time of {cpu.quota:g} cores: {threads} threads are slower,"
             " not faster"
         )
     if numa == OFF and len(machine.worker_nodes) > 1:
         yield (
-            f"--numa off on {len(machine.worker_nodes)} nodes: weights lie anywhere, so the plan counts"
-            " on the bandwidth of one"
+            f"--numa off on {len(machine.worker_nodes)} nodes: weights may be on any node, so the plan"
+            " assumes the bandwidth of one"
         )
     yield from _memory_notes(machine, numa, counted)
 
@@ -228,7 +228,7 @@ def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iter
     for reason, nodes in reasons.items():
         if nodes:
             size = gib(sum(node.size_bytes for node in nodes))
-            yield f"{size} of memory on {node_words(nodes)} {reason} is not counted"
+            yield f"the plan does not count {size} of memory on {node_words(nodes)} {reason}"
 
 
 def node_words(nodes: Sequence[Node]) -> str:

@@ -237,12 +237,12 @@ class Levers:
         made, lacking = self.made, list[str]()
         missing = made.need_bytes - made.host.available_bytes
         if missing > 0:
-            lacking.append(f"{gib(missing)} more memory would do")
+            lacking.append(f"it would fit with {gib(missing)} more memory")
         else:
             for need in made.nodes:
                 if not need.fits:
                     lack = gib(need.need_bytes - need.free_bytes)
-                    lacking.append(f"{lack} more free on node {need.node} would do")
+                    lacking.append(f"it would fit with {lack} more free on node {need.node}")
         if missing > 0 and not anything:
             own = self.request.recipe
             dense = own.dense.name
@@ -252,7 +252,7 @@ class Levers:
             )
             saved = weight_bytes(self.model, own) - smallest
             if self._routed and 0 < saved < missing:
-                lacking[0] += f", {gib(missing - saved)} with the smallest format"
+                lacking[0] += f", or {gib(missing - saved)} more in the smallest format"
         yield from (Lever("", words) for words in lacking)
 
     def _lost(self, recipe: Recipe) -> float:
@@ -270,8 +270,8 @@ class Levers:
         if plan is None:
             return None
         text = (
-            f"{made.rate(made.speed.decode)} tokens/s are with {device.depth} of {self.model.spec.top_k} experts"
-            f" deferred, which changes answers; without (--defer 0): {plan.speed_words}"
+            f"{made.rate(made.speed.decode)} tokens/s is with {device.depth} of {self.model.spec.top_k} experts"
+            f" deferred, which changes answers; without deferral (--defer 0): {plan.speed_words}"
         )
         return Lever("--defer 0", text, plan)
 
@@ -283,7 +283,7 @@ class Levers:
         for change in self._formats():
             if self._lost(change.request.recipe) > own * _LESS_LOSS:
                 return None
-            if (lever := self._tried(change, "fits, too")) is not None:
+            if (lever := self._tried(change, "also fits")) is not None:
                 return lever
         return None
 
@@ -297,7 +297,7 @@ class Levers:
             change = Change(
                 f"--context {context}", replace(self.request, context=context), self.host
             )
-            lever = self._tried(change, "fits, too")
+            lever = self._tried(change, "also fits")
             if lever and lever.plan and lever.plan.speed.decode * _FASTER >= made.speed.decode:
                 return lever
             context = context // 2 // PAGE_TOKENS * PAGE_TOKENS

@@ -118,7 +118,7 @@ class Use:
         if not spec.window:
             return positions
         kept = PAGE_TOKENS * self.window_pages(spec, context, chunk)
-        return f"{positions}; {kept}, {gib(in_windows)} each, where windows are {spec.window}"
+        return f"{positions}; {kept} with windows of {spec.window}, {gib(in_windows)} each"
 
     def states_bytes(self, spec: Spec) -> int:
         """Returns the bytes of the states that layers keep of sequences whatever their length."""

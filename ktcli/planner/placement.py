@@ -89,14 +89,14 @@ def _check(spec: Spec, request: Request) -> None:
     if request.context is not None and not 1 <= request.context <= spec.context:
         raise UsageError(
             f"a context of {request.context} tokens is not possible:"
-            f" this model was made for 1..{spec.context} positions",
+            f" this model supports 1 to {spec.context} positions",
             hint=f"use --context {spec.context} or less",
         )
     deferral.require(request.defer, spec.deferrable)
     if request.use.cache_format == FP8 and spec.chooses:
         raise UsageError(
-            f"{spec.family} cannot have an fp8 cache: its layers attend to chosen positions or to pooled rows,"
-            " whose numbers are kept as they are",
+            f"{spec.family} cannot use an fp8 cache: its layers attend to chosen positions or to pooled rows,"
+            " which kt does not store in fp8",
             hint="leave out --kv, or use --kv bf16",
         )
 
@@ -105,9 +105,9 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
     """Makes the plan on GPUs or on the CPU alone, whichever is asked for or faster."""
     gpus = candidates(host.gpus, request)
     if not gpus:
-        return _on_cpu(model, host, request, _unused(host.gpus, "as --device cpu asks"))
+        return _on_cpu(model, host, request, _unused(host.gpus, "because of --device cpu"))
     if request.device == AUTO and is_small(model, request.recipe):
-        return _on_cpu(model, host, request, _unused(host.gpus, "for a model as small as this one"))
+        return _on_cpu(model, host, request, _unused(host.gpus, "because the model is small"))
     assert host.beside is not None
     try:
         made = plan_with(model, host.beside, gpus, request)
@@ -120,7 +120,11 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
         context = alone.context(request.context)
         slower = made.speed.decode < alone.decode_tok_s(context)
         if (slower or not made.fits) and alone.fits(context):
-            why = "as the CPU alone is faster" if slower else "as main memory is too small with it"
+            why = (
+                "because the CPU alone is faster"
+                if slower
+                else "because main memory would be too small"
+            )
             return _on_cpu(model, host, request, _unused(host.gpus, why))
     return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))
 
@@ -138,8 +142,8 @@ def candidates(gpus: Sequence[Gpu], request: Request) -> tuple[Gpu, ...]:
     if number is not None and request.gpus is not None and number not in request.gpus:
         allowed = cpu_text(sorted(request.gpus))
         raise UsageError(
-            f"--device {request.device} is none of the GPUs that may be used: {allowed}",
-            hint="--gpus, or the setting gpus, says which may; --gpus all lifts it",
+            f"--device {request.device} is not one of the allowed GPUs: {allowed}",
+            hint="--gpus or the gpus setting selects them; --gpus all allows all",
         )
     named = (number,) if number is not None else request.gpus
     by_number = {gpu.index: gpu for gpu in gpus}
@@ -147,7 +151,7 @@ def candidates(gpus: Sequence[Gpu], request: Request) -> tuple[Gpu, ...]:
     if missing or not gpus:
         have = ", ".join(f"cuda:{gpu.index}" for gpu in gpus) or "none that can be used"
         what = f"cuda:{missing[0]}" if missing else request.device
-        raise UsageError(f"there is no GPU {what}", hint=f"GPUs here: {have}; kt doctor says more")
+        raise UsageError(f"there is no GPU {what}", hint=f"GPUs here: {have}; kt doctor shows more")
     if named is not None:
         return tuple(by_number[each] for each in named)
     return tuple(sorted(gpus, key=lambda gpu: (-gpu.free_bytes, gpu.index)))
@@ -158,12 +162,12 @@ def _left_over(gpus: Sequence[Gpu], candidates: Sequence[Gpu], made: Plan) -> tu
     assert made.device is not None
     used = made.device.gpus
     return (
-        *_unused([gpu for gpu in gpus if gpu not in candidates], "as others are asked for"),
+        *_unused([gpu for gpu in gpus if gpu not in candidates], "because others were requested"),
         *_unused(
             [gpu for gpu in candidates if gpu not in used],
-            "as the whole model is on other GPUs"
+            "because the whole model is on other GPUs"
             if made.device.mask.all()
-            else "as it would not help",
+            else "because it would not help",
         ),
     )
 

@@ -249,7 +249,7 @@ def _read() -> dict[str, Alias]:
     version, table = document.get("kt_aliases"), document.get("aliases")
     if isinstance(version, bool) or version not in (_PLAIN, _PRESETS):
         known = f"{_PLAIN} and {_PRESETS}"
-        raise _bad(f"has version {str(version)[:40]}, this kt reads versions {known}")
+        raise _bad(f"has version {str(version)[:40]}; this kt reads versions {known}")
     if not isinstance(table, dict) or len(table) > MOST:
         raise _bad(f"has no table of at most {MOST} aliases")
     return {name.lower(): _alias(name, entry) for name, entry in table.items()}

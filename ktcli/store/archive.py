@@ -128,8 +128,11 @@ class Archive:
             raise self.bad("is not a tar archive") if self._at == len(block) else self.cut()
         kind = self._info(block).type
         if kind not in (tarfile.REGTYPE, tarfile.AREGTYPE) or b"GNU.sparse" in data:
-            what = _KINDS.get(kind, "a sparse file" if b"GNU.sparse" in data else "no plain file")
-            raise self.bad(f"contains {what}, but a bundle contains only plain files")
+            what = _KINDS.get(
+                kind,
+                "a sparse file" if b"GNU.sparse" in data else "something other than a plain file",
+            )
+            raise self.bad(f"contains {what}, but a bundle may contain only plain files")
         info = self._info(data)
         if info.size < 0:
             raise self.bad("has a member of negative size")

@@ -141,10 +141,10 @@ def parse(data: bytes) -> Bundle:
     if type(version) is not int or version != VERSION:
         newer = type(version) is int and version > VERSION
         why = "is from a newer kt: update kt" if newer else "has an unknown version"
-        raise ValueError(f"{why} ({str(version)[:20]}, this kt reads {VERSION})")
+        raise ValueError(f"{why} ({str(version)[:20]}; this kt reads {VERSION})")
     name, rows, heat = document.get("name"), document.get("parts"), document.get("heat")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"is of a model with the invalid name {str(name)[:60]!r}")
+        raise ValueError(f"is for a model with the invalid name {str(name)[:60]!r}")
     if not isinstance(rows, list) or not rows:
         raise ValueError("has no list of parts")
     parts = tuple(map(_part, rows))

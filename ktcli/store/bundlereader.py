@@ -185,7 +185,7 @@ def _arrival(part: BundlePart, name: str, identity: str) -> Arrival:
         ) from None
     if hashlib.sha256(data).hexdigest() != own.sha256:
         raise UsageError(
-            f"a different {entry.label} is already in the library and stays",
+            f"a different {entry.label} is already in the library and is not replaced",
             hint=f"import with --as NAME, or remove that one: kt rm {entry.label}",
         )
     return replace(arrival, known=True)

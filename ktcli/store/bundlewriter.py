@@ -156,7 +156,7 @@ def write_file(what: Export, target: Path, watcher: Watcher) -> None:
     with smallfiles.lock(target.with_name(f".{target.name}.lock"), f"exporting {what.label}"):
         if os.path.lexists(target):
             raise UsageError(
-                f"{target} exists", hint="choose another file name, or remove that one"
+                f"{target} already exists", hint="choose another file name, or remove that one"
             )
         try:
             what, begun = _begun(what, beside)

@@ -131,7 +131,7 @@ class PageFolder:
             version = None
         if version != VERSION:
             raise OtherVersion(
-                f"the KV pages in {self.path} are of {_words(version)}, not version {VERSION}, and are ignored",
+                f"the KV pages in {self.path} have {_words(version)}, not version {VERSION}, and are ignored",
                 hint="kt cache rm removes them, so that new ones are written; --no-kv-cache runs without any",
             )
 

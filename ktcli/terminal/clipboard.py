@@ -35,7 +35,7 @@ def copy(text: str, write: Callable[[str], None]) -> str:
     data = text.encode("utf-8", "replace")
     if len(data) > MAX_BYTES:
         raise UsageError(
-            f"{len(data):,} bytes exceed the limit of {MAX_BYTES:,} bytes that a terminal copies",
+            f"{len(data):,} bytes exceed the limit of {MAX_BYTES:,} bytes for copying through a terminal",
             hint="/export writes a file; with wl-copy or xclip installed, any length can be copied",
         )
     write(_OSC_52.format(base64.b64encode(data).decode("ascii")))

@@ -201,7 +201,9 @@ def show(
         person.note(ended.format(**said))
     if chat.reply.thought_cut:
         most = chat.settings.think_budget or 0
-        person.note(f"(the thought was ended at {most:,} tokens; /set think-budget changes it)")
+        person.note(
+            f"(thinking was stopped at {most:,} tokens; /set think-budget changes the limit)"
+        )
     if full := nearly_full(before, chat.used, engine.context):
         person.note(full)
     if remarks.stats:
@@ -226,6 +228,6 @@ def _below(chat: Chat, screen: Screen) -> str:
 
 ENDS = {
     Finish.CANCELLED: "(stopped)",
-    Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
+    Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes the limit)",
     Finish.CONTEXT: "(the context of {context:,} tokens is full: /compact makes room; {longer})",
 }

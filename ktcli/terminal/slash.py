@@ -115,7 +115,7 @@ def _compact(repl: ReplState, rest: str) -> None:
 
 def _model(repl: ReplState, rest: str) -> None:
     if repl.models is None:
-        raise UsageError("this chat has one model only")
+        raise UsageError("this chat supports only one model")
     if rest:
         repl.models.go_to(rest)
         return
@@ -179,7 +179,7 @@ def _set(repl: ReplState, rest: str) -> None:
         repl.say(silent)
     backend = repl.chat.backend
     if name == "think-budget" and not backend.answers.thinks:
-        repl.say(f"{backend.name} does not think before it answers; it has no effect")
+        repl.say(f"think-budget has no effect: {backend.name} does not think before it answers")
 
 
 TABLE: dict[str, Slash] = {

@@ -125,9 +125,7 @@ def unused_settings(folder: Path) -> tuple[str, ...]:
         BadCheckpoint: the file is damaged.
     """
     given = _given(folder / _FILE)
-    return tuple(
-        f"{name} is {given[name]} in {_FILE}, which is left out" for name in _unused(given)
-    )
+    return tuple(f"{name} is {given[name]} in {_FILE}, which is ignored" for name in _unused(given))
 
 
 def _given(path: Path) -> dict[str, Any]:

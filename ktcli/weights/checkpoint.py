@@ -298,7 +298,9 @@ def _list_shards(folder: Path) -> list[str]:
     found_what = "several .safetensors files without an index" if names else "no .safetensors file"
     if not names and (list(folder.glob("*.bin")) or list(folder.glob("*.pt*"))):
         found_what = "only PyTorch pickle files, which can run code when they are read"
-    raise BadCheckpoint(f"{folder} holds {found_what}", hint="kt converts safetensors checkpoints")
+    raise BadCheckpoint(
+        f"{folder} contains {found_what}", hint="kt converts safetensors checkpoints"
+    )
 
 
 _PAIR = re.compile(r'\s*"([^"\\\x00-\x1f]{1,1000})"\s*:\s*"([^"\\\x00-\x1f]{1,255})"\s*')

@@ -86,7 +86,7 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageS
         return StorageSource(name, (*shape[:-2], 32 * shape[-2]), MXFP4, (part, scales))
     raise BadCheckpoint(
         f"{name} in {part.file} is stored as {dtype}, which kt cannot convert",
-        hint=f"kt reads {', '.join(PLAIN)} and quantized weights beside their scales",
+        hint=f"kt reads {', '.join(PLAIN)} and quantized weights with their scales",
     )
 
 
@@ -112,7 +112,7 @@ def _companion(
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise BadCheckpoint(
             f"{name} in {found.file} has the shape {list(found.entry.shape)}, "
-            f"{part.name} asks for {wanted}",
+            f"but {part.name} requires {wanted}",
             hint=hint,
         )
     return found
@@ -170,15 +170,15 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     n, row_bytes = part.entry.shape
     scale = _short(part.name)
     if scheme.experts != "fp4" or not ROUTED.fullmatch(part.name):
-        what = "no routed expert" if scheme.experts == "fp4" else "not fp4 by what config.json says"
+        what = "no routed expert" if scheme.experts == "fp4" else "not fp4 according to config.json"
         raise BadCheckpoint(
-            f"{part.name} in {part.file} is stored as I8 beside {scale}, as experts in fp4 are, but is {what}",
+            f"{part.name} in {part.file} is stored as I8 next to {scale}, like fp4 experts, but is {what}",
             hint=hint,
         )
     k = 2 * row_bytes
     if k % FP4_GROUP:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} fp4 numbers, kt reads only multiples of {FP4_GROUP}",
+            f"{part.name} in {part.file} holds rows of {k} fp4 numbers; kt reads only multiples of {FP4_GROUP}",
             hint=hint,
         )
     scales = _companion(part, scale, parts, hint, [(n, k // FP4_GROUP)], E8M0[:1])
@@ -205,7 +205,7 @@ def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
         )
     if k % group:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} {kind} numbers, kt reads only multiples of {group}",
+            f"{part.name} in {part.file} holds rows of {k} {kind} numbers; kt reads only multiples of {group}",
             hint=hint,
         )
     known = ("F8_E4M3",) if kind == "nvfp4" else E8M0
@@ -269,7 +269,7 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     (n, k), groups, zeros_shape = _sizes(part, bits, group, outputs)
     if not k or not n or k % 8 or n % 8:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds {k} x {n} codes, kt reads only multiples of 8",
+            f"{part.name} in {part.file} holds {k} x {n} codes; kt reads only multiples of 8",
             hint=hint,
         )
     scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)], PLAIN)

@@ -261,7 +261,7 @@ def _check_ranges(entries: dict[str, TensorEntry], data_bytes: int) -> None:
             raise _HeaderFault(f"tensor {name!r} at {entry.offset} {what}, which ends at {end}")
         end += entry.size_bytes
     if end != data_bytes:
-        what = "cut short" if end > data_bytes else "followed by something else"
+        what = "truncated" if end > data_bytes else "followed by something else"
         raise _HeaderFault(f"the data is {what}, it should have {end} bytes and has {data_bytes}")
     entries.clear()
     entries.update(ordered)

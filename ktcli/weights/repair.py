@@ -127,8 +127,8 @@ def _refuse_searched(
         formats = (format_of(tensor, recipe) for tensor in file.tensors)
         if any(fmt is not None and fmt.bits == SEARCHED_BITS for fmt in formats):
             raise UsageError(
-                f"{file.name} of {name} was calibrated with a text ({calibration.identity}): which columns matter was "
-                "learnt by running the whole model on it, and kt keeps neither the text nor that",
+                f"{file.name} of {name} was calibrated with a text ({calibration.identity}): the calibration ran the "
+                "whole model on it, and kt keeps neither the text nor the result",
                 hint="remove it, and convert the model with --calibrate FILE: the same text gives the same bytes",
             )
 

@@ -105,8 +105,11 @@ def loss_of(config: Json, experts: str) -> str:
         return ""
     nearest = _NEAREST["nvfp4"]
     if experts == nearest:
-        return f"its NVFP4 is what no format holds: {nearest} adds an error of about 8 %, --experts int8 of 1 to 2 %"
-    return f"its NVFP4 is what no format holds: of 4 bits {nearest} is the nearest"
+        return (
+            f"no number format of kt holds its NVFP4 weights exactly: {nearest} adds an error of about 8 %,"
+            " --experts int8 one of 1 to 2 %"
+        )
+    return f"no number format of kt holds its NVFP4 weights exactly: the nearest with 4 bits is {nearest}"
 
 
 def _refuse(what: str, value: object, kind: str = "which kt does not read") -> NoReturn:
@@ -123,7 +126,7 @@ def _require(found: Json, key: str, *allowed: object, method: str = "") -> Any:
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         known = ", ".join(repr(each) for each in allowed if each is not None)
         method = method or found.get("quant_method") or found.get("type") or "quantization"
-        kind = f"kt reads only {known}" if len(known) < 100 else "which kt does not read"
+        kind = f"but kt reads only {known}" if len(known) < 100 else "which kt does not read"
         _refuse(f"is quantized ({method}) with {key}", value, kind)
     return value
 

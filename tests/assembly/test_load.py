@@ -154,9 +154,7 @@ def test_gpus_that_are_hidden_by_mistake(say: Say, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         code, out, err = say()
         assert code == 0 and len(out) > 2
-        assert (
-            err.count(f"none responds of those that CUDA_VISIBLE_DEVICES={named!r} names") == said
-        )
+        assert err.count(f"none responds among those in CUDA_VISIBLE_DEVICES={named!r}") == said
         code, out, err = say("--device", "cuda")
         assert (code, out) == (10, "") and f"CUDA_VISIBLE_DEVICES={named!r} names" in err
 
@@ -232,15 +230,15 @@ def test_a_way_that_failed_is_not_tried_by_the_next_start(
 
     def refuse(*_: object) -> None:
         tried.append(1)
-        raise DeviceError("the GPU failed in capturing a decode step: not permitted")
+        raise DeviceError("the GPU failed during capturing a decode step: not permitted")
 
     monkeypatch.setattr(HostStream, "capture", refuse)
     answers = []
     for known in (False, True, True):
         code, out, err = say("--device", "cuda")
         answers.append(out)
-        assert code == 0 and err.count("not permitted: every step is launched anew") == 1, err
-        assert err.count("after kt doctor --measure the next start tries again") == known, err
+        assert code == 0 and err.count("not permitted: every step is launched separately") == 1, err
+        assert err.count("after kt doctor --measure, the next start tries again") == known, err
         assert len(tried) == 1
     assert answers == answers[:1] * 3
     found = replace(probe(), gpus=(replace(GPU, driver="581.0"),))
@@ -256,7 +254,7 @@ def test_a_gpu_that_failed_is_tried_by_the_next_start(
     """It may have been busy."""
 
     def broken(*_: object) -> None:
-        raise DeviceError("the GPU failed in loading: CUDA error: unknown error")
+        raise DeviceError("the GPU failed during loading: CUDA error: unknown error")
 
     with monkeypatch.context() as patch:
         patch.setattr(DeviceEngine, "_load", broken)
@@ -280,14 +278,14 @@ def test_the_cpu_where_the_gpu_fails_at_load(say: Say, monkeypatch: pytest.Monke
 
     class Broken(DeviceEngine):
         def _load(self, source: object, progress: object) -> None:
-            raise DeviceError("the GPU failed in loading: CUDA error: unknown error")
+            raise DeviceError("the GPU failed during loading: CUDA error: unknown error")
 
     monkeypatch.setattr(loading, "DeviceEngine", Broken)
     prefer_gpu(monkeypatch)
     code, out, err = say()
     assert code == 0 and len(out) > 2 and err.count("NVIDIA Test is not used: the GPU failed") == 1
     code, out, err = say("--device", "cuda")
-    assert (code, out) == (10, "") and err.count("the GPU failed in loading") == 1
+    assert (code, out) == (10, "") and err.count("the GPU failed during loading") == 1
 
 
 def test_a_gpu_that_fails_in_the_middle(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +294,7 @@ def test_a_gpu_that_fails_in_the_middle(say: Say, monkeypatch: pytest.MonkeyPatc
     def fail(self: DecodeStep, *args: object, **kwargs: object) -> None:
         steps.append(1)
         if len(steps) == 4:
-            raise DeviceError("the GPU failed in a step: CUDA error: an illegal memory access")
+            raise DeviceError("the GPU failed during a step: CUDA error: an illegal memory access")
         run(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DecodeStep, "run", fail)
@@ -310,15 +308,15 @@ def test_why_a_gpu_failed_is_said_though_it_cannot_be_asked_any_more(
     """Its counts of experts are gone with it, and are no reason to say something else."""
 
     def fail(self: object, *args: object, **kwargs: object) -> None:
-        raise DeviceError("the GPU failed in a step")
+        raise DeviceError("the GPU failed during a step")
 
     def lost(self: DeviceEngine) -> None:
-        raise DeviceError("the GPU failed in counting")
+        raise DeviceError("the GPU failed during counting")
 
     monkeypatch.setattr(Scheduler, "step", fail)
     monkeypatch.setattr(DeviceEngine, "chosen", lost)
     code, _, err = say("--device", "cuda")
-    assert code == 10 and "failed in a step" in err and "counting" not in err
+    assert code == 10 and "failed during a step" in err and "counting" not in err
 
 
 def test_threads_of_the_environment_count_beside_a_gpu(

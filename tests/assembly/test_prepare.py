@@ -114,7 +114,7 @@ def test_a_model_that_does_not_fit_is_not_pulled(
     [
         (["--device", "tpu"], 2, "'tpu' is not a device"),
         (["--device", "cuda"], 10, "no NVIDIA GPU responds"),
-        (["--defer", "7"], 2, "at most 6 can wait"),
+        (["--defer", "7"], 2, "at most 6 can be deferred"),
         (["--gpu-experts", "/nowhere"], 3, "/nowhere"),
         (
             ["--prefill-threshold", "soon"],

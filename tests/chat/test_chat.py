@@ -256,7 +256,7 @@ def test_a_reply_may_be_left_at_any_piece(tmp_path: Path) -> None:
 def test_a_full_context_is_said_with_numbers(tmp_path: Path) -> None:
     chat = Chat(backend(tmp_path, context=40))
     with pytest.raises(
-        ContextFull, match=r"alone has \d+ tokens and the context holds 40"
+        ContextFull, match=r"alone has \d+ tokens, but the context holds 40"
     ) as caught:
         say(chat, "x" * 100)
     assert "a part of it" in caught.value.hint and "--context" in caught.value.hint

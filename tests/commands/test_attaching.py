@@ -61,7 +61,7 @@ def test_a_server_is_made_to_load_a_model_only_where_somebody_says_so(
     monkeypatch.setenv("KT_ATTACH", "always")
     assert attached() and server["loads"] == 2
     assert not attached("--attach", "loaded") and server["loads"] == 2
-    with pytest.raises(UsageError, match="contradict"):
+    with pytest.raises(UsageError, match="cannot be used together"):
         asked("--no-attach", "--attach", "always")
     with pytest.raises(
         UsageError, match="--attach is 'often', which is not loaded, always or never"
@@ -80,7 +80,7 @@ def test_what_only_an_engine_of_its_own_can_do_is_not_attached(
     if words.startswith("KT_"):
         monkeypatch.setenv(*words.split("="))
     assert not attached(*([] if words.startswith("KT_") else words.split()))
-    assert f"{words.split()[0]} is for an engine of its own" in capsys.readouterr().err
+    assert f"{words.split()[0]} applies only to a model loaded here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,10 @@ def test_a_variable_of_the_shell_that_a_server_does_not_hear_is_said(
     monkeypatch.delenv("KT_CACHE", raising=False)
     monkeypatch.setenv(*words.split("="))
     assert attached()
-    assert f"{words}: the server at port 11435 has settings of its own" in capsys.readouterr().err
+    assert (
+        f"{words}: ignored, because the server on port 11435 uses its own settings"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_longer_context_is_not_there(

@@ -261,7 +261,7 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
             "--prefill-threshold applies only to a GPU",
         ),
         (["--device", "cuda9"], "'cuda9' is not a device"),
-        (["--defer", "1"], "--defer asks for 1 of 2 experts per token, at most 0 can wait"),
+        (["--defer", "1"], "--defer asks for 1 of 2 experts per token; at most 0 can be deferred"),
     ],
 )
 def test_what_needs_a_gpu_says_so(
@@ -450,9 +450,9 @@ def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--batch", "0"], "--batch is '0'"),
-        (["--batch", "1,x"], "--batch is '1,x'"),
-        (["--batch", "65"], "--batch is '65'"),
+        (["--batch", "0"], "--batch cannot be '0'"),
+        (["--batch", "1,x"], "--batch cannot be '1,x'"),
+        (["--batch", "65"], "--batch cannot be '65'"),
         (["--batch", "2", "--profile"], "--profile measures one answer only"),
         (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts applies only to a GPU"),
     ],

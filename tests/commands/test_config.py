@@ -136,7 +136,7 @@ def test_the_environment_comes_before_the_file(
     monkeypatch.setenv("KT_THREADS", " 2 ")
     assert (config.value("threads"), config.stated("threads").undo) == (2, "unset KT_THREADS")
     code, _, err = kt(capsys, "set", "threads", "4")
-    assert code == 0 and "KT_THREADS=2 comes before the file" in err
+    assert code == 0 and "KT_THREADS=2 overrides the file" in err
     monkeypatch.setenv("KT_THREADS", "many")
     found = json.loads(kt(capsys, "list", "--json")[1])
     (row,) = (each for each in found["settings"] if each["name"] == "threads")
@@ -209,7 +209,9 @@ def test_a_server_is_set_up_by_settings_and_other_machines_need_a_key(
     write(file, 'host = "0.0.0.0"\nport = 8123\n')
     assert main(["serve", "kt-mini", "--print-unit"]) == 2
     err = capsys.readouterr().err
-    assert "host in " in err and "0.0.0.0 lets other machines in, and there is no key" in err
+    assert (
+        "host in " in err and "0.0.0.0 is reachable from other machines and needs an API key" in err
+    )
     assert main(["serve", "kt-mini", "--print-unit", "--host", "127.0.0.1"]) == 0
     key = tmp_path / "key"
     key.write_text("secret")
@@ -239,7 +241,7 @@ def test_a_model_that_is_set_and_not_there_is_told_with_who_set_it(
 BAD = {
     "unknown keys": (
         b"thread = 8\n[x]\ny = 1\n",
-        "line 1: 'thread' is not a setting; line 2: settings have no tables, so [x] means nothing",
+        "line 1: 'thread' is not a setting; line 2: settings have no tables, so [x] has no effect",
     ),
     "a wrong value": (b"\nthreads = 'many'\n", "line 2: threads is 'many', which is not a whole"),
     "a list": (b"threads = [\n1]\n", "line 1: threads is '[1]', which is not a whole number"),
@@ -247,12 +249,12 @@ BAD = {
         b"threads = true\n",
         "threads is 'on', which is not a whole number",
     ),
-    "a variable only": (b"isa = 'avx2'\n", "isa is only a variable, KT_ISA"),
+    "a variable only": (b"isa = 'avx2'\n", "isa can only be set as a variable, KT_ISA"),
     "no TOML": (b"threads: 8\n", "line 1: it cannot be read (expected '=' after a key"),
     "bytes": (b"\xff\xfe\0", "line 1: it cannot be read (it is not UTF-8)"),
-    "nested": (b"x = " + b"[" * 30_000, "line 1: it cannot be read (it nests too deeply)"),
+    "nested": (b"x = " + b"[" * 30_000, "line 1: it cannot be read (it is nested too deeply)"),
     "a long number": (b"threads = " + b"9" * 9_000, "line 1: it cannot be read ("),
-    "a longer number": (b"threads = 0x" + b"9" * 9_000, "threads is a number of too many digits"),
+    "a longer number": (b"threads = 0x" + b"9" * 9_000, "threads is a number with too many digits"),
     "too large": (b"#" * (settingsfile.MAX_BYTES + 1), "it cannot be read (it is larger than"),
     "many": (b"".join(b"x%d = 1\n" % i for i in range(9)), "and 6 more"),
     "control characters": (b'"a\\u001b[31m" = 1\n', "not a setting"),
@@ -278,13 +280,13 @@ BROKEN = {
     "wrong type": (b"max-tokens = [1, 2]", "line 2: max-tokens is '[1, 2]', which is"),
     "unknown key": (b"new-in-kt-9 = 1", "line 2: 'new-in-kt-9' is not a setting"),
     "not TOML": (b"max-tokens: 8", "line 2: it cannot be read ("),
-    "set twice": (b"threads = 4", "line 2: threads is set once more; line 1 holds"),
+    "set twice": (b"threads = 4", "line 2: threads is set twice; line 1 applies"),
     "latin-1": ('system = "Schr\xf6der"'.encode("latin-1"), "line 2: it cannot be read (it is not UTF-8)"),
     "latin-1 in a comment": (b"# Schr\xf6der", ""),
     "unclosed quote": (b'system = "never ends', "line 2: it cannot be read ("),
     "unclosed text": (b'system = """never ends', "line 2: it cannot be read ("),
     "unclosed list": (b"max-tokens = [", "line 2: it cannot be read ("),
-    "a table": (b"[kt]", "line 2: settings have no tables, so [kt] means nothing"),
+    "a table": (b"[kt]", "line 2: settings have no tables, so [kt] has no effect"),
     "CRLF": (b"max-tokens = 5\r", ""),
     "zero bytes": (b"\0\0\0", "line 2: it cannot be read ("),
     "several lines": (b'system = """\n[x]\nthreads = 9\n"""', ""),
@@ -362,7 +364,7 @@ def test_where_bytes_go_is_never_replaced_by_a_default(
 
 def test_a_file_that_cannot_be_read_at_all_may_say_where_the_library_is(file: Path) -> None:
     write(file, b"#" * (settingsfile.MAX_BYTES + 1))
-    with pytest.raises(UsageError, match=r"it may say what home is"):
+    with pytest.raises(UsageError, match=r"it may set home"):
         config.home()
 
 

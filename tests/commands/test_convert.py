@@ -201,7 +201,7 @@ def test_mistakes(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.Monk
     assert main(["convert", str(source), *out, "--json"]) == 5
     captured = capsys.readouterr()
     document = json.loads(captured.out)["error"]
-    assert document["type"] == "BadCheckpoint" and "cut short" in document["message"]
+    assert document["type"] == "BadCheckpoint" and "truncated" in document["message"]
     assert "kt pull" in document["hint"]
     assert not (tmp_path / "pack").exists()
 
@@ -229,7 +229,7 @@ def test_what_a_conversion_lost_is_shown(source: Path, tmp_path: Path, capsys):
         assert row["cosine"]["experts"] == pytest.approx(expected, abs=1e-3)
     assert main(["show", str(out)]) == 0
     text = capsys.readouterr().out
-    assert "experts' down" in text and "worst layer" in text and "least cosine" in text
+    assert "experts' down" in text and "worst layer" in text and "lowest cosine" in text
     shown = {
         line.split()[0]: line.split()[1:] for line in text.partition("  layer")[2].splitlines()[1:]
     }

@@ -251,13 +251,13 @@ def test_an_interrupt_shows_what_was_measured(
 
 
 WRONG = {
-    "short text": (["--tokens", "100"], 2, "gives 100 tokens to predict, at least 256"),
+    "short text": (["--tokens", "100"], 2, "has 100 tokens to predict, but at least 256"),
     "no such text": (["--text", "/no/such/file"], 3, "cannot read the text"),
     "a folder": (["--text", "/"], 3, "cannot read the text"),
-    "depth": (["--defer", "7"], 2, "at most 6 can wait"),
-    "depths": (["--defer", "0,x"], 2, "--defer is '0,x'"),
-    "depth twice": (["--defer", "3,3"], 2, "--defer is '3,3'"),
-    "cache": (["--kv", "fp4"], 2, "--kv is 'fp4'"),
+    "depth": (["--defer", "7"], 2, "at most 6 can be deferred"),
+    "depths": (["--defer", "0,x"], 2, "--defer cannot be '0,x'"),
+    "depth twice": (["--defer", "3,3"], 2, "--defer cannot be '3,3'"),
+    "cache": (["--kv", "fp4"], 2, "--kv cannot be 'fp4'"),
     "format": (["--formats", "int5"], 2, "there is no number format 'int5'"),
     "format twice": (["--formats", "int4,int4-int8"], 2, "names a conversion twice"),
     "stride": (["--stride", "600"], 2, "leaves out tokens between windows of 512"),

@@ -96,7 +96,7 @@ def test_a_map_of_another_model_is_a_warning(pack: Path, capsys: Capture) -> Non
     heat.add(pack, Heat(np.ones((2, 2), np.int64), 2))
     assert main(["show", NAME, "--experts"]) == 0
     said = capsys.readouterr()
-    assert "is not recorded yet" in said.out
+    assert "kt has not yet recorded which experts" in said.out
     assert said.err.startswith("warning: the heat map ") and said.err.count("\n") == 1
 
 

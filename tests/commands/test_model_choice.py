@@ -150,8 +150,8 @@ class Person(SimpleNamespace):
     [
         ("auto", DeviceError, "on the CPU"),
         ("cuda", DeviceError, ""),
-        ("auto", OutOfDeviceMemory, "with the memory of the GPU that is free now"),
-        ("cuda", OutOfDeviceMemory, "with the memory of the GPU that is free now"),
+        ("auto", OutOfDeviceMemory, "with the GPU memory that is free now"),
+        ("cuda", OutOfDeviceMemory, "with the GPU memory that is free now"),
     ],
 )
 def test_a_chat_goes_on_after_the_gpu_failed(
@@ -168,7 +168,7 @@ def test_a_chat_goes_on_after_the_gpu_failed(
 
     def fails(*_: object) -> None:
         if person.lines == ["again"] and not loaded:
-            raise kind("the GPU failed in a step")
+            raise kind("the GPU failed during a step")
 
     step = Scheduler.step
     monkeypatch.setattr(Scheduler, "step", lambda self: (fails(), step(self))[1])
@@ -185,7 +185,7 @@ def test_a_chat_goes_on_after_the_gpu_failed(
     assert host.where_now("auto") == ("cpu" if kind is DeviceError else "auto")
     assert (
         sum(
-            f"the GPU failed in a step: the chat continues {where}; ask again" in each
+            f"the GPU failed during a step: the chat continues {where}; ask again" in each
             for each in person.said
         )
         == 1
@@ -211,7 +211,7 @@ def test_the_reason_is_said_where_the_cpu_cannot_hold_the_model_and_what_was_sai
     def fails(scheduler: Scheduler) -> list[Event]:
         if not person.lines:
             monkeypatch.setattr(bench, "load", loads)
-            raise DeviceError("the GPU failed in a step")
+            raise DeviceError("the GPU failed during a step")
         return step(scheduler)
 
     step = Scheduler.step
@@ -255,7 +255,7 @@ def test_a_gpu_whose_memory_is_full_again_soon_is_left(monkeypatch: pytest.Monke
     full = OutOfDeviceMemory("full")
     how = Opening(Wanted(device=DeviceWords()), 0, False)
     asked_for = replace(how, wanted=Wanted(device=DeviceWords("cuda")))
-    free, found = "with the memory of the GPU that is free now", []
+    free, found = "with the GPU memory that is free now", []
     for seconds in (0, 4000, 3599):
         now[0] += seconds
         found.append(talking.after_failure(full, how))
@@ -266,7 +266,7 @@ def test_a_gpu_whose_memory_is_full_again_soon_is_left(monkeypatch: pytest.Monke
 def test_a_model_that_a_server_has_needs_no_memory_here(bench: Bench) -> None:
     bench.fits, bench.need = False, 3 * GIB
     elsewhere = open_model(Ready("two", bench.folder / "two"), "two", bench.how)
-    elsewhere.place = "served at port 7"
+    elsewhere.place = "served on port 7"
     bench.choice._attach = lambda ready, asked: elsewhere if ready.name == "two" else None
     assert bench.ask("hello") == "one: hello"
     bench.choice.go_to("two")

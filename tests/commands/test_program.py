@@ -47,7 +47,7 @@ def numbers(text: str) -> list[int]:
 
 def test_the_built_in_model(capsys: Capture) -> None:
     text = shown("kt-mini", capsys)
-    assert "Layer 1, and alike 2-4" in text
+    assert "Layer 1, same for 2-4" in text
     (mla, _) = [line for line in lines_of(text) if " mla " in line]
     for word in ("%5 [128] =", "%4, %2[64:144]", "uv attn.uv [4 x 32 x 64] bf16", "heads 4"):
         assert word in mla
@@ -59,7 +59,7 @@ def test_the_built_in_model(capsys: Capture) -> None:
 def test_a_name_that_is_not_here(name: str, capsys: Capture) -> None:
     """Every layer is shown or said to be like one that is, and the list is the whole program."""
     text, found = shown(name, capsys), document(name, capsys)
-    layers = re.findall(r"^Layer (\d+)(?:, and alike (.*))?$", text, re.MULTILINE)
+    layers = re.findall(r"^Layer (\d+)(?:, same for (.*))?$", text, re.MULTILINE)
     every = [n for first, others in layers for n in [int(first), *numbers(others or first)[:]]]
     config = catalog.get(name).config
     assert sorted(set(every)) == list(range(config["num_hidden_layers"]))

@@ -250,7 +250,7 @@ def test_a_queue_that_is_full_says_so() -> None:
     scheduler = serving(ToyEngine(), waiting=2)
     for _ in range(2):
         scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
-    with pytest.raises(QueueFull, match="2 requests are already waiting, the maximum is 2"):
+    with pytest.raises(QueueFull, match="2 requests are already waiting; the maximum is 2"):
         scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
     drain(scheduler)
     scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
@@ -268,7 +268,7 @@ def test_a_queue_that_is_full_says_so() -> None:
         ),
         (GenerationRequest([5, -1]), UsageError, "-1 is outside"),
         (GenerationRequest([5], priority=11), UsageError, "priority must be -10 to 10, not 11"),
-        (GenerationRequest([5] * 192), ContextFull, "192 tokens and the context holds 192"),
+        (GenerationRequest([5] * 192), ContextFull, "192 tokens, but the context holds 192"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(
@@ -321,7 +321,7 @@ def test_requests_end_though_a_device_that_failed_takes_nothing_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def lost(self: Sequence) -> None:
-        raise DeviceError("the GPU failed in copying pages")
+        raise DeviceError("the GPU failed during copying pages")
 
     engine = ToyEngine()
     scheduler = serving(engine, active=2)

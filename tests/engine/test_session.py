@@ -117,7 +117,7 @@ def test_logits_come_with_their_summary(engine: Engine, temperature: float) -> N
 def test_a_full_context_changes_nothing(engine: Engine) -> None:
     session = engine.session()
     session.feed(IDS)
-    with pytest.raises(ContextFull, match="needs 201 tokens, the context holds 200"):
+    with pytest.raises(ContextFull, match="needs 201 tokens, but the context holds 200"):
         session.feed([1] * 51)
     assert session.ids == tuple(IDS)
     session.feed([1] * 50)
@@ -147,7 +147,7 @@ def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
 
 @pytest.mark.parametrize("context", [0, -1, 513])
 def test_an_impossible_context_names_the_limit(pack: Path, context: int) -> None:
-    with pytest.raises(UsageError, match=r"1\.\.512"):
+    with pytest.raises(UsageError, match="1 to 512"):
         load_engine(pack, context=context)
 
 

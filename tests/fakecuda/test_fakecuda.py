@@ -91,7 +91,7 @@ case "$1" in
 esac
 """
 ASKED = ("chat", "kt-mini", "hello", "--temperature", "1", "--seed", "1", "-n", "120")
-ON_GPU = ": all but the experts, and 4 of "  # what loading says
+ON_GPU = ": everything except experts, plus 4 of "  # what loading says
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_refused_capture_is_known_at_the_next_start(
     again = asked(environment, home)
     for done, known in ((refused, False), (again, True)):
         assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stderr.count("every step is launched anew") == 1
+        assert done.stderr.count("every step is launched separately") == 1
         assert ("after kt doctor --measure" in done.stderr) == known
 
 
@@ -131,9 +131,9 @@ def test_a_refused_capture_is_known_at_the_next_start(
     ("setting", "code", "said"),
     [
         ({}, 0, ON_GPU),
-        ({"FAKE_FAIL": "cudaGraphLaunch:3:46"}, 10, "the GPU failed in a step"),
-        ({"FAKE_FAIL": "*:300:46"}, 10, "the GPU failed in loading"),
-        ({"FAKE_FAIL": "*:1600:46"}, 10, "the GPU failed in a step"),
+        ({"FAKE_FAIL": "cudaGraphLaunch:3:46"}, 10, "the GPU failed during a step"),
+        ({"FAKE_FAIL": "*:300:46"}, 10, "the GPU failed during loading"),
+        ({"FAKE_FAIL": "*:1600:46"}, 10, "the GPU failed during a step"),
         ({"FAKE_DRIVER": "12000"}, 10, "driver is too old for torch's CUDA 13.0"),
         ({"FAKE_TAKEN_MB": "40000"}, 0, ON_GPU),  # nvidia-smi has not seen it
         ({"FAKE_TAKEN_MB": "81700"}, 0, "ran out of memory with experts on it"),
@@ -210,7 +210,7 @@ def test_a_server_whose_gpu_vanishes(
             status, text = answer(port)
             while status == 200:  # the line has not come yet
                 status, text = answer(port)
-            assert status == 503 and "the GPU failed in a step" in text
+            assert status == 503 and "the GPU failed during a step" in text
             if not options:
                 assert answer(port)[0] == 200
         finally:
@@ -219,5 +219,5 @@ def test_a_server_whose_gpu_vanishes(
             rest = server.stderr.read()
     assert server.returncode == (10 if options else 0), rest
     assert ("kt-mini continues on the CPU" in rest) == (not options)
-    assert rest.count("error: the GPU failed in a step") == bool(options)
+    assert rest.count("error: the GPU failed during a step") == bool(options)
     assert "Traceback" not in rest and "terminate called" not in rest

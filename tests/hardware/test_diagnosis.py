@@ -83,8 +83,8 @@ CASES: dict[str, tuple[Machine, HostSetting, Level, str]] = {
     "no torch": (replace(GOOD, gpus=(GPU,)), SETTING, Level.WARNING, "PyTorch is not installed"),
     "silent driver": (GOOD, replace(SETTING, nvidia_driver=True), Level.WARNING, "nvidia-smi"),
     "hidden devices": (
-        GOOD, replace(SETTING, nvidia_driver=True, gpus_hidden=" of those that it names"), Level.WARNING,
-        "finds a GPU of those that it names",
+        GOOD, replace(SETTING, nvidia_driver=True, gpus_hidden=" among those in it"), Level.WARNING,
+        "finds a GPU among those in it",
     ),
     "lost GPU": (
         replace(GOOD, gpus_unread=("GPU0000:25:00.0: GPU is lost.",)), SETTING, Level.WARNING, "GPU is lost",

@@ -230,7 +230,7 @@ def test_nodes_that_are_asked_for_must_be_usable(tmp_path: Path):
     machine = recorded("unequal-nodes", tmp_path)
     for numbers, words in [
         ((7,), "nodes=7 was requested, but there is no node 7"),
-        ((0, 2), "together on node 2"),
+        ((0, 2), "the memory of node 2"),
     ]:
         with pytest.raises(UsageError, match=words) as found:
             node_teams(machine.nodes, machine.cpu, 1, Numa(nodes=numbers))

@@ -149,7 +149,7 @@ def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
 def test_an_fp8_cache_stays_close_to_an_f32_one(converted: Converted) -> None:
     """Codes are off by a sixteenth at most. The median over positions, since a router may decide otherwise at some."""
     if build(Pack.open(converted.pack).config).spec.chooses:
-        with pytest.raises(UsageError, match="cannot have an fp8 cache"):
+        with pytest.raises(UsageError, match="cannot use an fp8 cache"):
             load_engine(converted.pack, threads=TWO, cache="fp8")
         return
     coded, plain = (

@@ -142,5 +142,5 @@ def test_a_damaged_table_is_not_loaded(tmp_path: Path) -> None:
     data[place.offset : place.offset + 4] = np.float32(16.0).tobytes()
     place.path.write_bytes(data)
     for load in (load_engine, DeviceRun.load):
-        with pytest.raises(BadPack, match=r"router_table holds 16\.0 as number 0"):
+        with pytest.raises(BadPack, match=r"value 0 of .*router_table is 16\.0"):
             load(pack)

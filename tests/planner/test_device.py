@@ -294,7 +294,7 @@ def test_a_slow_gpu_is_left_alone():
     slow = replace(with_vram(8).gpus[0], name="Old GPU", read_bps=5e9, bf16_ops=1e11)
     made = place(model(QWEN), replace(with_vram(8), gpus=(slow,)), Request())
     assert made.device is None
-    assert made.notes[0].endswith("stays unused, as the CPU alone is faster")
+    assert made.notes[0].endswith("stays unused, because the CPU alone is faster")
     assert made.host.threads == 32
 
 
@@ -314,7 +314,7 @@ def test_a_small_model_does_not_wait_for_cuda():
         ({"device": "cuda:x"}, "not a device"),
         ({"device": "cpu:0"}, "not a device"),
         ({"device": "cuda:3"}, "there is no GPU cuda:3"),
-        ({"defer": 7}, "7 of 8 experts per token, at most 6"),
+        ({"defer": 7}, "7 of 8 experts per token; at most 6"),
         ({"defer": -1}, "at most 6"),
         ({"gpu_experts": 129}, "the model has 128"),
         ({"gpu_experts": "hot"}, "no heat map"),

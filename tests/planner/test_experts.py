@@ -86,7 +86,7 @@ def test_a_number_is_taken_or_cut_with_a_sentence():
     assert choose(3, None, ROOM).mask.sum(axis=1).tolist() == [3] * 6
     cut = choose(9, None, ROOM)
     assert cut.mask.sum(axis=1).tolist() == [5] * 6
-    assert cut.reason == "9 experts per layer do not fit; 5 do"
+    assert cut.reason == "9 experts per layer do not fit; 5 fit"
 
 
 def test_a_mask_is_taken_or_every_layer_gives_up_its_last():
@@ -95,7 +95,7 @@ def test_a_mask_is_taken_or_every_layer_gives_up_its_last():
     assert (fits.mask == asked).all() and fits.reason == ""
     cut = choose(np.ones((6, 16), bool), None, ROOM)
     assert sorted(cut.mask.sum(axis=1).tolist()) == [5, 5, 5, 5, 6, 6]
-    assert cut.reason == "64 of the 96 experts asked for do not fit"
+    assert cut.reason == "64 of the 96 requested experts do not fit"
 
 
 def test_by_itself_all_that_fits_then_the_hottest_then_uniform():
@@ -107,12 +107,12 @@ def test_by_itself_all_that_fits_then_the_hottest_then_uniform():
 @pytest.mark.parametrize(
     ("wish", "heat", "words"),
     [
-        ("warm", None, "no choice of experts"),
+        ("warm", None, "not a valid choice of GPU experts"),
         (HOT, None, "no heat map yet"),
-        (17, None, "17 experts per layer are asked for on the GPU, the model has 16"),
+        (17, None, "17 experts per layer were requested on the GPU, but the model has 16"),
         (-1, None, "-1 experts"),
-        (np.ones((6, 15), bool), None, "of 6 x 15, the model has 6 x 16"),
-        (None, HEAT[1:], "heat map is of 5 x 16 experts"),
+        (np.ones((6, 15), bool), None, "the shape 6 x 15, but the model has 6 x 16"),
+        (None, HEAT[1:], "heat map has 5 x 16 experts"),
     ],
 )
 def test_what_is_of_another_model_is_refused(wish, heat, words):
@@ -169,15 +169,15 @@ def test_a_file_has_a_line_per_layer():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0\n", "1 lines, the model 2"),
-        ("0\nx\n", "line 2 of the file of GPU experts is 'x'"),
-        ("0\n4\n", "names expert 4, the model has 0-3"),
+        ("0\n", "1 lines, but the model has 2"),
+        ("0\nx\n", "line 2 of the file of GPU experts is not a list of ids: 'x'"),
+        ("0\n4\n", "names expert 4, but the model has 0-3"),
         ("0\n-1\n", "line 2"),
         ("0\n0-99999999999\n", "line 2"),
         ("\x00\n" * 2, "line 1"),
-        ("# ids\n0\nx\n", "line 3 of the file of GPU experts is 'x'"),
+        ("# ids\n0\nx\n", "line 3 of the file of GPU experts is not a list of ids: 'x'"),
         ("# ids\n0\n# more\n4\n", "line 4 of the file of GPU experts names expert 4"),
-        ("# ids\n0\n3-1\n", "line 3 of the file of GPU experts is '3-1'"),
+        ("# ids\n0\n3-1\n", "line 3 of the file of GPU experts is not a list of ids: '3-1'"),
     ],
 )
 def test_a_file_that_says_something_else(text: str, words: str):

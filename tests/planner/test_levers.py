@@ -120,14 +120,14 @@ def test_kimi_on_two_sockets_is_told_what_fits(capsys: pytest.CaptureFixture[str
     same = json.loads(capsys.readouterr().out)
     assert same["need_bytes"] == lever["need_bytes"]
     assert same["predicted"]["decode_tok_s"] == lever["decode_tok_s"]
-    assert made["advice"][-1].endswith("more memory would do")
+    assert made["advice"][-1].endswith("more memory")
 
 
 def test_a_fast_plan_says_what_its_speed_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "deepseek-v3", "--machine", TWO_SOCKETS]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "tokens/s are with 4 of 8 experts deferred, which changes answers" in shown
-    assert "--experts nl4-g32-mixed fits, too: 440.4 GiB" in shown
+    assert "tokens/s is with 4 of 8 experts deferred, which changes answers" in shown
+    assert "--experts nl4-g32-mixed also fits: 440.4 GiB" in shown
     made = plan("deepseek-v3", TWO_SOCKETS)
     without = plan("deepseek-v3", TWO_SOCKETS, replace(asked("deepseek-v3"), defer=0))
     assert made.device is not None and made.device.undeferred == without.speed.decode
@@ -155,7 +155,7 @@ def test_wanted_speed_orders_the_levers(capsys: pytest.CaptureFixture[str]) -> N
     assert 1 <= len(levers) <= 3
     assert all(lever["decode_tok_s"] >= slow * 1.3 for lever in levers)
     assert main([*arguments[:-1], "--want", "90000"]) == 0
-    assert "nothing that kt tried reaches 90000 tokens/s here" in capsys.readouterr().out
+    assert "no tried configuration reaches 90000 tokens/s here" in capsys.readouterr().out
 
 
 def test_more_than_one_change_is_found_where_one_is_not_enough() -> None:

@@ -157,8 +157,8 @@ def test_refused_plan_says_how_much_memory_is_missing():
     missing = (refused.need_bytes - refused.host.available_bytes) / GIB
     (only,) = refused.advice
     assert only.plan is None
-    assert only.text.startswith(f"{missing:.1f} GiB more memory would do, ")
-    assert only.text.endswith(" GiB with the smallest format")
+    assert only.text.startswith(f"it would fit with {missing:.1f} GiB more memory, or ")
+    assert only.text.endswith(" GiB more in the smallest format")
     with pytest.raises(NotEnoughMemory, match="kimi-k2") as caught:
         refused.require("kimi-k2")
     assert caught.value.hint == only.text
@@ -246,7 +246,7 @@ def test_an_fp8_cache_takes_half_the_bytes_and_a_scale_of_each_head(name: str):
 def test_a_family_that_chooses_positions_has_no_fp8_cache():
     for name in ("deepseek-v3.2", "deepseek-v4-flash", "glm-5"):
         model = shape(name)
-        with pytest.raises(UsageError, match=f"^{model.spec.family} cannot have an fp8 cache: "):
+        with pytest.raises(UsageError, match=f"^{model.spec.family} cannot use an fp8 cache: "):
             place(model, host(BIG), Request(Recipe(), 4096, use=Use(cache="fp8")))
 
 

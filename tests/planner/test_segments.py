@@ -52,7 +52,7 @@ def test_a_model_that_one_gpu_holds_lies_on_the_emptiest_and_the_others_are_name
     made = place(model(QWEN), host(TWO), Request())
     assert [each.index for each in used(made).gpus] == [1]
     assert made.notes[0] == (
-        "cuda:0 (NVIDIA GeForce RTX 4090, 24.0 GiB) stays unused, as the whole model is on other GPUs"
+        "cuda:0 (NVIDIA GeForce RTX 4090, 24.0 GiB) stays unused, because the whole model is on other GPUs"
     )
     first = place(model(QWEN), host(TWO), Request(device="cuda:0"))
     assert [each.index for each in used(first).gpus] == [0]
@@ -84,7 +84,7 @@ def test_they_take_layers_in_the_order_in_which_they_are_named():
     ("change", "words"),
     [
         ({"gpus": (0, 7)}, "there is no GPU cuda:7"),
-        ({"gpus": (0,), "device": "cuda:1"}, "cuda:1 is none of the GPUs that may be used: 0"),
+        ({"gpus": (0,), "device": "cuda:1"}, "cuda:1 is not one of the allowed GPUs: 0"),
     ],
 )
 def test_what_makes_no_sense(change: dict, words: str):

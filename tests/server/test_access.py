@@ -116,7 +116,7 @@ def test_nothing_is_let_in_by_default() -> None:
 def test_everybody_is_let_in_with_a_key_only() -> None:
     for names, origins in ((["*"], []), ([], ["*"]), ([], ["null"])):
         assert _rules("127.0.0.1", 80, "key", names, origins, "--host")
-        with pytest.raises(UsageError, match="there is no key"):
+        with pytest.raises(UsageError, match="needs an API key"):
             _rules("127.0.0.1", 80, ApiKeys(), names, origins, "--host")
 
 

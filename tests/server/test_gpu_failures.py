@@ -43,7 +43,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import FOREVER, StoredModel
 from ktcli.text.model import TextModel
 
-REASON = "the GPU failed in a step: it has fallen off the bus"
+REASON = "the GPU failed during a step: it has fallen off the bus"
 
 
 class FragileEngine(FakeEngine):

@@ -409,7 +409,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
         assert main(words) == 0
         told.append(capsys.readouterr())
     assert len({each.out for each in told}) == 1
-    assert "--threads is for an engine of its own" in told[2].err
+    assert "--threads applies only to a model loaded here" in told[2].err
     assert main(command) == Busy.exit_code
     assert f"a server of kt-mini already uses port {port}" in capsys.readouterr().err
     assert takes_signals(found.pid) == [found.pid]
@@ -422,7 +422,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     assert "POST /v1/chat/completions 200" in said and "What is kt" not in said
     assert said.count("POST /engine/generate 200") == 1
     assert "GET " not in said  # what kt ps and chats ask
-    assert said.endswith("the server has ended\n") and log.stat().st_mode & 0o777 == 0o600
+    assert said.endswith("the server has stopped\n") and log.stat().st_mode & 0o777 == 0o600
     assert (found.memory_bytes or 0) > 1 << 20 and not found.socket.exists()
     assert found.status and found.status.address == f"http://127.0.0.1:{port}"
     assert found.is_meant_by("kt-mini") and found.is_meant_by(str(port))
@@ -477,7 +477,7 @@ def test_a_server_that_does_not_answer_is_listed_and_ended(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--host", "0.0.0.0"], "there is no key"),
+        (["--host", "0.0.0.0"], "needs an API key"),
         (["--api-key-file", "/nowhere"], "No such file"),
         (["--port", "0"], "--port"),
     ],

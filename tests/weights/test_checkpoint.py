@@ -156,7 +156,7 @@ def quantized(folder: Path, **table: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda f: (f / SECOND).unlink(), f"shard {SECOND} is missing"),
-    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is cut short"),
+    "truncated shard": (lambda f: truncate(f / FIRST, 100), f"{FIRST} is damaged: the data is truncated"),
     "empty shard": (lambda f: (f / FIRST).write_bytes(b""), f"{FIRST} has only 0 bytes"),
     "shard is a folder": (
         lambda f: ((f / FIRST).unlink(), (f / FIRST).mkdir()),
@@ -267,7 +267,7 @@ def test_what_find_refuses(tmp_path: Path):
             checkpoint.find("w", (3, 2))
         with pytest.raises(BadCheckpoint, match=r"q in .* lacks its q_scale_inv"):
             checkpoint.find("q")
-        with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[3, 2\], r asks for"):
+        with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[3, 2\], r requires"):
             checkpoint.find("r")
 
 
@@ -319,15 +319,15 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "text": ("fp8", "is quantized 'fp8'"),
     "endless text": ({"quant_method": "x" * 9999}, "xxx[.][.][.], which kt does not read"),
     "fp8 with other blocks": (
-        {"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size \[1, 64\], kt reads only \[128",
+        {"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size \[1, 64\], but kt reads only \[128",
     ),
     "fp8 of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
     "gptq of 3 bits": (
-        {"quant_method": "gptq", "bits": 3, "group_size": 128}, r"\(gptq\) with bits 3, kt reads only 4, 8",
+        {"quant_method": "gptq", "bits": 3, "group_size": 128}, r"\(gptq\) with bits 3, but kt reads only 4, 8",
     ),
     "gptq of 2 bits somewhere": (
         {"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": {"bits": 2}}},
-        r"\(gptq\) with bits 2, kt reads only 4, 8",
+        r"\(gptq\) with bits 2, but kt reads only 4, 8",
     ),
     "rules that are none": ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:down": 8}}, "quantizes [+]:down with 8"),
     "rules that are a list": ({"quant_method": "gptq", "bits": 4, "dynamic": ["down"]}, r"has the dynamic \['down'\]"),
@@ -338,26 +338,27 @@ UNREADABLE: dict[str, tuple[object, str]] = {
     "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
     "mxfp6": ({**INT4, "format": "mxfp6-pack-quantized"}, "format 'mxfp6-pack-quantized'"),
     "nvfp4 in groups of 32": (
-        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32), "group_size 32, kt reads only 16",
+        compressed(type="float", num_bits=4, strategy="tensor_group", group_size=32),
+        "group_size 32, but kt reads only 16",
     ),
     "mxfp8 in groups of 64": (
-        compressed(type="float", num_bits=8, strategy="group", group_size=64), "group_size 64, kt reads only 32",
+        compressed(type="float", num_bits=8, strategy="group", group_size=64), "group_size 64, but kt reads only 32",
     ),
     "an unknown packing": (auto_round("auto_gptq:marlin24", bits=3), r"\(auto-round\) with bits 3"),
     "a packing of its own": (auto_round("fake"), "packing_format 'auto_round:fake'"),
     "scales of E5M3": (auto_round("llm_compressor_nvfp4_e5m3"), "'auto_round:llm_compressor_nvfp4_e5m3'"),
     "fp8 of another kind, auto-round": (auto_round("fp8_static", fmt="e5m2"), "fmt 'e5m2'"),
-    "integers in a layout for floats": (auto_round("llm_compressor"), "data_type 'int', kt reads only 'mx_fp'"),
+    "integers in a layout for floats": (auto_round("llm_compressor"), "data_type 'int', but kt reads only 'mx_fp'"),
     "smoothed": (modelopt("NVFP4_AWQ", group_size=16), "quant_algo 'NVFP4_AWQ'"),
     "int4 of modelopt": (modelopt("W4A16_AWQ", group_size=128), "quant_algo 'W4A16_AWQ'"),
-    "nvfp4 in groups of 32, modelopt": (modelopt("NVFP4", group_size=32), "group_size 32, kt reads only 16"),
+    "nvfp4 in groups of 32, modelopt": (modelopt("NVFP4", group_size=32), "group_size 32, but kt reads only 16"),
     "a mixture with int8": (
         modelopt("MIXED_PRECISION", quantized_layers={"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W8A16"}}),
         "quant_algo 'W8A16'",
     ),
     "modelopt without a name": ({"quant_method": "modelopt"}, "quant_algo None"),
     "modelopt in a word": ({"quant_method": "modelopt", "quantization": "FP8"}, r"\(modelopt\) with 'FP8'"),
-    "int4 of Quark": (quark(dtype="int4", qscheme="per_group"), "dtype 'int4', kt reads only 'fp8_e4m3', 'fp4'"),
+    "int4 of Quark": (quark(dtype="int4", qscheme="per_group"), "dtype 'int4', but kt reads only 'fp8_e4m3', 'fp4'"),
     "columns of Quark": (quark(dtype="fp8_e4m3", qscheme="per_channel", ch_axis=1), "ch_axis 1"),
     "two steps of Quark": ({**quark(), "global_quant_config": {"weight": [{}, {}]}}, r"with weight \[{}, {}\]"),
     "Quark's simulation": ({**quark(), "export": {"weight_format": "fake_quantized"}}, "format 'fake_quantized'"),
@@ -367,8 +368,8 @@ UNREADABLE: dict[str, tuple[object, str]] = {
         {**INT4, "config_groups": {"group_0": {"weights": None, "input_activations": {"num_bits": 8}}}},
         "quantizes only activations",
     ),
-    "int3": (compressed(num_bits=3, group_size=32, strategy="group"), "num_bits 3, kt reads only 4, 8"),
-    "float of 6 bits": (compressed(type="float", num_bits=6, strategy="group"), "num_bits 6, kt reads only 4, 8"),
+    "int3": (compressed(num_bits=3, group_size=32, strategy="group"), "num_bits 3, but kt reads only 4, 8"),
+    "float of 6 bits": (compressed(type="float", num_bits=6, strategy="group"), "num_bits 6, but kt reads only 4, 8"),
     "an order of its own": (
         compressed(num_bits=4, group_size=32, strategy="group", actorder="group"), "actorder 'group'",
     ),

@@ -213,16 +213,16 @@ WRONG: dict[str, Wrong] = {
     "fp4 under f32": (but(GOOD, SCALE, "F32", 40, 3), FP4, "stored as F32; kt reads F8_E8M0 there"),
     "fp4 under bytes": (but(GOOD, SCALE, "U8", 40, 3), FP4, "stored as U8; kt reads F8_E8M0 there"),
     "fp4 under E4M3": (but(GOOD, SCALE, "F8_E4M3", 40, 3), FP4, "stored as F8_E4M3; kt reads"),
-    "fp4 in groups of 16": (but(GOOD, SCALE, E8M0, 40, 6), FP4, r"shape \[40, 6\], .* asks for \[40, 3\]"),
-    "fp4 in blocks": (but(GOOD, SCALE, E8M0, 1, 1), FP4, r"shape \[1, 1\], .* asks for \[40, 3\]"),
+    "fp4 in groups of 16": (but(GOOD, SCALE, E8M0, 40, 6), FP4, r"shape \[40, 6\], .* requires \[40, 3\]"),
+    "fp4 in blocks": (but(GOOD, SCALE, E8M0, 1, 1), FP4, r"shape \[1, 1\], .* requires \[40, 3\]"),
     "fp4 of half a group": (
         but(but(GOOD, WEIGHT, "I8", 40, 24), SCALE, E8M0, 40, 2), FP4,
-        "rows of 48 fp4 numbers, kt reads only multiples",
+        "rows of 48 fp4 numbers; kt reads only multiples",
     ),
     "fp4 in unsigned bytes": (but(GOOD, WEIGHT, "U8", 40, 48), FP4, "stored as U8, which kt cannot convert"),
     "fp4 as F4": (but(GOOD, WEIGHT, "F4", 40, 96), FP4, "stored as F4, which kt cannot convert"),
-    "fp4 nobody speaks of": (GOOD, FP8, "but is not fp4 by what config.json says"),
-    "fp4 said to be fp8": (GOOD, {**FP8, "expert_dtype": "fp8"}, "but is not fp4 by what config.json says"),
+    "fp4 nobody speaks of": (GOOD, FP8, "but is not fp4 according to config.json"),
+    "fp4 said to be fp8": (GOOD, {**FP8, "expert_dtype": "fp8"}, "but is not fp4 according to config.json"),
     "fp4 that is no expert": (
         {"m.weight": GOOD[WEIGHT], "m.scale": GOOD[SCALE]}, FP4, "but is no routed expert",
     ),
@@ -230,8 +230,8 @@ WRONG: dict[str, Wrong] = {
     "fp8 without scales": (without(DENSE, "m.scale"), FP8, "lacks its m.weight_scale_inv"),
     "fp8 under bytes": (but(DENSE, "m.scale", "U8", 2, 2), FP8, "stored as U8; kt reads F32, F8_E8M0 there"),
     "fp8 under E4M3": (but(DENSE, "m.scale", "F8_E4M3", 2, 2), FP8, "stored as F8_E4M3"),
-    "fp8 of rows": (but(DENSE, "m.scale", E8M0, 200, 1), FP8, r"shape \[200, 1\], .* asks for \[2, 2\]"),
-    "fp8 in other blocks": (but(DENSE, "m.scale", E8M0, 7, 5), FP8, r"shape \[7, 5\], .* asks for \[2, 2\]"),
+    "fp8 of rows": (but(DENSE, "m.scale", E8M0, 200, 1), FP8, r"shape \[200, 1\], .* requires \[2, 2\]"),
+    "fp8 in other blocks": (but(DENSE, "m.scale", E8M0, 7, 5), FP8, r"shape \[7, 5\], .* requires \[2, 2\]"),
     "fp8 with two scales": (
         but(DENSE, "m.weight_scale_inv", "F32", 2, 2), FP8, "has both m.weight_scale_inv and m.scale",
     ),
@@ -252,10 +252,12 @@ def test_what_does_not_fit_together(tmp_path: Path, what: str):
 
 
 SAID: dict[str, tuple[dict[str, object], dict[str, object], str]] = {
-    "experts of another kind": ({**FP8, "expert_dtype": "nvfp4"}, {}, "expert_dtype 'nvfp4', kt reads only 'fp8'"),
+    "experts of another kind": ({**FP8, "expert_dtype": "nvfp4"}, {}, "expert_dtype 'nvfp4', but kt reads only 'fp8'"),
     "experts that are a list": (FP8, {"expert_dtype": ["fp4"]}, r"expert_dtype \['fp4'\]"),
     "two kinds of experts": (FP4, {"expert_dtype": "fp8"}, r"as \['fp4', 'fp8'\], which contradict each other"),
-    "scales of another kind": ({**FP8, "scale_fmt": "ue4m3"}, {}, "scale_fmt 'ue4m3', kt reads only 'ue8m0', 'float'"),
+    "scales of another kind": (
+        {**FP8, "scale_fmt": "ue4m3"}, {}, "scale_fmt 'ue4m3', but kt reads only 'ue8m0', 'float'",
+    ),
     "blocks of V4.1": ({**FP4, "weight_block_size": [32, 32]}, {}, r"weight_block_size \[32, 32\]"),
 }  # fmt: skip
 

@@ -182,7 +182,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "is not readable JSON"),
     "huge manifest": (lambda p: (p / "kt.json").write_text(" " * 11_000_000), "larger than 9.5 MiB"),
     "future version": (edit(lambda d: d.update(kt_pack=2)), "is from a newer kt: it has pack version 2"),
-    "past version": (edit(lambda d: d.update(kt_pack=0)), "kt.json has pack version 0, this kt reads version 1"),
+    "past version": (edit(lambda d: d.update(kt_pack=0)), "kt.json has pack version 0; this kt reads version 1"),
     "version of two lines": (edit(lambda d: d.update(kt_pack="a\nb")), r"pack version 'a\\nb'"),
     "no version": (edit(lambda d: d.pop("kt_pack")), "pack version None"),
     "no files": (edit(lambda d: d.pop("files")), "no list 'files'"),

@@ -286,7 +286,7 @@ def made(what: str, **changes: object) -> quantised.Parts:
 WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     "fp8 without scales": ("fp8 rows", {"weight_scale": None}, None, "lacks its m.weight_scale_inv"),
     "fp8 with other blocks": (
-        "fp8 blocks", {"weight_scale_inv": ("F32", (5, 3))}, None, r"shape \[5, 3\], m.weight asks for",
+        "fp8 blocks", {"weight_scale_inv": ("F32", (5, 3))}, None, r"shape \[5, 3\], m.weight requires",
     ),
     "no scale": ("int4 g32 BF16", {"weight_scale": None}, None, "without its weight_scale"),
     "another group": ("int4 g32 BF16", {}, G64, "gives m.weight_packed 4 bits in groups of 64"),
@@ -304,18 +304,18 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
         "fp8 blocks", {"weight_scale_inv": ("I32", (3, 2))}, None, "stored as I32; kt reads",
     ),
     "nothing packed": ("gptq a row", {"qweight": ("I32", (0, 0))}, None, "holds 0 x 0 codes"),
-    "scales of other groups": ("gptq", {}, gptq_config(group_size=32), r"m.scales .* asks for \[5, 40\]"),
-    "gptq as awq": ("gptq", {}, awq_config(group_size=64), "holds 20 x 320 codes, kt reads only multiples of 8"),
+    "scales of other groups": ("gptq", {}, gptq_config(group_size=32), r"m.scales .* requires \[5, 40\]"),
+    "gptq as awq": ("gptq", {}, awq_config(group_size=64), "holds 20 x 320 codes; kt reads only multiples of 8"),
     "gptq without a config": ("gptq", {}, FP8, "does not call the checkpoint gptq or awq"),
     "nvfp4 by a config of mxfp4": (
         "nvfp4", {}, CASES["mxfp4"].config, "scales of F8_E4M3, as nvfp4 does, but config.json does not say so",
     ),
     "mxfp4 by a config of nvfp4": ("mxfp4", {}, NVFP4, "scales of U8, as mxfp4 does, but config.json does not say so"),
     "nvfp4 without its number": ("nvfp4", {"weight_global_scale": None}, None, "lacks its m.weight_scale_2"),
-    "a number for each row": ("nvfp4", {"weight_global_scale": ("F32", (40,))}, None, r"packed asks for \[\] or"),
+    "a number for each row": ("nvfp4", {"weight_global_scale": ("F32", (40,))}, None, r"packed requires \[\] or"),
     "nvfp4 without scales": ("nvfp4", {"weight_scale": None}, None, "without its m.weight_scale"),
-    "nvfp4 in rows of 24": ("nvfp4", {"weight_packed": ("U8", (40, 12))}, None, "rows of 24 nvfp4 numbers, kt reads"),
-    "scales of 8 columns": ("nvfp4", {"weight_scale": ("F8_E4M3", (40, 20))}, None, r"asks for \[40, 10\]"),
+    "nvfp4 in rows of 24": ("nvfp4", {"weight_packed": ("U8", (40, 12))}, None, "rows of 24 nvfp4 numbers; kt reads"),
+    "scales of 8 columns": ("nvfp4", {"weight_scale": ("F8_E4M3", (40, 20))}, None, r"requires \[40, 10\]"),
     "powers of two as floats": ("mxfp4", {"weight_scale": ("F32", (40, 5))}, None, "as F32; kt reads F8_E8M0, U8"),
     "mxfp8 as fp8": ("mxfp8", {}, FP8, r"has the shape \[40, 5\]"),
     "two sizes, neither": (

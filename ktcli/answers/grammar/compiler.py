@@ -177,7 +177,7 @@ class GrammarCompiler:
         """
         grammar = grammar_of(shape, self._tokenizer, style, prompt, self._frame)
         if len(grammar) > GRAMMAR_CHARS:
-            raise UsageError(f"{shape.field} asks for schemas of more than {GRAMMAR_CHARS:,} bytes")
+            raise UsageError(f"{shape.field} requires schemas of more than {GRAMMAR_CHARS:,} bytes")
         with self._lock:
             found = self._kept.get(grammar)
             if found is not None:

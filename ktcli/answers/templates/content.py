@@ -61,7 +61,7 @@ def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
         ValueError: there is no such kind, or a setting makes no sense.
     """
     if kind not in KINDS:
-        raise ValueError(f"is of an unknown kind: {str(kind)[:40]!r}")
+        raise ValueError(f"has an unknown kind:  {str(kind)[:40]!r}")
     if not isinstance(args, Mapping) or depth > _NESTING:
         raise ValueError("has content_args that are not an object, or are nested too deeply")
     tag = args.get("tag_pattern")
@@ -255,6 +255,6 @@ def shaped(shape: Any, names: Mapping[str, Any]) -> Any:
     value: Any = names
     for key in match[1].split("."):
         if not isinstance(value, Mapping) or key not in value:
-            raise ValueError(f"{match[0][:60]} means nothing")
+            raise ValueError(f"{match[0][:60]} is not defined")
         value = value[key]
     return value

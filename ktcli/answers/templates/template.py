@@ -157,7 +157,7 @@ def read_template(value: Any) -> AnswerTemplate:
     if len(json.dumps(value)) > TEMPLATE_CHARS:
         raise ValueError(f"it has more than {TEMPLATE_CHARS:,} characters")
     if value.get("version", 1) != 1:
-        raise ValueError(f"it is of version {str(value['version'])[:20]!r}, not 1")
+        raise ValueError(f"its version is {str(value['version'])[:20]!r}, not 1")
     _check_keys("it", value, _KEYS)
     given = value.get("fields")
     if not isinstance(value.get("defaults", {}), dict) or not isinstance(given, dict):
@@ -167,7 +167,7 @@ def read_template(value: Any) -> AnswerTemplate:
     fields = tuple(_read_field(name, each) for name, each in given.items())
     rests = [field for field in fields if field.opens is None]
     if len(rests) > 1:
-        raise ValueError("more than one of its fields has no mark that opens it")
+        raise ValueError("more than one of its fields has no opening mark")
     start, starts = _mark("it", value, "start_anchor")
     if start is None:
         raise ValueError("it has no start_anchor")

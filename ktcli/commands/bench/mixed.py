@@ -25,11 +25,14 @@ from ktcli.models import build
 from ktcli.output import out
 
 StreamsOpt = Annotated[
-    int, typer.Option("--streams", metavar="N", min=1, max=15, help="Answers in progress.")
+    int,
+    typer.Option("--streams", metavar="N", min=1, max=15, help="Number of answers in progress."),
 ]
 PromptOpt = Annotated[
     int,
-    typer.Option("--tokens", "-n", metavar="N", min=64, max=1 << 20, help="Tokens of the prompt."),
+    typer.Option(
+        "--tokens", "-n", metavar="N", min=64, max=1 << 20, help="Length of the prompt, in tokens."
+    ),
 ]
 
 
@@ -105,12 +108,12 @@ def mixed_words(row: dict[str, Any], engine: Engine) -> str:
         ("Threads", threads_words(engine.pool)),
         (
             f"{row['streams']} answers",
-            f"{row['stream_tok_s']:.1f} tokens/s each beside the prompt, {row['stream_tok_s_alone']:.1f} without:"
+            f"{row['stream_tok_s']:.1f} tokens/s each alongside the prompt, {row['stream_tok_s_alone']:.1f} without:"
             f" {row['streams_percent']:.0f} %",
         ),
         (
             f"Prompt of {row['n_tokens']:,}",
-            f"{row['prompt_s']:.2f} s beside the answers, {row['prompt_s_alone']:.2f} s without:"
+            f"{row['prompt_s']:.2f} s alongside the answers, {row['prompt_s_alone']:.2f} s without:"
             f" {row['prompt_percent']:.0f} %",
         ),
         (

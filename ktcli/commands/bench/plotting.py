@@ -20,7 +20,7 @@ _PICTURE = ".svg"
 def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
     if path is not None and path.suffix.lower() != _PICTURE:
         raise UsageError(
-            f"--plot draws SVG files, and {str(path)[:300]} does not end in {_PICTURE}",
+            f"--plot draws SVG files, but {str(path)[:300]} does not end in {_PICTURE}",
             hint=f"end the name in {_PICTURE}",
         )
     return writable(option, path)

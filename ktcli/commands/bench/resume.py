@@ -40,7 +40,10 @@ _QUOTA = 1 << 62  # all is kept while it is measured
 RunsOpt = Annotated[
     int,
     typer.Option(
-        "--runs", metavar="N", min=1, help="Runs with warm files and as many with cold ones."
+        "--runs",
+        metavar="N",
+        min=1,
+        help="Number of runs with warm files, and again with cold files.",
     ),
 ]
 TokensOpt = Annotated[

@@ -105,7 +105,7 @@ def _batches(value: str) -> tuple[int, ...]:
     parts = value.split(",")
     if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_ANSWERS for part in parts):
         raise UsageError(
-            f"--batch is {value[:40]!r}",
+            f"--batch cannot be {value[:40]!r}",
             hint=f"use numbers of answers from 1 to {MOST_ANSWERS}, for example 1,2,4,8,16",
         )
     return tuple(dict.fromkeys(int(part) for part in parts))
@@ -124,7 +124,7 @@ BatchOpt = Annotated[
 
 def _tokens(default: str) -> Any:
     return typer.Option(
-        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens of one run. {default}"
+        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens per run. {default}"
     )
 
 
@@ -133,7 +133,7 @@ def _tokens(default: str) -> Any:
 def decode(
     model: ModelArg,
     layers: LayersOpt = None,
-    tokens: Annotated[int, _tokens("One after the other.")] = 32,
+    tokens: Annotated[int, _tokens("They are generated one after the other.")] = 32,
     context: ContextOpt = 0,
     batch: BatchOpt = "1",
     experts: ExpertsOpt = None,
@@ -174,7 +174,7 @@ def decode(
 def prefill(
     model: ModelArg,
     layers: LayersOpt = None,
-    tokens: Annotated[int, _tokens("The length of the prompt.")] = 512,
+    tokens: Annotated[int, _tokens("This is the length of the prompt.")] = 512,
     context: ContextOpt = 0,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,

@@ -76,7 +76,7 @@ class Attaching:
         values = here.params
         if values["no_attach"] and given("attach") and values["attach"] != NEVER:
             raise UsageError(
-                f"--no-attach and --attach {values['attach']} contradict each other",
+                f"--no-attach and --attach {values['attach']} cannot be used together",
                 hint="leave one of them out",
             )
         asked = [options[name] for name in _OWN if given(name)]
@@ -114,12 +114,12 @@ class Attaching:
             return None
         if self.own:
             if facts is not None:
-                _say_why_not(served, f"{self.own} is for an engine of its own")
+                _say_why_not(served, f"{self.own} applies only to a model loaded here")
             return None
         texts = read_text_model(ready.name, ready.pack, allow_special=self.allow_special)
         hear(texts)
         if facts is None:
-            out.note(f"The server at port {served.port} loads {served.model} …")
+            out.note(f"The server on port {served.port} is loading {served.model} …")
             try:
                 facts = load(served, library.identity(ready.pack))
             except KtError as error:
@@ -130,7 +130,7 @@ class Attaching:
             return None
         if self.unheard:
             out.note(
-                f"{', '.join(self.unheard)}: the server at port {served.port} has settings of its own;"
+                f"{', '.join(self.unheard)}: ignored, because the server on port {served.port} uses its own settings;"
                 " --no-attach loads the model here"
             )
         return AttachedModel(ready, served, facts, texts, asked)
@@ -145,9 +145,9 @@ def _sockets() -> list[Path]:
     try:
         return server_sockets()
     except KtError as error:
-        out.warn(f"no server is used: {error}", hint=error.hint)
+        out.warn(f"not using a server: {error}", hint=error.hint)
         return []
 
 
 def _say_why_not(served: ServerPlace, why: str) -> None:
-    out.note(f"{served.model} is loaded here, not used at port {served.port}: {why}")
+    out.note(f"not using the server on port {served.port}, {served.model} is loaded here: {why}")

@@ -142,12 +142,12 @@ def chat(
     }
     if greedy and temperature:
         raise UsageError(
-            f"--greedy and --temperature {temperature:g} contradict each other",
+            f"--greedy and --temperature {temperature:g} cannot be used together",
             hint="leave out one of them",
         )
     if json and jsonl:
         raise UsageError(
-            "--json and --jsonl contradict each other",
+            "--json and --jsonl cannot be used together",
             hint="--jsonl prints the answer as it is written, --json once it is complete",
         )
     asked = AnswerRequest(

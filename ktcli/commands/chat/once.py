@@ -84,10 +84,10 @@ def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
             hint="to have such a question refused instead: kt config set when-full stop",
         )
     if reply.finish is Finish.LENGTH:
-        out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
+        out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes the limit)")
     if reply.thought_cut:
         most = made.settings.think_budget or 0
-        out.note(f"(the thought was ended at {most:,} tokens; --think-budget changes it)")
+        out.note(f"(thinking was stopped at {most:,} tokens; --think-budget changes the limit)")
     if asked.stats:
         sys.stderr.write(six_lines(reply.stats) + "\n")
         if reply.stats.reused_tokens:

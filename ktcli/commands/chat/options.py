@@ -13,7 +13,7 @@ from ktcli.settings import SETTINGS
 NameArg = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", help="Model to talk to. Default: the setting model, else kt-mini."
+        metavar="NAME", help="Model to talk to. Default: the model setting, else kt-mini."
     ),
 ]
 PromptArg = Annotated[

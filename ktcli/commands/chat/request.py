@@ -138,7 +138,7 @@ class AnswerRequest:
         """
         if self.kept is not None and library.find(self.model) is None:
             raise NotFound(
-                f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
-                hint=f"kt pull {self.model[:100]}to get it; kt chat MODEL --resume "
+                f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not available",
+                hint=f"get it with: kt pull {self.model[:100]}; kt chat MODEL --resume "
                 f"{self.kept.path.stem} uses another model",
             )

@@ -40,7 +40,7 @@ def who_and_what(
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):
             return default, name
-        say = f'to say this to the built-in model: kt chat {BUILTIN} "{name[:40]}"'
+        say = f'to send this to the built-in model: kt chat {BUILTIN} "{name[:40]}"'
         error.hint = f"{error.hint}; {say}" if error.hint else say
         raise
 

@@ -56,7 +56,7 @@ PrefillThresholdOpt = Annotated[
     typer.Option(
         "--prefill-threshold",
         metavar="N|never",
-        help="Tokens from which on a prompt's experts are streamed through the GPU. Default: where that"
+        help="Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
         " becomes faster.",
     ),
 ]

@@ -173,7 +173,7 @@ MachineOpt = Annotated[
     typer.Option(
         "--machine",
         metavar="MACHINE|FILE|WORDS",
-        help="Plan for a machine that ships with kt, or or for one described by a file or in words: "
+        help="Plan for a machine that ships with kt, or for one described by a file or in words: "
         " 'cpu=2x8452Y ram=512G gpu=4090'.",
     ),
 ]

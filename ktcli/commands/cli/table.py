@@ -58,7 +58,7 @@ COMMANDS: dict[str, Row] = {
     ),
     "plan": Row(
         "ktcli.commands.plan:plan",
-        "Show what runs here; of one model where it goes and how fast.",
+        "Show which models run here, or where one model goes and how fast it is.",
         "Start",
         least_bytes=_ARRAYS,
     ),

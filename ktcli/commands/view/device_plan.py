@@ -87,6 +87,6 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 
 
 def cost_words(cost: Cost) -> str:
-    """Returns the sentence "--defer 0: 12.1 instead of 15.3 tokens/s of decode"."""
+    """Returns the sentence "--defer 0: decode at 12.1 instead of 15.3 tokens/s"."""
     own, forced = predicted(cost.own), predicted(cost.forced)
-    return f"{cost.option}: {forced} instead of {own} tokens/s of {cost.what}"
+    return f"{cost.option}: {cost.what} at {forced} instead of {own} tokens/s"

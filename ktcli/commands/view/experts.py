@@ -145,7 +145,7 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
     title = safe(recorded.name)
     if not recorded.heat.tokens:
         return (
-            f"Which experts {title} uses is not recorded yet.\n"
+            f"kt has not yet recorded which experts {title} uses.\n"
             f"Talk to it: kt chat {safe(recorded.again)}"
         )
     said = (
@@ -246,8 +246,8 @@ def _summary(recorded: Recorded) -> list[str]:
     rates = ", ".join(f"{share:.0%} take {known.hit_rate(share):.0%}" for share in SHARES)
     shares = [f"{share:.0%}" for share in SHARES]
     lines = [
-        f"{HITS[0]:.0%}, {HITS[1]:.0%}: the number of experts that take this share of the layer's choices.",
-        f"Of all experts the best {rates} of the choices"
+        f"{HITS[0]:.0%}, {HITS[1]:.0%}: the number of experts that receive this share of the layer's choices.",
+        f"The best experts: {rates} of the choices"
         f" (evenly used: {', '.join(shares[:-1])} and {shares[-1]}).",
     ]
     each = known.tokens * recorded.top_k / recorded.experts

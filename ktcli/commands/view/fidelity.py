@@ -44,7 +44,7 @@ def render_report(name: str, report: dict[str, Any], *, layers: bool = False) ->
     Args:
         layers: whether a line per layer follows.
     """
-    rows = [("", "format", "error (rms)", "worst layer", "least cosine")]
+    rows = [("", "format", "error (rms)", "worst layer", "lowest cosine")]
     for kind, words in WORDS.items():
         found = [
             (row["error"][kind.value], row) for row in report["files"] if kind.value in row["error"]

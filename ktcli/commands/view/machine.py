@@ -40,7 +40,7 @@ class TeamsHere:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the rows for people: one, or one for each team below it."""
-        said = f", because {self.forced} says so" if self.forced else ""
+        said = f", set by {self.forced}" if self.forced else ""
         if len(self.teams) == 1:
             return [("Threads", f"{_team_words(self.teams[0])}{said}")]
         why = "--numa auto" if self.numa == AUTO else self.numa_words
@@ -165,7 +165,7 @@ def _short_rows(found: Examination) -> list[tuple[str, str]]:
     """A row each for the processor, memory, GPUs, disk and models."""
     machine, memory = found.machine, found.machine.memory
     used = next((kernel.name for kernel in found.kernels if kernel.used), "")
-    said = f", because {found.threads.forced} says so" if found.threads.forced else ""
+    said = f", set by {found.threads.forced}" if found.threads.forced else ""
     teams = f" in {len(found.threads.teams)} teams" if len(found.threads.teams) > 1 else ""
     threads = (
         f"{counted(found.threads.count, 'thread')}{teams}{f' of {used}' if used else ''}{said}"

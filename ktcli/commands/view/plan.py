@@ -95,7 +95,11 @@ def render(
         words += [_nodes(made), ""]
     words.append(_facts(made))
     if made.costs:
-        words += ["", "What is forced:", *(f"  {cost_words(cost)}" for cost in made.costs)]
+        words += [
+            "",
+            "Effect of the options given:",
+            *(f"  {cost_words(cost)}" for cost in made.costs),
+        ]
     if made.notes:
         words += ["", *(out.fold(f"Note: {safe(note)}", "  ") for note in made.notes)]
     words += ["", verdict]
@@ -113,14 +117,14 @@ def _sizes(made: Plan) -> str:
     have = made.host.available_bytes
     full = next((need for need in made.nodes if not need.fits), None)
     if full is not None and made.need_bytes <= have:
-        return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
+        return f" on node {full.node}: needs {gib(full.need_bytes)}, {gib(full.free_bytes)} is free there"
     if made.device is None:
-        return f": needs {gib(made.need_bytes)}, {gib(have)} are free"
+        return f": needs {gib(made.need_bytes)}, {gib(have)} is free"
     gpus, need = made.device.gpus, made.device.need.total
     where, free = numbered("GPU", [gpu.index for gpu in gpus]), sum(gpu.free_bytes for gpu in gpus)
     return (
-        f": needs {gib(made.need_bytes)} of memory, {gib(have)} are free;"
-        f" needs {gib(need)} on {where}, {gib(free)} are free"
+        f": needs {gib(made.need_bytes)} of memory, {gib(have)} is free;"
+        f" needs {gib(need)} on {where}, {gib(free)} is free"
     )
 
 
@@ -211,7 +215,7 @@ def _facts(made: Plan) -> str:
     if made.device:
         rows += rate_rows(made.device.rates)
     if not made.measured:
-        rows.append(("", "~ is not measured: these rates are assumed"))
+        rows.append(("", "~ marks estimates: these rates are assumed"))
     return out.table(rows)
 
 
@@ -225,4 +229,4 @@ def _traffic_words(made: Plan) -> str:
     n = len(made.nodes)
     far = "half" if n == 2 else f"{n - 1}/{n}"
     cached = n > 1 and made.device is None  # else the cache is on the GPU
-    return f"{words}, and {far} of what is read of the KV cache" if cached else words
+    return f"{words}, and {far} of the reads from the KV cache" if cached else words

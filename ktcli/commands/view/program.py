@@ -42,8 +42,8 @@ def _render(name: str, recording: Recording, recipe: Recipe) -> str:
     kept = reuse_buffers(recording).buffers
     token = sum(_F32_BYTES * buffer.width for buffer in kept if not buffer.outputs)
     head = (
-        f"{safe(name)}: {len(recording.records)} operations in a step. %n [columns] are f32 for each token;"
-        f" {len(kept)} buffers hold them in turn, {token:,} bytes for each token."
+        f"{safe(name)}: {len(recording.records)} operations in a step. Each %n [columns] is f32 per token;"
+        f" {len(kept)} buffers hold them in turn, {token:,} bytes per token."
     )
     lines = _ProgramLines(recording, recipe)
     return "\n\n".join([head, *map(lines.section, sections(recording))])
@@ -59,7 +59,7 @@ class _ProgramLines:
         """Returns the lines of a section, one for each record, below the layers that they stand for."""
         layers, lines = section.layers, []
         if layers:
-            alike = f", and alike {_ranges(layers[1:])}" if layers[1:] else ""
+            alike = f", same for {_ranges(layers[1:])}" if layers[1:] else ""
             lines.append(f"Layer {layers[0]}{alike}")
         prefix = f"layers.{layers[0]}." if layers else ""
         cells = [self._cells(each, prefix) for each in section.records]

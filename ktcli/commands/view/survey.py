@@ -116,7 +116,7 @@ def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:
         words.append(out.fold(lack, "  "))
     return [
         *words,
-        f"Next: {out.style(f'kt chat {name}', 'bold')}, or kt plan {name} for its parts",
+        f"Next: {out.style(f'kt chat {name}', 'bold')}, or kt plan {name} for details",
     ]
 
 
@@ -154,7 +154,7 @@ def _cells(each: Surveyed, short: bool) -> tuple[str, ...]:
         profile.license,
     )
     if plan is None:
-        return profile.name, "-", "-" if short else "not as asked", "", *last
+        return profile.name, "-", "-" if short else "not as requested", "", *last
     # The memory of the machine and of the GPU, where it is used.
     need = gib(plan.need_bytes + (plan.device.need.total if plan.device else 0))
     if not each.fits:

@@ -22,7 +22,7 @@ _WAIT_VALUE_32, _WRITE_VALUE_32 = 1, 2
 _WAIT_EQUAL = 1
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
 
-_HINT = "kt doctor says what is missing; --device cpu runs without a GPU"
+_HINT = "kt doctor shows what is missing; --device cpu runs without a GPU"
 
 
 class _MemoryOperation(ctypes.Structure):

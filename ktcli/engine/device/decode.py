@@ -260,7 +260,7 @@ def fill_tables(
     """
     tables[:] = nobody
     for table, pages in zip(tables, given, strict=False):
-        assert pages is not None, "the run says nothing of window pages"
+        assert pages is not None, "the run has no window pages"
         some = pages[: table.size]
         table[: some.size] = np.where(some < 0, nobody, some)
 

@@ -54,13 +54,13 @@ class KnownFailures:
             said = "each kernel is launched only after the one before has finished"
             yield f"{said}: {failures.early}{self._since(failures.early == known.early)}"
         if failures.graphs:
-            said = f"{failures.graphs}: every step is launched anew, which is slower"
+            said = f"{failures.graphs}: every step is launched separately, which is slower"
             yield said + self._since(failures.graphs == known.graphs)
 
     def _since(self, known: bool) -> str:
         if not known:
             return ""
-        return f" (found on {self.found}; after kt doctor --measure the next start tries again)"
+        return f" (found on {self.found}; after kt doctor --measure, the next start tries again)"
 
 
 NONE_YET = KnownFailures()

@@ -402,7 +402,7 @@ def device_errors(doing: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[0] == "triton":
             words = str(error).strip().splitlines() or [type(error).__name__]
-            raise KernelFails(f"triton failed in {doing}: {words[-1][:200]}") from error
+            raise KernelFails(f"triton failed during {doing}: {words[-1][:200]}") from error
         _raise_from_device(error, doing)
         raise
 
@@ -415,10 +415,10 @@ def _raise_from_device(error: Exception, doing: str) -> None:
         return
     full = any(map(_is_full, _chain(error)))
     if full:
-        raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
+        raise OutOfDeviceMemory(f"the GPU's memory ran out during {doing}") from error
     text = str(error)
     if any(name in text.lower() for name in _FROM_THE_DEVICE):
-        raise DeviceError(f"the GPU failed in {doing}: {text.splitlines()[0][:200]}") from error
+        raise DeviceError(f"the GPU failed during {doing}: {text.splitlines()[0][:200]}") from error
 
 
 def _is_full(error: BaseException) -> bool:

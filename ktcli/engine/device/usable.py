@@ -6,7 +6,7 @@ import importlib
 import warnings
 from typing import Any
 
-INSTALL = "pip install 'ktcli[gpu]' brings the torch that GPUs need"
+INSTALL = "pip install 'ktcli[gpu]' installs the torch that GPUs need"
 
 
 def why_not(torch_name: str = "torch") -> str:

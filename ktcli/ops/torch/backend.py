@@ -227,7 +227,7 @@ class TorchBackend(Backend):
             pages = step.caches[getattr(operation, layout.pages)]
             yield "cache", own_parts(pages, operation.cached)
         if layout.state:
-            assert rows.slots is not None, "the step says nothing of states"
+            assert rows.slots is not None, "the step has no states"
             memory = step.states[getattr(operation, layout.state)]
             yield "state", States(memory, rows.slots, getattr(operation, layout.first))
 

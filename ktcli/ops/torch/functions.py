@@ -95,7 +95,7 @@ class Rows:
 
     def in_windows(self) -> Rows:
         """Returns the rows with window pages in place of `pages`, for layers with a sliding window."""
-        assert self.windows is not None, "the step says nothing of window pages"
+        assert self.windows is not None, "the step has no window pages"
         return replace(self, pages=self.windows)
 
 
@@ -276,7 +276,7 @@ def route(
     """
     r, score = routing, scores(logits, routing.score)
     if table is not None:
-        assert rows is not None and rows.ids is not None, "the step says nothing of ids"
+        assert rows is not None and rows.ids is not None, "the step has no ids"
         given = table.view(-1, r.top_k).index_select(0, rows.ids)
         return _weighted(score, given.long(), r, factors)
     rank = score if bias is None else score + bias

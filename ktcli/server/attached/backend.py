@@ -268,7 +268,7 @@ class AttachedModel:
     ) -> None:
         self.ready = ready
         self.backend = AttachedBackend(ready.name, served, facts, texts, asked)
-        self.place = f"served at port {served.port}"
+        self.place = f"served on port {served.port}"
         self.keeps_pages = False
         self.held_bytes = 0
 

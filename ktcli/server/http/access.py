@@ -94,8 +94,8 @@ def allowed_origin(said: str, *, has_key: bool) -> str:
 def _require_key(option: str, *, has_key: bool) -> None:
     if not has_key:
         raise UsageError(
-            f"{option} lets every page in, and there is no key",
-            hint="put one into a file that only you can read, and name it with --api-key-file",
+            f"{option} allows every page and needs an API key",
+            hint="put one into a file that only you can read, and pass it with --api-key-file",
         )
 
 

@@ -135,14 +135,12 @@ class Guard:
         if is_owner(scope):
             return
         if rules.hosts and not is_loopback(host) and not is_allowed(host, rules.hosts):
-            said = f"Host not allowed: {host[:100]} (kt serve --allow-host lets it in)"
+            said = f"Host not allowed: {host[:100]} (kt serve --allow-host allows it)"
             raise Refusal(403, said, "", "bad_host")
         origin = headers.get("origin")
         is_let_in = origin is not None and is_allowed(origin, rules.origins)
         if origin is not None and not is_let_in and not _is_own(origin, headers):
-            said = (
-                f"Origin not allowed: {_plain(origin[:100])} (kt serve --allow-origin lets it in)"
-            )
+            said = f"Origin not allowed: {_plain(origin[:100])} (kt serve --allow-origin allows it)"
             raise Refusal(403, said, "", "bad_origin")
         is_foreign = headers.get("sec-fetch-site") == "cross-site" and not is_let_in
         if is_foreign and scope["method"] not in _SAFE:

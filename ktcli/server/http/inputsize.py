@@ -167,6 +167,6 @@ def too_long(tokens: int | None, context: int) -> ContextFull:
     """Returns the error of a prompt that leaves no room for an answer; `tokens` is None: they were not counted."""
     said = f"more than {context:,}" if tokens is None else f"{tokens:,}"
     return ContextFull(
-        f"the conversation has {said} tokens and the context holds {context:,}, which leaves no room for an answer",
+        f"the conversation has {said} tokens, but the context holds {context:,}, which leaves no room for an answer",
         hint="send a shorter conversation, or start kt serve with a larger --context",
     )

@@ -27,28 +27,26 @@ class Metrics:
     def __init__(self, residency: Residency) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Now(residency))
-        self._prompt = self._counter("prompt_tokens", "Tokens of prompts.")
-        self._said = self._counter("generation_tokens", "Tokens of answers.")
-        self._queries = self._counter(
-            "prefix_cache_queries", "Tokens that were looked up in the cache."
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
+        self._said = self._counter("generation_tokens", "Generated tokens.")
+        self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the cache.")
+        self._hits = self._counter("prefix_cache_hits", "Tokens found in the cache.")
+        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
+        self._accepted = self._counter(
+            "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
         )
-        self._hits = self._counter("prefix_cache_hits", "Tokens that were found there.")
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.")
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.")
-        self._ended = self._counter("request_success", "Requests that ended.", ["finished_reason"])
+        self._ended = self._counter("request_success", "Finished requests.", ["finished_reason"])
         self._by_key = self._counter("key_requests", "Requests with an API key.", ["key"])
-        self._prompt_by_key = self._counter(
-            "key_prompt_tokens", "Tokens of their prompts.", ["key"]
-        )
+        self._prompt_by_key = self._counter("key_prompt_tokens", "Their prompt tokens.", ["key"])
         self._said_by_key = self._counter(
-            "key_generation_tokens", "Tokens of the answers to them.", ["key"]
+            "key_generation_tokens", "Their generated tokens.", ["key"]
         )
         self.first_token = self._times(
-            "time_to_first_token", "From the request to its first token."
+            "time_to_first_token", "Time from the request to its first token."
         )
-        self.gap = self._times("inter_token_latency", "Between two tokens of an answer.")
-        self._whole = self._times("e2e_request_latency", "From the request to its end.")
-        self._queued = self._times("request_queue_time", "From the request to its first step.")
+        self.gap = self._times("inter_token_latency", "Time between two tokens of an answer.")
+        self._whole = self._times("e2e_request_latency", "Time from the request to its end.")
+        self._queued = self._times("request_queue_time", "Time from the request to its first step.")
 
     def asked(self, entry: Mapping[str, Any]) -> None:
         """Counts a request, given its log entry, for the API key that it has shown."""
@@ -87,12 +85,14 @@ class _Now(Collector):
         count = residency.counts()
         pools = [each.model.backend.engine.pools.pages for each in residency.loaded]
         pages, free = sum(each.count for each in pools), sum(each.available for each in pools)
-        yield GaugeMetricFamily("kt_num_requests_running", "Requests in steps.", count.running)
-        yield GaugeMetricFamily("kt_num_requests_waiting", "Requests that wait.", count.waiting)
+        yield GaugeMetricFamily(
+            "kt_num_requests_running", "Requests being processed.", count.running
+        )
+        yield GaugeMetricFamily("kt_num_requests_waiting", "Waiting requests.", count.waiting)
         used = 1 - free / pages if pages else 0.0
-        yield GaugeMetricFamily("kt_kv_cache_usage_perc", "Share of pages in use, 0 to 1.", used)
+        yield GaugeMetricFamily("kt_kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
         sizes = GaugeMetricFamily(
-            "kt_model_memory_bytes", "Memory that models in memory take.", labels=["model"]
+            "kt_model_memory_bytes", "Memory used by loaded models.", labels=["model"]
         )
         for each in residency.loaded:
             sizes.add_metric([each.model.name], each.fit.taken_bytes)

@@ -123,7 +123,7 @@ def _operation(route: Route, method: str) -> dict[str, Any]:
     body = BODIES.get(inspect.unwrap(route.endpoint))
     content: dict[str, Any] = {kind: {"schema": {}} for kind in _media_types(route, body)}
     error = {
-        "description": "The request is refused, or failed.",
+        "description": "The request was refused or failed.",
         "content": {_JSON: {"schema": {"$ref": _COMPONENTS + _error_of(route.path)}}},
     }
     found: dict[str, Any] = {

@@ -268,7 +268,7 @@ class ServerState:
         held, grammars = shape, model.grammars
         with about(held.field):
             if options.endless:
-                raise UsageError(f"{held.field} and ignore_eos contradict each other")
+                raise UsageError(f"{held.field} and ignore_eos cannot be used together")
             compile = lambda: grammars.constraints(held, calls, before, options.choices)  # noqa: E731
             return await submitted(grammars, held.field, compile, submit, options.choices)
 

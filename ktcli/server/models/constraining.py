@@ -79,5 +79,5 @@ async def _compiled(
         return await asyncio.wait_for(asyncio.wrap_future(grammars.ask(compile)), COMPILE_S)
     except TimeoutError as error:
         raise UsageError(
-            f"{field} takes more than {COMPILE_S:.0f} seconds to compile, use a simpler one"
+            f"{field} takes more than {COMPILE_S:.0f} seconds to compile; use a simpler one"
         ) from error

@@ -154,7 +154,9 @@ def _notices() -> Iterator[tuple[socket.socket, str]]:
         try:
             made.bind(address)
         except OSError as error:
-            raise KtError(f"cannot make the socket {address}: {error.strerror or error}") from error
+            raise KtError(
+                f"cannot create the socket {address}: {error.strerror or error}"
+            ) from error
         yield made, address
 
 

@@ -111,7 +111,7 @@ def unix_socket(path: Path) -> socket.socket:
         if _answers(path):
             raise Busy(
                 f"a server of this library is already running on this port (its socket is {path})",
-                hint="kt ps shows it, kt stop ends it",
+                hint="kt ps shows it, kt stop stops it",
             )
         if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
             path.unlink()
@@ -125,7 +125,7 @@ def unix_socket(path: Path) -> socket.socket:
         made.listen(_BACKLOG)
         return made
     except OSError as error:
-        raise KtError(f"cannot make the socket {path}: {error.strerror or error}") from error
+        raise KtError(f"cannot create the socket {path}: {error.strerror or error}") from error
 
 
 def _answers(path: Path) -> bool:

@@ -41,10 +41,10 @@ def unit(
 #   kt serve ... --print-unit > ~/.config/systemd/user/{NAME}
 #   systemctl --user daemon-reload
 #   systemctl --user enable --now {NAME}
-#   loginctl enable-linger          (it then runs without a login, from the start of the machine on)
+#   loginctl enable-linger          (starts it at boot, without a login)
 #
-# systemctl --user status kt shows how far it is, journalctl --user -u kt what it says. The model should be in the
-# library before (kt pull). A key stands in a file of its own, for --api-key-file: others may read this one.
+# systemctl --user status kt shows its state, journalctl --user -u kt its log. Pull the model first (kt pull). Put an
+# API key into a separate file and pass it with --api-key-file: others may read this unit.
 
 [Unit]
 Description=kt serves {_in_a_line(name).replace("%", "%%")}
@@ -54,13 +54,13 @@ Type=notify
 ExecStart={" ".join([quoted(program[0]), *(quoted(word, in_command=True) for word in program[1:])])}
 {_RELOAD if reloads else ""}\
 {"".join(variables)}\
-# Loading a large model takes minutes; answers may finish when it is stopped.
+# Loading a large model takes minutes; answers in progress may finish after a stop.
 TimeoutStartSec=infinity
 TimeoutStopSec={END_S + drain_s:.0f}
 Restart=on-failure
 RestartSec=5
 RestartPreventExitStatus={final}
-# It writes into the library alone, and what is said to it is not to be found in core files.
+# It writes only to the library, and conversations must not end up in core files.
 UMask=0077
 LimitCORE=0
 NoNewPrivileges=yes

@@ -73,8 +73,8 @@ def _check_heads(m: Metadata, text: Mapping[str, Any]) -> None:
     for key, fields in (("rope.dimension_count", _PARTLY), ("attention.value_length", _OF_VALUES)):
         if not fields & text.keys() and m.whole(key, said) != said:
             raise BadCheckpoint(
-                f"{m.fields.where}: {m.architecture}.{key} is {m.whole(key)}, and heads of {said} columns are what kt "
-                "knows of this architecture"
+                f"{m.fields.where}: {m.architecture}.{key} is {m.whole(key)}, but kt supports only heads of {said} "
+                "columns for this architecture"
             )
 
 

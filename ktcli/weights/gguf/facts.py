@@ -83,7 +83,7 @@ def mistral4(m: Metadata) -> dict[str, Any]:
     step = m.whole("attention.temperature_length", rope.get(original, m.whole("context_length")))
     if rope.setdefault(original, step) != step:
         raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.temperature_length is {step}, and kt knows only that of "
+            f"{m.fields.where}: {m.architecture}.attention.temperature_length is {step}, but kt supports only that of "
             f"rope.scaling.original_context_length, {rope[original]}"
         )
     return latent(m) | {
@@ -106,8 +106,8 @@ def ling3(m: Metadata) -> dict[str, Any]:
     """The facts of Ling 3. Of the model that sees, positions are turned otherwise than kt knows."""
     if m.has("rope.dimension_sections"):
         raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.rope.dimension_sections is of Ling 3's models that see, which kt does "
-            "not know"
+            f"{m.fields.where}: {m.architecture}.rope.dimension_sections belongs to Ling 3's vision models, which "
+            "kt does not support"
         )
     return kimi_linear(m) | {
         "head_dim": m.whole("kda.head_dim"),

@@ -63,7 +63,7 @@ class Gguf(OpenFiles):
             self._values = headers[self._where].values
             entries = {name: e for header in headers.values() for name, e in header.entries.items()}
             if len(entries) != sum(len(header.entries) for header in headers.values()):
-                raise BadCheckpoint(f"a tensor is in two of the files of {path.name}")
+                raise BadCheckpoint(f"two of the files of {path.name} contain the same tensor")
             factors = [
                 float(each)
                 for name, header in headers.items()
@@ -78,7 +78,7 @@ class Gguf(OpenFiles):
             rows = entries["token_embd.weight"].shape[0]
             if isinstance(tokens, list) and len(tokens) > rows:
                 raise BadCheckpoint(
-                    f"{self._where} lists {len(tokens)} tokens, its embedding has {rows} rows"
+                    f"{self._where} lists {len(tokens)} tokens, but its embedding has {rows} rows"
                 )
             self.parts: dict[str, Part] = {}
             for file, header in headers.items():
@@ -170,7 +170,7 @@ class Gguf(OpenFiles):
         first = _EXPERT.sub(".experts.0.", name).removesuffix(".weight") + SCALE
         if first in self.parts:
             raise BadCheckpoint(
-                f"{name} in {part.file} has no {SCALE[1:]}, {first} does: one number per expert is required",
+                f"{name} in {part.file} has no {SCALE[1:]}, but {first} does: one number per expert is required",
                 hint=HINT,
             )
 

@@ -120,7 +120,7 @@ class _Reader:
         if end > min(self.size, MAX_HEADER_BYTES):
             limit = "the file" if end > self.size else "the limit"
             raise _GgufFault(
-                f"{count} bytes at {self.at} go beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
+                f"{count} bytes at {self.at} extend beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
             )
         if end > self._first + len(self._bytes):
             kept = self._keep()
@@ -192,7 +192,7 @@ def _value(r: _Reader, key: str) -> Any:
     r.elements += count
     if r.elements > MAX_ELEMENTS:
         raise _GgufFault(
-            f"{key!r} has {count} elements; all arrays together {MAX_ELEMENTS} at most"
+            f"{key!r} has {count} elements; the limit for all arrays is {MAX_ELEMENTS}"
         )
     if kind == _TEXT:
         return [r.text(key) for _ in range(count)]
@@ -220,7 +220,9 @@ def _info(r: _Reader) -> _Info:
     name = r.text("the name of a tensor", MAX_KEY_BYTES)
     count = r.number("I")
     if not 1 <= count <= MAX_DIMENSIONS:
-        raise _GgufFault(f"tensor {name!r} has {count} dimensions, 1 to {MAX_DIMENSIONS} are known")
+        raise _GgufFault(
+            f"tensor {name!r} has {count} dimensions; kt supports 1 to {MAX_DIMENSIONS}"
+        )
     shape = tuple(r.number("Q") for _ in range(count))[::-1]
     if 0 in shape or prod(shape) >= 1 << 60:
         raise _GgufFault(f"tensor {name!r} has the shape {list(shape)}")
@@ -261,7 +263,7 @@ def _sizes() -> Callable[[str, tuple[int, ...], int], tuple[str, int]]:
         dtype, elements, size_bytes = known[kind]
         if shape[-1] % elements:
             raise _GgufFault(
-                f"tensor {name!r} is {dtype} with rows of {shape[-1]}, not of blocks of {elements}"
+                f"tensor {name!r} is {dtype} with rows of {shape[-1]}, which is not a multiple of {elements}"
             )
         return dtype, prod(shape) // elements * size_bytes
 

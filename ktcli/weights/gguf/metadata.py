@@ -110,7 +110,7 @@ class Metadata:
         if found not in known:
             words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
             raise BadCheckpoint(
-                f"{self.fields.where}: expert_gating_func is {found}, kt computes {words} here"
+                f"{self.fields.where}: expert_gating_func is {found}; kt supports only {words} here"
             )
         return found
 

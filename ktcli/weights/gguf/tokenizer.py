@@ -125,7 +125,7 @@ def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
     """The model and the steps of a SentencePiece tokenizer."""
     scores = _array(fields, "scores", float)
     if len(scores) != len(tokens):
-        raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
+        raise BadCheckpoint(f"{fields.where} has {len(scores)} scores for {len(tokens)} tokens")
     joined = [
         score
         for (text, kind), score in zip(tokens, scores, strict=True)

@@ -56,7 +56,7 @@ def test_a_device_that_fails_in_copying_a_page_is_known_for_it(
     copy = PageCopy(cache.parts(cached_parts(record(MODEL.forward), SPEC.layers)), [HostStream()])
     monkeypatch.setattr(HostStream, "running", lost)
     with pytest.raises(
-        DeviceError, match="failed in copying pages: CUDA error: unspecified"
+        DeviceError, match="failed during copying pages: CUDA error: unspecified"
     ) as found:
         copy(1, 2)
     assert "\n" not in str(found.value)

@@ -197,7 +197,7 @@ def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.M
 
     def refuse(*_: object) -> None:
         asked.append(1)
-        raise DeviceError("the GPU failed in capturing a decode step: not permitted")
+        raise DeviceError("the GPU failed during capturing a decode step: not permitted")
 
     monkeypatch.setattr(HostStream, "capture", refuse)
     kept: list[Failures] = []
@@ -208,7 +208,7 @@ def test_a_step_that_is_not_captured_runs_anew(made: Made, monkeypatch: pytest.M
     two = [engine.sequence().extend(np.array([7], np.int32)) for _ in range(2)]
     assert len(engine.run(Batch(tuple(two)))) == 2
     assert len(asked) == 1  # the answer is remembered
-    assert kept == [Failures(graphs="the GPU failed in capturing a decode step: not permitted")]
+    assert kept == [Failures(graphs="the GPU failed during capturing a decode step: not permitted")]
     again = made.engine(
         made.placed(), known_failures=KnownFailures(kept[0], "2026-11-24", kept.append)
     )
@@ -226,7 +226,7 @@ def test_a_larger_step_that_is_not_captured_is_said_once(
     engine._known = KnownFailures(keep=kept.append)
 
     def refuse(*_: object) -> None:
-        raise DeviceError("the GPU failed in capturing a decode step: not permitted")
+        raise DeviceError("the GPU failed during capturing a decode step: not permitted")
 
     monkeypatch.setattr(HostStream, "capture", refuse)
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_a_kernel_that_fails_later_is_done_without(
     np.testing.assert_array_equal(answer(again), wanted)
     assert len(calls) == before and len(kept) == 1
     assert again.warnings == (
-        f"{warning} (found on 2026-11-24; after kt doctor --measure the next start tries again)",
+        f"{warning} (found on 2026-11-24; after kt doctor --measure, the next start tries again)",
     )
 
 

@@ -123,7 +123,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "linear attention where the architecture has none": (
         replace(BY_NAME["qwen35"], architecture="qwen3"),
-        r"qwen3.rope.dimension_count is 16, and heads of 64 columns are what kt knows",
+        r"qwen3.rope.dimension_count is 16, but kt supports only heads of 64 columns",
     ),
     "another number of layers": (olmoe(block_count=5), r"no tensor .*layers.4.*'olmoe' requires"),
     "layers that are not spoken of": (
@@ -145,7 +145,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "values of another width": (
         olmoe(attention__value_length=32),
-        "olmoe.attention.value_length is 32, and heads of 64 columns",
+        "olmoe.attention.value_length is 32, but kt supports only heads of 64 columns",
     ),
     "a list of too few": (
         olmoe(attention__head_count=[4]),
@@ -183,7 +183,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "another score": (
         changed("hunyuan-moe", expert_gating_func=2),
-        r"expert_gating_func is 2, kt computes softmax \(1\)",
+        r"expert_gating_func is 2; kt supports only softmax \(1\)",
     ),
     "a short list": (
         changed("deepseek4", attention__compress_ratios=[0, 4]),
@@ -238,15 +238,15 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     "other rows of states": (changed("granitehybrid", ssm__state_size=32), "has the shape"),
     "queries that grow by another length": (
         changed("mistral4", attention__temperature_length=16),
-        "mistral4.attention.temperature_length is 16, and kt knows only that of .*, 8",
+        "mistral4.attention.temperature_length is 16, but kt supports only that of .*, 8",
     ),
     "Mistral's queries beside sigmoid": (
         changed("deepseek2-mistral", expert_gating_func=2),
-        r"expert_gating_func is 2, kt computes softmax \(1\)",
+        r"expert_gating_func is 2; kt supports only softmax \(1\)",
     ),
     "positions of pictures": (
         changed("bailingmoe3", rope__dimension_sections=[8, 4, 4, 0]),
-        "bailingmoe3.rope.dimension_sections is of Ling 3's models that see",
+        "bailingmoe3.rope.dimension_sections belongs to Ling 3's vision models",
     ),
     "decays without a bound": (
         changed("bailingmoe3", kda__gate_lower_bound=0.0),

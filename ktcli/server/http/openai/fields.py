@@ -174,7 +174,7 @@ class Sampled(ForeignLimits):
         """Checks that the request has no field that must be kept to and cannot be. Raises: Refusal: it has one."""
         self.refuse_foreign_limits()
         if self.prompt_logprobs is not None and self.prompt_logprobs is not False:
-            hint = "/v1/completions has echo with logprobs"
+            hint = "use /v1/completions with echo and logprobs"
             raise not_supported("prompt_logprobs", hint)
         _few("stop_token_ids", len(self.stop_token_ids or ()), STOP_IDS_MOST)
 
@@ -278,7 +278,7 @@ class ChatBody(Sampled):
             said = f"{field} and add_generation_prompt cannot be used together"
             raise Refusal(400, said, field, "unsupported_value")
         if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-            said = f"{field} requires the last message to be a text of the assistant"
+            said = f"{field} requires the last message to be an assistant message with text"
             raise Refusal(400, said, field, "unsupported_value")
         return True
 

@@ -32,7 +32,7 @@ export async function* answer(model, messages, signal) {
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Refused(0, "the answer broke off");
+    if (done) throw new Refused(0, "the answer was interrupted");
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {

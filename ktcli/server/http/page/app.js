@@ -248,7 +248,7 @@ function failed(message, error) {
     say("This server needs an API key.", true);
     at("ask").showModal();
   } else {
-    message.figures = "broken off";
+    message.figures = "interrupted";
     say(error instanceof Refused ? error.message : `Cannot reach the server: ${error.message}`, true);
   }
 }
