@@ -57,7 +57,7 @@ def _read(texts: TextModel) -> tuple[Answers | None, CallStyle | None, str]:
     try:
         template = read_template(found)
         if template.field(FieldRole.CALLS) is None and known is not None:
-            raise ValueError("it has no field 'tool_calls', and the model calls tools")
+            raise ValueError("it has no field 'tool_calls', but the model calls tools")
     except ValueError as error:
         return None, known or GENERIC, str(error)
     answers = Answers.of(template, texts.tokenizer, texts.stop_ids, known)

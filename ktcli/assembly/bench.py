@@ -130,7 +130,7 @@ def refuse_without_gpu(options: Sequence[str]) -> None:
     if options:
         raise UsageError(
             f"{options[0]} applies only to a GPU, and none is used here",
-            hint="kt doctor shows what was found, kt plan shows where a model would go",
+            hint="kt doctor shows what was found; kt plan shows where a model would go",
         )
 
 

@@ -109,7 +109,7 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
     if names & {"JSONDecodeError"}:
         return HubError(
             f"{where} did not respond: it sent a web page instead of data about {repository}",
-            hint="the network may need a browser login first, or a proxy interferes",
+            hint="the network may require a browser login first, or a proxy may be interfering",
         )
     if status:
         asked_s = next((s for cause in causes if (s := _asked_s(cause)) is not None), 0.0)

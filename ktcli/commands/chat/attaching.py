@@ -150,4 +150,4 @@ def _sockets() -> list[Path]:
 
 
 def _say_why_not(served: ServerPlace, why: str) -> None:
-    out.note(f"not using the server on port {served.port}, {served.model} is loaded here: {why}")
+    out.note(f"{served.model} is loaded here instead of using the server on port {served.port}: {why}")

@@ -111,7 +111,7 @@ def unix_socket(path: Path) -> socket.socket:
         if _answers(path):
             raise Busy(
                 f"a server of this library is already running on this port (its socket is {path})",
-                hint="kt ps shows it, kt stop stops it",
+                hint="kt ps shows it; kt stop stops it",
             )
         if path.exists() and stat.S_ISSOCK(path.lstat().st_mode):
             path.unlink()
