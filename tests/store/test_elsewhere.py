@@ -203,7 +203,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.dictionaries(st.sampled_from(["mediaType", "digest", "size"]), JSON), max_size=3)
     | JSON

@@ -120,7 +120,7 @@ PARTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(PARTS | st.text(max_size=5), max_size=20))
 def test_any_text_is_a_modelfile_or_an_error(parts: list[str]) -> None:
     try:

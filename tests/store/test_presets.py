@@ -84,7 +84,7 @@ def test_the_nearest_name_decides() -> None:
     assert "mine" in caught.value.hint
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(KINDS)), JSON)
 def test_a_value_is_its_settings_or_an_error(name: str, value: Any) -> None:
     try:
