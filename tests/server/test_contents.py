@@ -118,10 +118,6 @@ def test_items_of_responses_that_say_nothing_to_a_model_are_left_out() -> None:
     assert [each["role"] for each in body.messages] == ["user", "assistant", "tool"]
     function = body.messages[1]["tool_calls"][0]["function"]
     assert function == {"name": "patch", "arguments": {"input": "*** Begin"}}
-    with pytest.raises(Refusal, match="stores no items; send the item itself"):
-        ResponseBody(input=[NEXT, {"type": "item_reference", "id": "msg_1"}]).chat_request(
-            Settings(), ""
-        )
 
 
 def test_an_open_answer_is_gone_on_with_as_each_api_says() -> None:

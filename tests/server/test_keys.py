@@ -18,7 +18,7 @@ from server.running import Running, running, scripted, served_by_command
 from server.test_serving import until
 
 from ktcli.commands.cli.api_key import given_key, given_keys
-from ktcli.commands.serve import _reload_of
+from ktcli.commands.serve import _log, _reload_of
 from ktcli.errors import UsageError
 from ktcli.main import main
 from ktcli.server.http.keys import KEYS_MOST, ApiKeys, NamedKey, keys_in
@@ -76,6 +76,14 @@ def test_logs_and_counters_go_by_the_names_of_keys(server: Running) -> None:
     for name in ("prompt", "generation"):
         assert float(counts[f'kt_key_{name}_tokens_total{{key="bob"}}']) > 0
     assert "sk-" not in text and "sk-" not in str(LOGGED)
+
+
+def test_the_line_of_a_request_has_the_name_of_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"client": "::1", "method": "GET", "path": "/x", "status": 200, "seconds": 0.1}
+    _log({**entry, "key": "alice"})
+    _log(entry)
+    said = capsys.readouterr().err
+    assert " ::1 (alice) GET /x 200 in" in said and " ::1 GET /x 200 in" in said
 
 
 @pytest.mark.parametrize(

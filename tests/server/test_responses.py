@@ -121,6 +121,29 @@ def test_what_a_model_said_comes_back_as_one_message(client: OpenAI, server: Run
     assert counted.input_tokens == same.usage.prompt_tokens
 
 
+def test_a_tool_loop_by_references_is_the_one_by_items(client: OpenAI) -> None:
+    """As the AI SDK sends it: references to what the server said, then the results."""
+    with client.responses.stream(model="fake", input="weather", tools=TOOLS) as stream:
+        first = stream.get_final_response()
+    results: Any = [
+        {"type": "function_call_output", "call_id": each.call_id, "output": "rain"}
+        for each in first.output
+        if each.type == "function_call"
+    ]
+    asked: Any = {"role": "user", "content": "weather"}
+    named: Any = [{"type": "item_reference", "id": each.id} for each in first.output]
+    ways: Any = [[asked, *first.output, *results], [asked, *named, *results]]
+    counts = {
+        client.responses.input_tokens.count(model="fake", input=way, tools=TOOLS).input_tokens
+        for way in ways
+    }
+    later = client.responses.create(
+        model="fake", input=results, previous_response_id=first.id, tools=TOOLS
+    )
+    assert later.usage is not None and counts == {later.usage.input_tokens}
+    assert len(results) == 2 and later.previous_response_id == first.id
+
+
 def test_instructions_and_developers_are_one_system_text(client: OpenAI) -> None:
     items: Any = [{"role": "developer", "content": "short"}, {"role": "user", "content": "hello"}]
     found = client.responses.input_tokens.count(model="fake", input=items, instructions="be kind")

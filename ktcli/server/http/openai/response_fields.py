@@ -139,13 +139,18 @@ class ResponseBody(Sampled):
             options = replace(options, shape=Shape(form))
         return with_tools(options, self.offered, self._choice)
 
-    def chat_request(self, settings: Settings, caller: str, turn: Turn) -> ChatRequest:
+    def chat_request(
+        self, settings: Settings, caller: str, turn: Turn | None = None
+    ) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
 
+        Args:
+            turn: what is to be answered; None: the items of the request alone.
         Raises:
             Refusal: an item is invalid.
         """
         self._refuse_what_is_not_there()
+        turn = turn or Turn(self.own_items)
         if not turn.items:
             raise _refusal("input", "input must not be empty")
         messages = list(_messages(turn))
