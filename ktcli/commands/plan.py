@@ -44,7 +44,8 @@ def plan(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="Model, as for kt chat; from a repository, only small files are fetched. Default: all models kt knows.",
+            help="Model, as for kt chat; from a repository, only small files are fetched."
+            " Default: all models kt knows.",
         ),
     ] = None,
     context: ContextOpt = None,

@@ -258,7 +258,9 @@ def _expect(archive: Archive, member: Member) -> None:
     if found.name != member.name:
         raise archive.bad(f"holds {found.name[:60]!r} where {member.name[:60]!r} belongs,")
     if found.size != member.size_bytes:
-        what = f"gives {member.name[:60]!r} {found.size} bytes, but its list says {member.size_bytes},"
+        what = (
+            f"gives {member.name[:60]!r} {found.size} bytes, but its list says {member.size_bytes},"
+        )
         raise archive.bad(what)
 
 

@@ -252,7 +252,7 @@ def test_one_of_two_nodes():
     assert (host.threads, host.total_bytes, host.available_bytes) == (4, 32 * GIB, 30 * GIB)
     assert host.rates.read_bps == assumed_read_bps(4)
     assert host.notes == (
-        "32.0 GiB of memory on node 0 that --numa nodes=1 leaves out is not counted",
+        "the plan does not count 32.0 GiB of memory on node 0 that --numa nodes=1 leaves out",
     )
 
 

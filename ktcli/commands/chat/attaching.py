@@ -150,4 +150,6 @@ def _sockets() -> list[Path]:
 
 
 def _say_why_not(served: ServerPlace, why: str) -> None:
-    out.note(f"{served.model} is loaded here instead of using the server on port {served.port}: {why}")
+    out.note(
+        f"{served.model} is loaded here instead of using the server on port {served.port}: {why}"
+    )
