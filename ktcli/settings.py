@@ -271,7 +271,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "defer", whole_numbers(0, 64), "N", "as few as keep the CPU busy",
-        "Let N experts per token finish one layer late: faster, slightly different answers. 0 turns this off.",
+        "Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off.",
         option="--defer",
     ),
     Setting(

@@ -166,5 +166,5 @@ def _words(device: DevicePlan, engine: DeviceEngine) -> str:
     if here == mask.size:
         return f"{device.names}: the whole model"
     of_these = f"{here:,} of {mask.size:,} experts ({device.hit_rate:.0%} of the choices)"
-    deferral = f"; up to {depth} of each token's experts finish one layer late" if depth else ""
+    deferral = f"; up to {depth} of each token's experts finish one layer later" if depth else ""
     return f"{device.names}: everything except experts, plus {of_these}{deferral}"

@@ -47,7 +47,7 @@ FormatsOpt = Annotated[
 DepthsOpt = Annotated[
     str,
     typer.Option(
-        "--defer", metavar="LIST", help="Experts per token that finish one layer late, e.g. 0,3,6."
+        "--defer", metavar="LIST", help="Experts per token that finish one layer later, e.g. 0,3,6."
     ),
 ]
 CachesOpt = Annotated[

@@ -156,7 +156,7 @@ def test_gpus_that_are_hidden_by_mistake(say: Say, monkeypatch: pytest.MonkeyPat
         assert code == 0 and len(out) > 2
         assert err.count(f"none responds among those in CUDA_VISIBLE_DEVICES={named!r}") == said
         code, out, err = say("--device", "cuda")
-        assert (code, out) == (10, "") and f"CUDA_VISIBLE_DEVICES={named!r} names" in err
+        assert (code, out) == (10, "") and f"among those in CUDA_VISIBLE_DEVICES={named!r}" in err
 
 
 def test_a_gpu_that_torch_cannot_use(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -478,5 +478,5 @@ def test_a_budget_of_thoughts_for_a_model_without_them_is_said_to_change_nothing
     assert "has no effect" not in said[-1]
     monkeypatch.setattr(AnswerFormat, "thinks", False)
     slash.run(table, "/set think-budget 5")
-    assert said[-1] == "fake does not think before it answers; it has no effect"
+    assert said[-1] == "think-budget has no effect: fake does not think before it answers"
     assert table.chat.settings.think_budget == 5

@@ -155,7 +155,7 @@ def test_a_store_that_nonsense_marks_is_one_sentence_and_stays(
     for verb in ("ls", "du", "verify"):
         assert main(["cache", verb]) == 1
         said = capsys.readouterr().err.splitlines()
-        assert len(said) == 2 and "of an unknown version, not version 1" in said[0]
+        assert len(said) == 2 and "have an unknown version, not version 1" in said[0]
     assert len(pages(home)) == 1
 
 
@@ -176,7 +176,7 @@ def test_a_quota_of_nonsense_is_refused(
     for arguments in (["cache", "du"], ["chat", "kt-mini", "hi"]):
         assert main(arguments) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"error: KT_CACHE is {text!r}, which is no size")
+        assert said.startswith(f"error: KT_CACHE is {text!r}, which is not a size")
         assert len(said.splitlines()) == 2
 
 

@@ -140,10 +140,10 @@ def test_a_refused_capture_is_known_at_the_next_start(
         ({"FAKE_TAKEN_MB": "81900"}, 0, "every layer runs on the CPU"),
         ({"CUDA_VISIBLE_DEVICES": "0,nonsense"}, 0, ON_GPU),
         ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, 0, ON_GPU),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-9"}, 10, "CUDA_VISIBLE_DEVICES='GPU-9' names"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-9"}, 10, "among those in CUDA_VISIBLE_DEVICES='GPU-9'"),
         ({"CUDA_VISIBLE_DEVICES": "MIG-1111"}, 0, ON_GPU),
         *(
-            ({"CUDA_VISIBLE_DEVICES": each}, 10, f"CUDA_VISIBLE_DEVICES={each!r} names")
+            ({"CUDA_VISIBLE_DEVICES": each}, 10, f"among those in CUDA_VISIBLE_DEVICES={each!r}")
             for each in ("nonsense", "99", "-1", "", "0,0", "-")
         ),
     ],

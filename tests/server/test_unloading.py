@@ -97,7 +97,7 @@ def test_conversions_of_a_library_take_turns_and_answer_as_alone(
 def test_a_context_for_one_model_is_too_long_for_another(how: Opening) -> None:
     ready = prepared(BUILTIN, how)
     longer = replace(how, wanted=replace(how.wanted, context=1 << 20))
-    with pytest.raises(UsageError, match="made for"):
+    with pytest.raises(UsageError, match="this model supports"):
         StoredModel(ready, BUILTIN, longer, FOREVER).fit(HeldMemory())
     other = StoredModel(ready, BUILTIN, longer, FOREVER, shorter=True)
     assert other.fit(HeldMemory()).context == other.facts().context
