@@ -225,7 +225,7 @@ def test_what_a_program_cannot_be_told() -> None:
         ("no operation 'run'", "run", (), {}),
         ("no operation 'input'", "input", (x,), {}),
         ("add with 2 views, not 3", "add", (x, x), {}),
-        ("add is told nothing", "add", (x, x, x), {"eps": 1.0}),
+        ("add takes only views", "add", (x, x, x), {"eps": 1.0}),
         ("kt_norm has no field 'epsilon'", "norm", (x, x), {"epsilon": 1.0}),
         ("array of float64", "norm", (x, x), {"gain": np.ones(4)}),
         ("not contiguous", "norm", (x, x), {"gain": np.ones(8, np.float32)[::2]}),

@@ -267,7 +267,7 @@ def test_what_find_refuses(tmp_path: Path):
             checkpoint.find("w", (3, 2))
         with pytest.raises(BadCheckpoint, match=r"q in .* lacks its q_scale_inv"):
             checkpoint.find("q")
-        with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[3, 2\], r requires"):
+        with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[3, 2\], but r requires"):
             checkpoint.find("r")
 
 

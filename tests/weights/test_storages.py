@@ -286,7 +286,7 @@ def made(what: str, **changes: object) -> quantised.Parts:
 WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     "fp8 without scales": ("fp8 rows", {"weight_scale": None}, None, "lacks its m.weight_scale_inv"),
     "fp8 with other blocks": (
-        "fp8 blocks", {"weight_scale_inv": ("F32", (5, 3))}, None, r"shape \[5, 3\], m.weight requires",
+        "fp8 blocks", {"weight_scale_inv": ("F32", (5, 3))}, None, r"shape \[5, 3\], but m.weight requires",
     ),
     "no scale": ("int4 g32 BF16", {"weight_scale": None}, None, "without its weight_scale"),
     "another group": ("int4 g32 BF16", {}, G64, "gives m.weight_packed 4 bits in groups of 64"),

@@ -61,7 +61,7 @@ def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
         ValueError: there is no such kind, or a setting makes no sense.
     """
     if kind not in KINDS:
-        raise ValueError(f"has an unknown kind:  {str(kind)[:40]!r}")
+        raise ValueError(f"has an unknown kind: {str(kind)[:40]!r}")
     if not isinstance(args, Mapping) or depth > _NESTING:
         raise ValueError("has content_args that are not an object, or are nested too deeply")
     tag = args.get("tag_pattern")

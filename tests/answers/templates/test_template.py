@@ -44,7 +44,7 @@ for _ in range(20):
     _DEEP = {"tag_pattern": "(?P<key>a)", "value_parser": {"name": "xml-inline", "args": _DEEP}}
 REFUSED = {
     "a list": ([], "not an object"),
-    "another version": (made(version=2), "version '2'"),
+    "another version": (made(version=2), "its version is '2'"),
     "an unknown key": (made(extra=1), "'extra'"),
     "an unknown key of a field": (with_field(closes="<"), "'closes'"),
     "no field": (made(fields={}), "0 fields"),
