@@ -10,6 +10,8 @@ import amx as emulator
 import pytest
 from hypothesis import settings
 
+from ktcli.output import Mode, out
+
 # A job that a shell started in the background, or under nohup, inherits signals ignored; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -33,6 +35,12 @@ pytest_plugins = ["tiers", "sanitized"]
 
 settings.register_profile("kt", deadline=None, derandomize=True)
 settings.load_profile("kt")
+
+
+@pytest.fixture(autouse=True)
+def output_as_at_the_start() -> None:
+    """No test finds the output as the options of a command in another test have set it."""
+    out.mode, out.says_yes, out.logs_json = Mode.HUMAN, False, False
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from ktcli.assembly.ready import Ready
 from ktcli.commands.chat.attaching import Attaching
 from ktcli.commands.cli import table
 from ktcli.errors import UsageError
-from ktcli.output import Mode, out
 from ktcli.server.attached import backend, client
 from ktcli.server.attached.client import ServerPlace
 from ktcli.server.attached.wire import PROTOCOL, EngineFacts
@@ -37,8 +36,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         state["loads"] += 1
         return FACTS
 
-    monkeypatch.setattr(out, "mode", Mode.HUMAN)  # whatever a test before has left
-    monkeypatch.setattr(out, "_held", None)
     place = ServerPlace(Path("/run/11435.sock"), "kt-mini")
     monkeypatch.setattr("ktcli.commands.chat.attaching.server_sockets", lambda: [place.socket])
     monkeypatch.setattr(backend, "find", lambda ready: (place, state["facts"]))
