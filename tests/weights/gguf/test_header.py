@@ -116,7 +116,10 @@ BAD: dict[str, tuple[bytes, str]] = {
         file(tensors=(tensor("t", (32,), 4, 0),), data=256),
         "unknown type 4",
     ),
-    "half a block": (file(tensors=(tensor("t", (48,), Q8_0, 0),), data=256), "not a multiple of 32"),
+    "half a block": (
+        file(tensors=(tensor("t", (48,), Q8_0, 0),), data=256),
+        "not a multiple of 32",
+    ),
     "data beyond the file": (file(tensors=(tensor("t", (64,), F32, 32),), data=256), "not inside"),
     "an offset beyond the file": (
         file(tensors=(tensor("t", (1,), F32, HUGE),), data=64),
