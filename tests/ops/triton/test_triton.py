@@ -78,7 +78,7 @@ def children(
 def _output(child: subprocess.Popen[str]) -> tuple[str, str]:
     """What a process printed, and its errors, once it has ended; one that hangs is ended for all who wait for it."""
     try:
-        return child.communicate(timeout=300)
+        return child.communicate(timeout=900)
     except subprocess.TimeoutExpired:
         child.kill()
         return child.communicate()
