@@ -25,10 +25,8 @@ from ktcli.store.preset import NOTHING, Preset
 
 MOST = 1000  # aliases
 LONGEST_TARGET = 4096  # characters, as of any name of a model
-_PLAIN, _PRESETS = (
-    1,
-    2,
-)  # versions of the file: without presets, which earlier kts read, and with them
+# Versions of the file: without presets, which earlier kts read, and with them.
+_PLAIN, _PRESETS = 1, 2
 _MODEL = "model"  # the key of what an alias with a preset stands for
 _SHOWN = 60  # characters of what is wrong
 _MOST_DIGITS = 40  # of a whole number in the file; more make no number that means anything

@@ -62,11 +62,6 @@ def find(text: str) -> Path:
     raise NotFound(f"there is no model {said[:120]!r} in LM Studio's folder", hint=hint)
 
 
-def names() -> list[str]:
-    """Returns the names of the models that there are, as `find` reads them."""
-    return [f"{PREFIX}{name}" for name in _folders()]
-
-
 def _last_is(said: str) -> Callable[[str], bool]:
     """Whether a name ends with these parts."""
     return lambda known: f"/{known}".endswith(f"/{said}")

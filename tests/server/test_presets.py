@@ -95,6 +95,11 @@ def test_every_api_has_it(server: Running) -> None:
         == prompt
     )
     assert ask(server, "/tokenize", model="terse", messages=QUESTION)["count"] == prompt
+    rendered = ask(server, "/v1/chat/completions/render", model="terse", messages=QUESTION)
+    assert rendered["count"] == prompt and SYSTEM in rendered["prompt"]
+    props = requests.get(f"{server.url}/props?model=terse", timeout=20).json()
+    sampling = props["default_generation_settings"]["params"]
+    assert (sampling["temperature"], sampling["n_predict"]) == (0.5, 3)
     shown = ask(server, "/api/show", model="terse")
     assert shown["system"] == SYSTEM
     assert [line.split() for line in shown["parameters"].splitlines()] == [

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli import __version__
+from ktcli.assembly.presets import preset_over
 from ktcli.server.http.body import body_of
 from ktcli.server.http.openai.fields import NO_LIMIT, ChatBody
 from ktcli.server.http.refusals import Refusal, about
@@ -97,10 +98,12 @@ async def props(request: Request) -> Response:
     """Returns what the server has and how it answers unless a request says otherwise, in the form of llama.cpp's; the
     `model` of the query may be one that is not in memory, and is not loaded."""
     state = state_of(request)
-    source = await state.named(request.query_params.get("model", ""))
+    name = request.query_params.get("model", "")
+    source = await state.named(name)
     facts, loaded = await state.facts(source), state.residency.find(source)
     abilities = await state.abilities_of(source, facts)
-    sampling = abilities.settings.sampling
+    asked = preset_over(await state.preset(name, source), abilities.settings)
+    sampling = asked.sampling
     settings = {
         "temperature": sampling.used_temperature,
         "top_k": sampling.top_k,
@@ -109,7 +112,7 @@ async def props(request: Request) -> Response:
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "n_predict": abilities.settings.max_tokens or NO_LIMIT,
+        "n_predict": asked.max_tokens or NO_LIMIT,
     }
     context = loaded.model.backend.engine.context if loaded else facts.context
     said = {
@@ -142,9 +145,8 @@ async def tokenize(request: Request) -> Response:
     with await state.lease(body.model) as lease:
         prompts, context = lease.model.prompts, lease.model.backend.engine.context
         if text is None:
-            said = body.chat().chat_request(lease.settings, caller_of(request))
-            asked = lease.with_system(said)
-            ids = list((await state.prompt(lease.model, lambda made: made.of_messages(asked))).ids)
+            asked = body.chat().chat_request(lease.settings, caller_of(request))
+            ids = list((await state.prompt(lease.model, lease.of_messages(asked))).ids)
         else:
             words = text
             cut = lambda: prompts.ids_of(words, special=body.parse_special)  # noqa: E731

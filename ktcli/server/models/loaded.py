@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.presets import preset_over, with_system
+from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.errors import DeviceError
 from ktcli.server.models.model import ServedModel
-from ktcli.server.models.prompts import ChatRequest
+from ktcli.server.models.prompts import ChatRequest, PromptMaker
 from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource, Opened
 from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.settings import Settings
@@ -80,9 +82,11 @@ class Lease:
         """Returns the settings of answers: the model's own, below those of the preset."""
         return preset_over(self.preset, self.model.texts.settings)
 
-    def with_system(self, asked: ChatRequest) -> ChatRequest:
-        """Returns a conversation that begins with the preset's system text, where it has none of its own."""
-        return replace(asked, messages=with_system(self.preset, asked.messages))
+    def of_messages(self, asked: ChatRequest) -> Callable[[PromptMaker], EncodedPrompt]:
+        """Returns what makes the prompt of a conversation, which begins with the preset's system text where it has none
+        of its own."""
+        whole = replace(asked, messages=with_system(self.preset, asked.messages))
+        return lambda prompts: prompts.of_messages(whole)
 
     def again(self) -> Lease:
         """Returns a further lease of the same model, which has an end of its own.

@@ -29,10 +29,8 @@ async def messages(request: Request) -> Answering:
     with await state.lease(body.model) as lease:
         settings = lease.settings
         options = body.answer_options(settings)
-        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
-        generation = await state.generation(
-            lease, lambda prompts: prompts.of_messages(asked), options
-        )
+        asked = body.chat_request(settings, caller_of(request))
+        generation = await state.generation(lease, lease.of_messages(asked), options)
     return Answering(generation, MessageReply(generation), stream=body.stream)
 
 
@@ -41,8 +39,8 @@ async def count_tokens(request: Request) -> Response:
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
-        asked = lease.with_system(body.chat_request(lease.settings, caller_of(request)))
-        prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
+        asked = body.chat_request(lease.settings, caller_of(request))
+        prompt = await state.prompt(lease.model, lease.of_messages(asked))
     said = {"input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
 

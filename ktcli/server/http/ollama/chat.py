@@ -40,10 +40,8 @@ async def chat(request: Request) -> Answering | Response:
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.settings
         options = body.chat_options(settings)
-        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
-        generation = await _generation(
-            state, lease, body, lambda prompts: prompts.of_messages(asked), options
-        )
+        asked = body.chat_request(settings, caller_of(request))
+        generation = await _generation(state, lease, body, lease.of_messages(asked), options)
     return _answering(generation, body, in_chat=True)
 
 
@@ -57,13 +55,13 @@ async def generate(request: Request) -> Answering | Response:
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.settings
         options = body.answer_options(settings)
-        asked = lease.with_system(body.chat_request(settings, caller))
+        of_messages = lease.of_messages(body.chat_request(settings, caller))
 
         def make(prompts: PromptMaker) -> EncodedPrompt:
             if body.suffix:
                 with about("suffix"):
                     return prompts.of_infill(body.prompt, body.suffix, caller)
-            return prompts.of_text(body.prompt, caller) if body.raw else prompts.of_messages(asked)
+            return prompts.of_text(body.prompt, caller) if body.raw else of_messages(prompts)
 
         if body.suffix:
             options = infill_options(lease.model, options)

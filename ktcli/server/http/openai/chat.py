@@ -40,10 +40,8 @@ async def chat_completions(request: Request) -> Answering:
     with await state.lease(body.model) as lease:
         settings = lease.settings
         options = body.chat_options(settings)
-        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
-        generation = await state.generation(
-            lease, lambda prompts: prompts.of_messages(asked), options
-        )
+        asked = body.chat_request(settings, caller_of(request))
+        generation = await state.generation(lease, lease.of_messages(asked), options)
     return Answering(generation, ChatReply(generation, body), stream=body.stream)
 
 
@@ -54,8 +52,8 @@ async def render(request: Request) -> Response:
     with await state.lease(body.model) as lease:
         settings = lease.settings
         body.chat_options(settings)  # what could not be answered is refused here, too
-        asked = lease.with_system(body.chat_request(settings, caller_of(request)))
-        prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
+        asked = body.chat_request(settings, caller_of(request))
+        prompt = await state.prompt(lease.model, lease.of_messages(asked))
         name = lease.model.name
     ids = list(prompt.ids)
     said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}

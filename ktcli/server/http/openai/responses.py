@@ -37,11 +37,9 @@ async def responses(request: Request) -> App:
         settings = lease.settings
         options = body.response_options(settings)
         turn = await turn_of(request, body)
-        asked = lease.with_system(body.chat_request(settings, caller_of(request), turn))
+        asked = body.chat_request(settings, caller_of(request), turn)
         try:
-            generation = await state.generation(
-                lease, lambda prompts: prompts.of_messages(asked), options
-            )
+            generation = await state.generation(lease, lease.of_messages(asked), options)
         except ContextFull as error:
             if not body.stream:
                 raise
@@ -58,8 +56,8 @@ async def input_tokens(request: Request) -> Response:
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
         turn = await turn_of(request, body)
-        asked = lease.with_system(body.chat_request(lease.settings, caller_of(request), turn))
-        prompt = await state.prompt(lease.model, lambda prompts: prompts.of_messages(asked))
+        asked = body.chat_request(lease.settings, caller_of(request), turn)
+        prompt = await state.prompt(lease.model, lease.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
     return Response(encode(said), media_type="application/json")
 
