@@ -138,10 +138,20 @@ def test_the_places_are_found() -> None:
 @pytest.mark.parametrize("isa", ROWS)
 @pytest.mark.parametrize("fmt", INTEGER, ids=lambda fmt: fmt.name)
 def test_same_bits(fmt: Format, isa: str) -> None:
+    # The portable row takes most of the time, and no other way for any number of tokens.
+    check_bits(fmt, isa, every=5 if isa == "portable" else 1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fmt", INTEGER, ids=lambda fmt: fmt.name)
+def test_same_bits_of_the_portable_row_everywhere(fmt: Format) -> None:
+    check_bits(fmt, "portable", every=1)
+
+
+def check_bits(fmt: Format, isa: str, *, every: int) -> None:
+    """Compares each number of tokens, or every fifth, with each token alone."""
     x, want = tokens(), expected(fmt)
     assert np.isfinite(want).all() and (np.abs(want[:-1]).max(axis=1) > 0).all()
-    # The portable row takes most of the time, and no other way for any number of tokens.
-    every = 5 if isa == "portable" else 1
     for threads in (1, 2, 3, 4):
         recorded = record(fmt, isa, threads)
         for n in (counts()[threads - 2 :: 3] if threads > 1 else counts())[::every]:
