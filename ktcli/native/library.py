@@ -299,7 +299,11 @@ class Arena:
 @dataclass(frozen=True, slots=True)
 class Weight:
     """`count` packed matrices [n, k] at `address`; `owner` keeps the memory alive. n or k is 0 for a node without a
-    share."""
+    share.
+
+    Attributes:
+        input: the format whose products' rounding of activations an exact product repeats; None: it rounds nothing.
+    """
 
     format: Format
     n: int
@@ -307,6 +311,7 @@ class Weight:
     count: int
     address: int
     owner: object
+    input: Format | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -324,6 +329,7 @@ def c_weights(*weights: Weight) -> Any:
             "k": w.k,
             "count": w.count,
             "data": ffi.cast("void *", w.address),
+            "input": ffi.NULL if w.input is None else c_format(w.input),
         }
         for w in weights
     ]

@@ -52,8 +52,8 @@ class Program:
     Args:
         max_tokens: the most rows of a step.
         max_outputs: the most output rows of a step.
-        exact: whether activations and KV cache are f32, instead of the fast path.
-        cache: the number format of the KV cache, one of CACHES; that of an exact one is f32 anyway.
+        exact: whether products read f32 activations, instead of the fast path.
+        cache: the number format of the KV cache, one of CACHES; None: f32 if exact, else bf16.
     Attributes:
         cache: that format.
         handle: a kt_program.
@@ -61,10 +61,16 @@ class Program:
     """
 
     def __init__(
-        self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool, cache: str = CACHES[0]
+        self,
+        pool: Pool,
+        *,
+        max_tokens: int,
+        max_outputs: int,
+        exact: bool,
+        cache: str | None = None,
     ) -> None:
         self._ffi, self._lib = ffi, lib = library()
-        self.cache = "f32" if exact else cache
+        self.cache = cache or ("f32" if exact else CACHES[0])
         number = CACHES.index(self.cache)
         options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, number))
         error = ffi.new(f"char[{ERROR_BYTES}]")

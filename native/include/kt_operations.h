@@ -44,7 +44,10 @@ KT_API int kt_program_layer_norm(kt_program *program, kt_view out, kt_view x, co
 enum kt_reads {
     KT_READ_FORMAT,         /* as the weight's format says: int8 for integers, bf16 for bf16, f32 for E4M3 */
     KT_READ_F32,            /* f32 (the router) */
-    KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head) */
+    KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head); of rotated
+                             * 8-bit weights as GROUPS */
+    KT_READ_GROUPS,         /* of rotated 8-bit weights, a row of which has one scale, int8 with a scale for each 64
+                             * columns (down of dense MLPs); else as FORMAT */
 };
 
 /* out = x * W^T (+ bias).  W is one matrix [out.width, x.width], of which each node of the pool has some rows. The

@@ -31,8 +31,8 @@ enum kt_cache { KT_CACHE_BF16 = 0, KT_CACHE_F32 = 1, KT_CACHE_FP8 = 2 };
 typedef struct kt_program_options {
     int64_t max_tokens;     /* rows of token buffers */
     int64_t max_outputs;    /* rows of output buffers */
-    int32_t exact;          /* 1: f32 activations in every product and f32 KV cache; 0: the fast path */
-    int32_t cache;          /* KT_CACHE_*, of the fast path */
+    int32_t exact;          /* 1: f32 activations in every product; 0: the fast path */
+    int32_t cache;          /* KT_CACHE_* */
 } kt_program_options;
 
 typedef struct kt_view {

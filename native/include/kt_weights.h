@@ -49,6 +49,8 @@ typedef struct kt_weight {
     kt_format format;
     int64_t n, k, count;
     const void *data;
+    const kt_format *input; /* NULL, or another format: products that read f32 round their activations as those of a
+                             * weight of that format do, and multiply what is left of them as f32 */
 } kt_weight;
 
 /* Bytes of one packed matrix; 0 if the format or the shape is not valid. */

@@ -70,6 +70,13 @@ static registers leaf(uint32_t number, uint32_t sub)
     return r;
 }
 
+int64_t cpu_fetch_ahead(void)
+{
+    registers zero = leaf(0, 0);
+    int is_intel = zero.b == 0x756e6547 && zero.d == 0x49656e69 && zero.c == 0x6c65746e;    /* GenuineIntel */
+    return is_intel ? 32 * 64 : 64 * 64;
+}
+
 /* The registers that the operating system saves: XCR0, or 0 if it does not use XSAVE. */
 static uint32_t saved_state(registers one)
 {

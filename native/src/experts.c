@@ -89,8 +89,9 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
                                       &own->down);
         if (failed)
             return failed;
-        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->gate_up->kind ||
-                      own->down.rotation != o->down->rotation || own->gate_up.rotation != o->gate_up->rotation))
+        if (o->nodes > 1 && own->down.kind == ACT_ROUNDED)
+            return program_fail(p, KT_ERR_SHAPE, "experts: input cannot be rounded where nodes share its columns");
+        if (width && !(matrices_read_alike(&own->down, o->down) && matrices_read_alike(&own->gate_up, o->gate_up)))
             return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
         own->width = down[i].k;
         own->rotated = rotated_columns(&down[i].format, down[i].k);
@@ -132,7 +133,7 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *
     failed = make_parts(p, o, x.width, given);
     if (failed)
         return failed;
-    if (o->nodes > 1 && o->kind >= ACT_INT8) {
+    if (o->nodes > 1 && o->kind == ACT_INT8) {
         o->largest = program_new(p, (size_t)o->max_slots * sizeof *o->largest);
         if (!o->largest)
             return KT_ERR_MEMORY;

@@ -45,14 +45,14 @@ static cut cut_step(const matrices *m, int64_t tokens, int threads)
     cut c = {.panels = min64(fair, MOST_PANELS), .tokens = tokens, .token_blocks = 1};
     if (tokens > 1)
         c.panels = max64(FEWEST_PANELS, min64(fair, (int64_t)(MOST_BYTES / m->panel_bytes)));
-    if (m->kind == ACT_WIDE)
+    if (act_is_wide(m->kind))
         c.panels = min64(c.panels, MOST_PANELS);
     c.panel_blocks = (m->panels + c.panels - 1) / c.panels;
     if (tokens >= 2 * FEWEST_TOKENS && c.panel_blocks < tasks / 2) {
         int64_t blocks = min64((tasks + c.panel_blocks - 1) / c.panel_blocks, tokens / FEWEST_TOKENS);
         c.tokens = (tokens + blocks - 1) / blocks;
     }
-    if (m->kind == ACT_WIDE)
+    if (act_is_wide(m->kind))
         c.tokens = min64(c.tokens, WIDE_TOKENS);
     c.token_blocks = (tokens + c.tokens - 1) / c.tokens;
     return c;
@@ -75,7 +75,7 @@ static void linear_run(const void *arg, worker *w)
     const part *own = &o->parts[w->own.node];
     const matrices *m = &own->weight;
     int64_t rows = rows_of(w, o->domain);
-    int wide = o->kind == ACT_WIDE;
+    int wide = act_is_wide(o->kind);
     if (rows == 0 || m->panels == 0)
         return;
     cut c = cut_step(m, rows, w->own.threads);
@@ -133,7 +133,7 @@ static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, i
             return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d begins at row %lld; they are cut every %d", i,
                                 (long long)column, KT_PANEL_ROWS);
         int failed = program_matrices(p, "linear weight", &w[i], (int64_t[3]){w[i].n, k, 1}, reads, &own->weight);
-        if (!failed && column && (own->weight.kind != first->kind || own->weight.rotation != first->rotation))
+        if (!failed && column && !matrices_read_alike(&own->weight, first))
             failed = program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has another format", i);
         if (failed)
             return failed;
@@ -166,7 +166,7 @@ int kt_program_linear(kt_program *p, kt_view out, kt_view x, const kt_linear *gi
         return failed;
     o->kind = common->kind;
     program_operation(p);
-    if (o->kind == ACT_WIDE)
+    if (act_is_wide(o->kind))
         program_reserve(p, 0, (size_t)(2 * WIDE_TOKENS * MOST_PANELS * KT_PANEL_ROWS) * sizeof(float));
     o->in = program_source(p, x, common);
     program_phase(p, linear_run, o);

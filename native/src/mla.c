@@ -89,14 +89,12 @@ static int64_t most_absorbed(const kt_program *p)
 
 static act nope_act(const mla *o, const worker *w)
 {
-    return act_at(o->uk_in.kind, shared_scratch(w) + o->nope_offset, most_absorbed(w->program) * o->s.heads,
-                  act_stride(o->uk_in.kind, o->s.nope));
+    return act_for(&o->uk_in, shared_scratch(w) + o->nope_offset, most_absorbed(w->program) * o->s.heads, o->s.nope);
 }
 
 static act result_act(const mla *o, const worker *w)
 {
-    return act_at(o->uv.kind, shared_scratch(w) + o->nope_offset, most_absorbed(w->program) * o->s.heads,
-                  act_stride(o->uv.kind, o->s.lora));
+    return act_for(&o->uv, shared_scratch(w) + o->nope_offset, most_absorbed(w->program) * o->s.heads, o->s.lora);
 }
 
 /* ---- phases ------------------------------------------------------------------------------------- */

@@ -132,7 +132,7 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, const 
     /* bf16 products want zeros up to a multiple of 32: what follows a shorter latent row is its rope part. */
     if (m->kind == (o->a.kv_f32 ? ACT_F32 : ACT_BF16) && (o->a.kv_f32 || o->s.lora % 32 == 0))
         return;
-    *a = act_at(m->kind, local_scratch(w) + act_offset(o), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
+    *a = act_for(m, local_scratch(w) + act_offset(o), KT_PAGE_TOKENS, o->s.lora);
     for (int64_t i = 0; i < p->n_tokens; i++) {
         const void *row = latent_row(o, l, i);
         if (o->a.kv_f32)

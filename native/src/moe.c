@@ -10,7 +10,7 @@
  *
  * Nodes share the *width*: each has some of the hidden columns, with the rows of gate and up and the columns
  * of down that belong to them, and does all of the above with its own threads, for its columns alone. Two
- * things cross between nodes: the largest hidden value of each row, since all columns of a row have one
+ * things cross between nodes: the largest hidden value of each row, where all its columns have one
  * activation scale, and the sums over each node's columns, which a last phase adds up in the nodes' order.
  */
 #include "moe.h"
@@ -44,7 +44,7 @@ static act hidden_act(const moe *o, const worker *w)
 {
     const part *own = own_part(o, w);
     uint8_t *at = node_scratch(w, w->own.node) + own->act_offset;
-    return act_at(o->kind, at, o->max_slots, act_stride(o->kind, own->width));
+    return act_for(&own->down, at, o->max_slots, own->width);
 }
 
 /* Row t of a node's sums; with one node, of the output. */

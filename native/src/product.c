@@ -21,14 +21,19 @@ int64_t act_stride(int32_t kind, int64_t k)
     return (k + unit - 1) / unit * unit;
 }
 
-/* int8: q [rows][stride], sum [rows][stride/32], scale [rows], wide: of twice as many rows; bf16: [rows][stride]. */
+static int64_t act_scales(int32_t kind, int64_t stride)
+{
+    return kind == ACT_INT8_GROUPS || kind == ACT_WIDE_GROUPS ? stride / KT_ACT_GROUP : 1;
+}
+
+/* int8: q [rows][stride], sum [rows][stride/32], scale [rows][scales], wide: of twice as many rows; bf16:
+ * [rows][stride]. */
 size_t act_bytes(int32_t kind, int64_t rows, int64_t stride)
 {
-    size_t int8 = (size_t)stride + (size_t)stride / 8 + sizeof(float);
-    size_t row = kind == ACT_WIDE      ? 2 * int8
-                 : kind == ACT_INT8    ? int8
+    size_t int8 = (size_t)stride + (size_t)stride / 8 + (size_t)act_scales(kind, stride) * sizeof(float);
+    size_t row = kind >= ACT_INT8      ? (act_is_wide(kind) ? 2 : 1) * int8
                  : kind == ACT_BF16    ? (size_t)stride * 2
-                 : kind == ACT_ROTATED ? (size_t)stride * sizeof(float)
+                 : kind != ACT_F32     ? (size_t)stride * sizeof(float)
                                        : 0;
     return size_mul((size_t)rows, row);
 }
@@ -37,10 +42,10 @@ act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
 {
     act a = {.kind = kind, .stride = stride};
     if (kind >= ACT_INT8) {
-        rows *= kind == ACT_WIDE ? 2 : 1;
+        rows *= act_is_wide(kind) ? 2 : 1;
         int32_t *sum = (int32_t *)(void *)(data + rows * stride);
         a.x8 = (act8){.q = (int8_t *)data, .sum = sum, .scale = (float *)(void *)(sum + rows * (stride / 32)),
-                      .stride = stride};
+                      .scales = act_scales(kind, stride), .stride = stride};
     } else {
         a.xh = (uint16_t *)(void *)data;
         a.xf = (float *)(void *)data;
@@ -48,8 +53,52 @@ act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
     return a;
 }
 
+act act_for(const matrices *m, uint8_t *data, int64_t rows, int64_t k)
+{
+    act a = act_at(m->kind, data, rows, act_stride(m->kind, k));
+    a.rounds = m->rounds;
+    return a;
+}
+
+/* out[0..k) = the only row of a, as f32. */
+static void act_restore(const worker *w, const act *a, int64_t k, float *out)
+{
+    if (a->kind == ACT_BF16) {
+        w->kernels->from_bf16(a->xh, k, out);
+        return;
+    }
+    int64_t columns = a->stride / a->x8.scales;         /* of a scale */
+    for (int64_t i = 0; i < k; i++)
+        out[i] = (float)a->x8.q[i] * a->x8.scale[i / columns];
+    for (int64_t i = 0; act_is_wide(a->kind) && i < k; i++)
+        out[i] += (float)a->x8.q[a->stride + i] * a->x8.scale[a->x8.scales + i / columns];
+}
+
+/* Bytes of a row of k columns while it is rounded: as f32, for the rotation, and converted. */
+static size_t rounding_bytes(const rounding *r, int64_t k)
+{
+    return size_add(act_bytes(ACT_ROUNDED, 1, act_stride(ACT_ROUNDED, k)), act_bytes(r->kind, 1, act_stride(r->kind, k)));
+}
+
+/* out[0..k) = x converted as r says, and back; with a rotation out[0..k rounded up to a block). */
+static void act_round(const worker *w, const rounding *r, const float *x, int64_t k, float *out)
+{
+    uint8_t *behind = w->local + act_bytes(ACT_ROUNDED, 1, act_stride(ACT_ROUNDED, k));
+    act a = act_at(r->kind, behind, 1, act_stride(r->kind, k));
+    a.rotation = r->rotation;
+    act_convert(w, &a, x, k, -1.0f, 0);
+    int64_t columns = r->rotation ? (k + ROTATION_UNIT - 1) / ROTATION_UNIT * ROTATION_UNIT : k;
+    act_restore(w, &a, columns, out);
+    if (r->rotation)
+        w->kernels->rotate(out, columns, r->rotation, out);
+}
+
 void act_convert(const worker *w, const act *a, const float *x, int64_t k, float amax, int64_t row)
 {
+    if (a->kind == ACT_ROUNDED) {
+        act_round(w, &a->rounds, x, k, a->xf + row * a->stride);
+        return;
+    }
     if (a->rotation) {
         float *rotated = a->kind == ACT_ROTATED ? a->xf + row * a->stride : (float *)(void *)w->local;
         w->kernels->rotate(x, k, a->rotation, rotated);
@@ -58,9 +107,9 @@ void act_convert(const worker *w, const act *a, const float *x, int64_t k, float
     }
     if (a->kind == ACT_ROTATED)
         return;
-    if (a->kind == ACT_WIDE)
+    if (act_is_wide(a->kind))
         w->kernels->quantize_wide(x, k, &a->x8, 2 * row);
-    else if (a->kind == ACT_INT8)
+    else if (a->kind >= ACT_INT8)
         w->kernels->quantize(x, k, amax, &a->x8, row);
     else
         w->kernels->to_bf16(x, k, a->stride, a->xh + row * a->stride);
@@ -70,10 +119,10 @@ act act_rows(const act *a, int64_t row)
 {
     act b = *a;
     if (a->kind >= ACT_INT8) {
-        row *= a->kind == ACT_WIDE ? 2 : 1;
+        row *= act_is_wide(a->kind) ? 2 : 1;
         b.x8.q += row * a->stride;
         b.x8.sum += row * (a->stride / 32);
-        b.x8.scale += row;
+        b.x8.scale += row * a->x8.scales;
     } else {
         b.xh += row * a->stride;
         b.xf += row * a->stride;
@@ -100,6 +149,7 @@ void source_bind(const worker *w, const source *s, act *a, product *p)
     const kt_program_options *o = &w->program->options;
     *a = act_at(s->kind, at->data, at->domain == KT_ROWS_TOKENS ? o->max_tokens : o->max_outputs, s->stride);
     a->rotation = s->rotation;
+    a->rounds = s->rounds;
     act_bind(a, p);
 }
 
@@ -123,12 +173,13 @@ static void convert_run(const void *arg, worker *w)
 }
 
 /* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */
-static int32_t find_slot(kt_program *p, kt_view v, int32_t kind, int64_t rotation)
+static int32_t find_slot(kt_program *p, kt_view v, const source *wanted)
 {
     int32_t domain = program_domain(p, v), n = 0, oldest = -1;
     for (int32_t i = 0; i < p->slots.n; i++) {
         slot *s = &p->slots.at[i];
-        if (s->kind != kind || s->domain != domain || s->rotation != rotation)
+        if (s->kind != wanted->kind || s->domain != domain || s->rotation != wanted->rotation ||
+            s->rounds.kind != wanted->rounds.kind || s->rounds.rotation != wanted->rounds.rotation)
             continue;
         if (s->valid && memcmp(&s->view, &v, sizeof v) == 0)
             return i;
@@ -140,18 +191,19 @@ static int32_t find_slot(kt_program *p, kt_view v, int32_t kind, int64_t rotatio
         return oldest;
     if (!ROOM(p, p->slots))
         return -1;
-    p->slots.at[p->slots.n] = (slot){.kind = kind, .domain = domain, .rotation = rotation,
-                                       .resource = program_resource(p)};
+    p->slots.at[p->slots.n] = (slot){.kind = wanted->kind, .domain = domain, .rotation = wanted->rotation,
+                                     .rounds = wanted->rounds, .resource = program_resource(p)};
     return p->slots.n++;
 }
 
 source program_source(kt_program *p, kt_view v, const matrices *m)
 {
     int32_t kind = m->kind == ACT_F32 && m->rotation ? ACT_ROTATED : m->kind;
-    source s = {.kind = kind, .slot = -1, .rotation = m->rotation, .view = v, .stride = act_stride(kind, v.width)};
+    source s = {.kind = kind, .slot = -1, .rotation = m->rotation, .rounds = m->rounds, .view = v,
+                .stride = act_stride(kind, v.width)};
     if (kind == ACT_F32)
         return s;
-    s.slot = find_slot(p, v, kind, m->rotation);
+    s.slot = find_slot(p, v, &s);
     conversion *c = s.slot < 0 ? NULL : program_new(p, sizeof *c);
     if (!c)
         return s;           /* the program is marked failed and will not run */
@@ -173,6 +225,36 @@ source program_source(kt_program *p, kt_view v, const matrices *m)
 
 /* ---- weights ------------------------------------------------------------------------------------ */
 
+/* What products of weights in a format read, unless the program is exact: ACT_*. */
+static int32_t read_kind(const kt_format *f, int32_t reads)
+{
+    int fine = f->bits == 8 && f->rotation && reads != KT_READ_FORMAT;
+    if (reads == KT_READ_F32 || f->bits == 32 || f->codes == KT_CODE_E4M3)
+        return ACT_F32;
+    if (f->bits == 16)
+        return ACT_BF16;
+    int32_t int8 = reads == KT_READ_WIDE && !fine ? ACT_WIDE : ACT_INT8;
+    return int8 + (f->group || fine ? ACT_INT8_GROUPS - ACT_INT8 : 0);
+}
+
+/* The rounding that w asks for, in *m. */
+static int find_rounding(kt_program *p, const char *name, const kt_weight *w, int32_t reads, matrices *m)
+{
+    if (!w->input)
+        return KT_OK;
+    if (kt_packed_bytes(w->input, w->n, w->k) == 0)
+        return program_fail(p, KT_ERR_SHAPE, "%s: input of %d bits, group %d, scale type %d is not a valid format", name,
+                            w->input->bits, w->input->group, w->input->scale);
+    if (m->kind != ACT_F32 || m->rotation)
+        return program_fail(p, KT_ERR_SHAPE, "%s: only input that is read as f32 and not rotated can be rounded", name);
+    m->rounds.kind = read_kind(w->input, reads);
+    if (m->rounds.kind == ACT_F32)
+        return KT_OK;
+    m->kind = ACT_ROUNDED;
+    m->rounds.rotation = rotation_block(w->input, w->k);
+    return KT_OK;
+}
+
 int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
                      int32_t reads, matrices *m)
 {
@@ -190,16 +272,18 @@ int program_matrices(kt_program *p, const char *name, const kt_weight *w, const 
     if (w->format.bits <= 8 && w->format.codes == KT_CODE_INTEGER && w->format.group == 0 && w->k > MAX_INT8_SUM)
         return program_fail(p, KT_ERR_SHAPE, "%s: %lld columns under one scale, the most is %d", name, (long long)w->k,
                             MAX_INT8_SUM);
-    int32_t exact = p->options.exact || reads == KT_READ_F32 || w->format.bits == 32 ||
-                    w->format.codes == KT_CODE_E4M3;
-    int32_t int8 = reads == KT_READ_WIDE ? ACT_WIDE : ACT_INT8;
-    *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : int8,
+    *m = (matrices){.weight = *w, .kind = p->options.exact ? ACT_F32 : read_kind(&w->format, reads),
                     .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,
                     .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes,
                     .rotation = rotation_block(&w->format, w->k)};
+    int failed = find_rounding(p, name, w, reads, m);
+    if (failed)
+        return failed;
     size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
     size_t rotated = m->rotation ? (size_t)rotated_columns(&w->format, w->k) * sizeof(float) : 0;
+    size_t rounded = m->kind == ACT_ROUNDED ? rounding_bytes(&m->rounds, w->k) : 0;
     scratch = scratch > rotated ? scratch : rotated;
+    scratch = scratch > rounded ? scratch : rounded;
     if (scratch > p->product_bytes)
         p->product_bytes = (scratch + 63) / 64 * 64;
     return KT_OK;
@@ -219,6 +303,7 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
     p->last_panel = last_panel - first_panel;
     p->scratch = w->local;
     p->next = NULL;
+    p->ahead = pool_fetch_ahead(w->pool);
     int32_t bits = m->weight.format.bits;
     p->tile_min = pool_tile_min(w->pool, bits == 4 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16);
 }

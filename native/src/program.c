@@ -74,7 +74,6 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     }
     p->pool = pool;
     p->options = *options;
-    p->options.cache = options->exact ? KT_CACHE_F32 : options->cache;
     p->vocab = p->positions = INT64_MAX;
     p->resources = 4;       /* 0: scratch, 1: the cache, 2: the nodes' scratch, 3: the window pages */
     p->n_nodes = kt_pool_nodes(pool);

@@ -24,10 +24,23 @@
 #define MAX_ROWS ((int64_t)1 << 24)
 
 enum { OWN_ROWS = 0, ANY_ROWS = 1, WRITES = 2 };
-/* What a product reads its activations as. WIDE: a row is two rows of int8, 2t and 2t + 1, the second what the
- * first leaves over; the product of the row is the sum of theirs. ROTATED: f32, kept in a slot because a rotation
- * went before; products read it as F32. */
-enum { ACT_F32, ACT_ROTATED, ACT_BF16, ACT_INT8, ACT_WIDE };
+/* What a product reads its activations as. INT8: with one scale for the row; GROUPS: with a scale for 64 columns, for
+ * weights that have scales for groups of columns too, or whose product asks for it. WIDE: a row is two rows of int8, 2t
+ * and 2t + 1, the second what the first leaves over; the product of the row is the sum of theirs. ROTATED: f32, kept in a
+ * slot because a rotation went before; products read it as F32. ROUNDED: f32 too, what another kind leaves of a row (a
+ * *rounding*). */
+enum { ACT_F32, ACT_ROTATED, ACT_ROUNDED, ACT_BF16, ACT_INT8, ACT_INT8_GROUPS, ACT_WIDE, ACT_WIDE_GROUPS };
+
+static inline int act_is_wide(int32_t kind)
+{
+    return kind >= ACT_WIDE;
+}
+
+/* What a row of ROUNDED was converted to and back. */
+typedef struct rounding {
+    int32_t kind;                   /* ACT_BF16 or later; ACT_F32: nothing is rounded */
+    int64_t rotation;               /* columns of a block rotated before, and back after; 0: none */
+} rounding;
 
 typedef struct buffer {
     int64_t width, stride;          /* floats */
@@ -40,6 +53,7 @@ typedef struct buffer {
 typedef struct slot {
     int32_t kind, domain, resource;
     int64_t rotation;               /* columns of a block rotated before; 0: none */
+    rounding rounds;
     int32_t valid;                  /* while recording: holds `view` as it is now, */
     int32_t part;                   /* since this part */
     kt_view view;
@@ -52,6 +66,7 @@ typedef struct source {
     int32_t kind;                   /* ACT_* */
     int32_t slot;                   /* -1: f32, straight from the view */
     int64_t rotation;
+    rounding rounds;
     kt_view view;
     int64_t stride;                 /* elements of a converted row */
 } source;
@@ -61,9 +76,17 @@ typedef struct matrices {
     kt_weight weight;
     int32_t kind;                   /* ACT_* that its product reads */
     int64_t rotation;               /* columns of a block that is rotated; 0: none */
+    rounding rounds;                /* of ROUNDED */
     int64_t panels;
     size_t panel_bytes, bytes;      /* of a panel and of one matrix */
 } matrices;
+
+/* Both read the same conversion of a view. */
+static inline int matrices_read_alike(const matrices *a, const matrices *b)
+{
+    return a->kind == b->kind && a->rotation == b->rotation && a->rounds.kind == b->rounds.kind &&
+           a->rounds.rotation == b->rounds.rotation;
+}
 
 typedef struct rope_table {
     int64_t dim;
@@ -357,11 +380,14 @@ static inline size_t cache_element(const kt_program *p)
 typedef struct act {
     int32_t kind;
     int64_t stride, rotation;
+    rounding rounds;
     act8 x8;
     uint16_t *xh;
     float *xf;
 } act;
 act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride);
+/* The same as m reads rows of k columns, but not rotated. */
+act act_for(const matrices *m, uint8_t *data, int64_t rows, int64_t k);
 /* Row `row` of a = x[0..k), rotated first where a says so; amax: as kt_kernels.quantize has it. Uses the product
  * scratch of the thread. */
 void act_convert(const worker *w, const act *a, const float *x, int64_t k, float amax, int64_t row);

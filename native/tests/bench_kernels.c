@@ -2,11 +2,12 @@
  * after it: bandwidth of shared machines drifts, so the median of the ratios is what counts.
  * Times are CPU times of the threads, so that other work on the machine disturbs little; two numbers
  * beside each other still differ by what it does to caches and memory.
- * Not a test. Usage: bench_kernels [gemv|cached|gemm|encode|attend|all] [isa] [threads] [pairs] [format]
+ * Not a test. Usage: bench_kernels [gemv|cached|gemm|few|encode|attend|all] [isa] [threads] [pairs] [format]
  *
  *   gemv     one token, matrices streamed from memory; ceiling: read_bytes over the same memory
  *   cached   the same on matrices that lie in L2
  *   gemm     many tokens, one matrix pair after another; ceiling: int8_ops or bf16_ops
+ *   few      1 to 32 tokens, from memory and from L2; ceiling: the slower of reading and multiplying
  *   encode   bytes of bf16 source per second and thread
  *   attend   keys and values read per second, and operations; ceilings: read_bytes and bf16_ops
  */
@@ -117,6 +118,7 @@ static void run_products(void *arg, int thread, int threads)
                 p.w = (const uint8_t *)kt_arena_data(t->b->arena) + (size_t)m * t->matrix_bytes;
                 p.first_panel = i;
                 p.last_panel = i + 32 < last ? i + 32 : last;
+                p.next = p.w + (size_t)p.last_panel * p.panel_bytes;    /* within the arena, if not of this thread */
                 (p.format->bits == 16 ? t->b->kernels->product_bf16 : t->b->kernels->product_int8)(&p);
             }
 }
@@ -148,16 +150,16 @@ static product_bench make_bench(const bench *b, const kt_format *f, int64_t n, i
     uint64_t state = 1;
     act8 *x8 = allocate(sizeof *x8);
     uint16_t *xh = allocate((size_t)(tokens * stride) * 2);
-    *x8 = (act8){allocate((size_t)(tokens * stride)), allocate((size_t)tokens * 4),
-                 allocate((size_t)(tokens * stride / 32) * 4), stride};
+    *x8 = (act8){allocate((size_t)(tokens * stride)), allocate((size_t)(tokens * stride / 64) * 4),
+                 allocate((size_t)(tokens * stride / 32) * 4), f->group ? stride / 64 : 1, stride};
     float *x = random_floats_of((size_t)k, &state);
     for (int64_t i = 0; i < tokens; i++) {
         b->kernels->quantize(x, k, -1.0f, x8, i);
         b->kernels->to_bf16(x, k, stride, xh + i * stride);
     }
     free(x);
-    t.p = (product){.format = f, .n = n, .k = k, .panel_bytes = l.panel_bytes, .n_tokens = tokens, .x8 = x8,
-                    .xh = xh, .x_stride = stride, .y_stride = n};
+    t.p = (product){.format = f, .n = n, .k = k, .panel_bytes = l.panel_bytes, .n_tokens = tokens, .x8 = x8, .xh = xh,
+                    .x_stride = stride, .y_stride = n, .ahead = cpu_fetch_ahead()};
     for (int i = 0; i < threads; i++) {
         t.y[i] = allocate((size_t)(tokens * n) * 4);
         t.scratch[i] = allocate(b->kernels->product_scratch_bytes(f, k));
@@ -267,6 +269,39 @@ static void bench_gemm(const bench *b)
             printf("gemm %-9s %4lld tokens: %6.0f GOP/s (best %6.0f), peak %6.0f, ratio %.3f\n", formats[c],
                    (long long)tokens[n], median(rate, b->pairs), greatest(rate, b->pairs), median(peak, b->pairs),
                    median(ratio, b->pairs));
+            free_bench(&t);
+        }
+}
+
+/* Steps of few tokens, of which the slower of reading and multiplying is the limit. */
+static void bench_few(const bench *b)
+{
+    static const char *const formats[] = {"int4", "int4-g32", "nl4", "mxfp4", "int8"};
+    static const int64_t tokens[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+    for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++)
+        for (size_t n = 0; n < sizeof tokens / sizeof tokens[0] && wanted(b, formats[c]); n++) {
+            product_bench t = make_bench(b, find_format(formats[c]), 1536, 2048, tokens[n], b->size / 2);
+            read_bench r = {b, (size_t)t.matrices * t.matrix_bytes, 0};
+            ops_bench o = {b, 0, 300000, 0, 0};
+            double ops = 2.0 * 1536 * 2048 * (double)(tokens[n] * t.matrices);
+            double share[64], cached[64], reading[64], multiplying[64], time[64];
+            int64_t matrices = t.matrices, panels = t.panels;
+            for (int i = 0; i < b->pairs; i++) {
+                double read = seconds_of(b->pool, run_read, &r), peak = seconds_of(b->pool, run_ops, &o);
+                time[i] = seconds_of(b->pool, run_products, &t);
+                t.matrices = 1, t.panels = 16 * kt_pool_threads(b->pool), t.repeat = 200;
+                double inside = seconds_of(b->pool, run_products, &t);
+                double all = ops / (double)matrices * (double)t.panels / (double)panels * (double)t.repeat;
+                t.matrices = matrices, t.panels = panels, t.repeat = 1;
+                peak = (peak + seconds_of(b->pool, run_ops, &o)) / 2;
+                reading[i] = (read + seconds_of(b->pool, run_read, &r)) / 2;
+                multiplying[i] = ops / (double)o.operations * peak;
+                cached[i] = all / (double)o.operations * peak / inside;
+                share[i] = (reading[i] > multiplying[i] ? reading[i] : multiplying[i]) / time[i];
+            }
+            printf("few %-9s %2lld tokens: %.3f of the slower of reading (%.3f s) and multiplying (%.3f s); in L2 %.3f "
+                   "of the peak\n", formats[c], (long long)tokens[n], median(share, b->pairs), median(reading, b->pairs),
+                   median(multiplying, b->pairs), median(cached, b->pairs));
             free_bench(&t);
         }
 }
@@ -455,7 +490,7 @@ int main(int argc, char **argv)
     }
     b.kernels = pool_kernels(b.pool);
     static const struct { const char *name; void (*run)(const bench *); } parts[] = {
-        {"gemv", bench_gemv}, {"cached", bench_cached}, {"gemm", bench_gemm}, {"encode", bench_encode},
+        {"gemv", bench_gemv}, {"cached", bench_cached}, {"gemm", bench_gemm}, {"few", bench_few}, {"encode", bench_encode},
         {"attend", bench_attend},
     };
     printf("isa %s, %d threads\n", kt_pool_isa(b.pool), (int)kt_pool_threads(b.pool));

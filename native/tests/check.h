@@ -233,7 +233,7 @@ static inline kt_program *make_program(kt_pool *pool, int64_t tokens, int64_t ou
 {
     char error[256] = "";
     kt_program_options o = {.max_tokens = tokens, .max_outputs = outputs, .exact = exact == 1,
-                            .cache = exact == 2 ? KT_CACHE_F32 : exact == 3 ? KT_CACHE_FP8 : KT_CACHE_BF16};
+                            .cache = exact == 1 || exact == 2 ? KT_CACHE_F32 : exact == 3 ? KT_CACHE_FP8 : KT_CACHE_BF16};
     kt_program *program = kt_program_create(pool, &o, error, sizeof error);
     if (!program) {
         fprintf(stderr, "no program: %s\n", error);

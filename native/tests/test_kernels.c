@@ -21,8 +21,9 @@ typedef struct problem {
     uint16_t *xh;
 } problem;
 
-static problem make_problem(const kt_kernels *kernels, const kt_kernels *reference, const kt_format *f, int64_t n,
-                            int64_t k, uint64_t *state)
+/* is_fine: x has a scale for each 64 columns, also where a row of weights has one. */
+static problem make_problem(const kt_kernels *kernels, const kt_kernels *reference, const kt_format *f, int is_fine,
+                            int64_t n, int64_t k, uint64_t *state)
 {
     problem p = {.format = f, .n = n, .k = k, .l = layout_of(f, k)};
     int64_t panels = (n + 15) / 16, stride = (k + 127) / 128 * 128;
@@ -34,8 +35,8 @@ static problem make_problem(const kt_kernels *kernels, const kt_kernels *referen
     free(source);
     p.x = random_floats_of((size_t)(MAX_TOKENS * k), state);
     p.bias = random_floats_of((size_t)n, state);
-    p.x8 = (act8){allocate((size_t)(MAX_TOKENS * stride)), allocate(MAX_TOKENS * sizeof(float)),
-                  allocate((size_t)(MAX_TOKENS * stride / 32) * 4), stride};
+    p.x8 = (act8){allocate((size_t)(MAX_TOKENS * stride)), allocate((size_t)(MAX_TOKENS * stride / 64) * sizeof(float)),
+                  allocate((size_t)(MAX_TOKENS * stride / 32) * 4), f->group || is_fine ? stride / 64 : 1, stride};
     p.xh = allocate((size_t)(MAX_TOKENS * stride) * 2);
     for (int64_t t = 0; t < MAX_TOKENS; t++) {
         reference->quantize(p.x + t * k, k, -1.0f, &p.x8, t);
@@ -74,15 +75,17 @@ static void read_row(const problem *p, enum kind kind, int64_t r, weights *w)
 
 static float expect_int8(const problem *p, int64_t t, const weights *w)
 {
+    int64_t width = p->x8.scales == 1 ? p->l.k_padded : p->format->group == 32 ? 32 : 64;
+    const float *scale = p->x8.scale + t * p->x8.scales;
+    int of_row = p->x8.scales > 1 && p->format->group == 0;
     float acc = 0.0f;
-    for (int64_t g = 0; g < p->l.groups; g++) {
+    for (int64_t first = 0; first < p->k; first += width) {
         int32_t sum = 0;
-        for (int64_t c = g * p->l.group; c < (g + 1) * p->l.group; c++)
-            if (c < p->k)
-                sum += w->codes[c] * p->x8.q[t * p->x8.stride + c];
-        acc = fmaf((float)sum, w->scales[g], acc);
+        for (int64_t c = first; c < first + width && c < p->k; c++)
+            sum += w->codes[c] * p->x8.q[t * p->x8.stride + c];
+        acc = fmaf((float)sum * (of_row ? 1.0f : w->scales[first / p->l.group]), scale[first / 64], acc);
     }
-    return acc * p->x8.scale[t];
+    return of_row ? acc * w->scales[0] : acc;
 }
 
 static float expect_f32(const problem *p, int64_t t, const weights *w)
@@ -171,18 +174,18 @@ static int64_t check_product(const kt_kernels *kernels, const problem *p, enum k
     return broken;
 }
 
-static void test_product(const kt_kernels *kernels, enum kind kind, const char *name)
+static void test_product(const kt_kernels *kernels, enum kind kind, int is_fine, const char *name)
 {
     int64_t cases = 0, broken = 0;
     uint64_t state = 1;
     const kt_kernels *reference = cpu_choose_row("portable", NULL, 0);
     for (int i = 0; i < N_FORMATS; i++) {
         const kt_format *f = &all_formats[i].format;
-        if ((kind == INT8 && (f->bits > 8 || reads_f32(f))) || (kind == BF16 && f->bits != 16))
+        if ((kind == INT8 && (f->bits > 8 || reads_f32(f))) || (kind == BF16 && f->bits != 16) || (is_fine && f->group))
             continue;
         for (int a = 0; a < N_SIZES; a++) {
             int64_t n = sizes[(a * 7 + i) % N_SIZES], k = sizes[a];
-            problem p = make_problem(kernels, reference, f, n, k, &state);
+            problem p = make_problem(kernels, reference, f, is_fine, n, k, &state);
             expect(&p, kind);
             for (int t = 0; t < N_TOKENS; t++) {
                 int64_t wrong = check_product(kernels, &p, kind, token_counts[t],
@@ -273,9 +276,10 @@ static void test_encode(const kt_kernels *kernels)
 
 static void test_row(const kt_kernels *kernels)
 {
-    test_product(kernels, INT8, "product_int8 equals the integer sums to the bit");
-    test_product(kernels, F32, "product_f32 equals the fma chain to the bit");
-    test_product(kernels, BF16, "product_bf16 within (k + 2) 2^-23 sum |w x|");
+    test_product(kernels, INT8, 0, "product_int8 equals the integer sums to the bit");
+    test_product(kernels, INT8, 1, "the same where x has a scale per 64 columns, but a row of weights one");
+    test_product(kernels, F32, 0, "product_f32 equals the fma chain to the bit");
+    test_product(kernels, BF16, 0, "product_bf16 within (k + 2) 2^-23 sum |w x|");
     test_encode(kernels);
 }
 

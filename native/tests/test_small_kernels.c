@@ -7,66 +7,105 @@
 static const int64_t sizes[] = {1, 2, 5, 15, 16, 17, 33, 64, 100, 130, 257};
 enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
 
+/* Rows to quantise, by number: random; zeros; subnormal; one value far larger than the rest, in each place. */
+static float *row_to_quantize(int64_t k, int64_t number, uint64_t *state)
+{
+    float *x = random_floats_of((size_t)k, state);
+    for (int64_t c = 0; c < k && (number == 1 || number == 2); c++)
+        x[c] *= number == 1 ? 0.0f : 1e-42f;
+    if (number > 2)
+        x[number - 3] = number % 2 ? 1e30f : -3e4f;
+    return x;
+}
+
+/* With one scale for a row, or one for 64 columns. */
+static act8 rows_of_codes(int64_t rows, int64_t stride, int is_grouped)
+{
+    act8 out = {allocate((size_t)(rows * stride)), allocate((size_t)(rows * stride / 64) * 4),
+                allocate((size_t)(rows * stride / 32) * 4), is_grouped ? stride / 64 : 1, stride};
+    memset(out.q, 99, (size_t)(rows * stride));
+    return out;
+}
+
+static void free_codes(act8 *x)
+{
+    free(x->q);
+    free(x->scale);
+    free(x->sum);
+}
+
+static int64_t check_quantize(const kt_kernels *kernels, const float *x, int64_t k, int is_grouped)
+{
+    int64_t stride = (k + 127) / 128 * 128, width = is_grouped ? 64 : stride, broken = 0;
+    act8 out = rows_of_codes(1, stride, is_grouped);
+    kernels->quantize(x, k, -1.0f, &out, 0);
+    for (int64_t g = 0; g < stride; g += width) {
+        float amax = 0.0f;
+        for (int64_t c = g; c < g + width && c < k; c++)
+            amax = fmaxf(amax, fabsf(x[c]));
+        amax = amax < 0x1p-100f ? 0.0f : amax;
+        broken += out.scale[g / width] != amax / 127.0f;
+        for (int64_t c = g; c < g + width; c++)
+            broken += out.q[c] != (c < k && amax > 0.0f ? (int)rintf(x[c] * (127.0f / amax)) : 0);
+    }
+    for (int64_t b = 0; b < stride; b += 32) {
+        int32_t total = 0;
+        for (int64_t c = b; c < b + 32; c++)
+            total += out.q[c];
+        broken += out.sum[b / 32] != total;
+    }
+    free_codes(&out);
+    return broken;
+}
+
 static void test_quantize(const kt_kernels *kernels)
 {
-    int64_t broken = 0;
+    int64_t broken = 0, cases = 0;
     uint64_t state = 3;
-    for (int a = 0; a < N_SIZES; a++) {
-        int64_t k = sizes[a], stride = (k + 127) / 128 * 128;
-        float *x = random_floats_of((size_t)k, &state), amax = 0.0f, scale = -1.0f;
-        int8_t *q = allocate((size_t)stride);
-        int32_t *sum = allocate((size_t)(stride / 32) * 4);
-        act8 out = {q, &scale, sum, stride};
-        for (int64_t c = 0; c < k; c++)
-            amax = fmaxf(amax, fabsf(x[c]));
-        memset(q, 99, (size_t)stride);
-        kernels->quantize(x, k, -1.0f, &out, 0);
-        broken += scale != amax / 127.0f;
-        for (int64_t b = 0; b < stride; b += 32) {
-            int32_t total = 0;
-            for (int64_t c = b; c < b + 32; c++) {
-                float want = c < k && amax > 0.0f ? rintf(x[c] * (127.0f / amax)) : 0.0f;
-                broken += q[c] != (int)want;
-                total += q[c];
-            }
-            broken += sum[b / 32] != total;
+    for (int a = 0; a < N_SIZES; a++)
+        for (int64_t number = 0; number < sizes[a] + 3; number++, cases += 2) {
+            float *x = row_to_quantize(sizes[a], number, &state);
+            broken += check_quantize(kernels, x, sizes[a], 0) + check_quantize(kernels, x, sizes[a], 1);
+            free(x);
         }
-        memset(x, 0, (size_t)k * sizeof *x);
-        kernels->quantize(x, k, -1.0f, &out, 0);
-        broken += scale != 0.0f || q[0] != 0;
-        free(x);
-        free(q);
-        free(sum);
-    }
-    law(kernels->name, "quantize rounds amax / 127 steps, halves to even", N_SIZES, broken);
+    law(kernels->name, "quantize rounds steps of amax / 127 of a row or of 64 columns, halves to even", cases, broken);
 }
 
 /* Two rows of codes for one row: the first as quantize makes it, the second what that leaves over. */
+static int64_t check_quantize_wide(const kt_kernels *kernels, const float *x, int64_t k, int is_grouped)
+{
+    int64_t stride = (k + 127) / 128 * 128, broken = 0;
+    act8 wide = rows_of_codes(2, stride, is_grouped), first = rows_of_codes(1, stride, is_grouped);
+    int64_t width = stride / wide.scales;
+    const float *rest = wide.scale + wide.scales;
+    kernels->quantize(x, k, -1.0f, &first, 0);
+    kernels->quantize_wide(x, k, &wide, 0);
+    broken += memcmp(wide.q, first.q, (size_t)stride) != 0;
+    broken += memcmp(wide.scale, first.scale, (size_t)wide.scales * sizeof(float)) != 0;
+    for (int64_t c = 0; c < stride; c++) {
+        double got = (double)wide.q[c] * (double)wide.scale[c / width];
+        got += (double)wide.q[stride + c] * (double)rest[c / width];
+        double want = c < k ? (double)x[c] : 0.0;
+        broken += !(fabs(got - want) <= 0.51 * (double)rest[c / width] + 0x1p-22 * fabs(want) + 0x1p-100);
+    }
+    for (int64_t g = 0; g < wide.scales; g++)
+        broken += rest[g] > wide.scale[g] / 253.0f;
+    free_codes(&wide);
+    free_codes(&first);
+    return broken;
+}
+
 static void test_quantize_wide(const kt_kernels *kernels)
 {
-    int64_t broken = 0;
+    int64_t broken = 0, cases = 0;
     uint64_t state = 5;
-    for (int a = 0; a < N_SIZES; a++) {
-        int64_t k = sizes[a], stride = (k + 127) / 128 * 128;
-        float *x = random_floats_of((size_t)k, &state), scale[2], once;
-        int8_t *q = allocate((size_t)(2 * stride)), *plain = allocate((size_t)stride);
-        int32_t *sum = allocate((size_t)(2 * stride / 32) * 4);
-        act8 wide = {q, scale, sum, stride}, first = {plain, &once, sum, stride};
-        kernels->quantize(x, k, -1.0f, &first, 0);
-        kernels->quantize_wide(x, k, &wide, 0);
-        broken += scale[0] != once || memcmp(q, plain, (size_t)stride) != 0;
-        for (int64_t c = 0; c < stride; c++) {
-            double got = (double)q[c] * (double)scale[0] + (double)q[stride + c] * (double)scale[1];
-            double want = c < k ? (double)x[c] : 0.0;
-            broken += !(fabs(got - want) <= 0.51 * (double)scale[1] + 0x1p-23 * fabs(want));
+    for (int a = 0; a < N_SIZES; a++)
+        for (int64_t number = 0; number < sizes[a] + 3; number++, cases += 2) {
+            float *x = row_to_quantize(sizes[a], number, &state);
+            broken += check_quantize_wide(kernels, x, sizes[a], 0) + check_quantize_wide(kernels, x, sizes[a], 1);
+            free(x);
         }
-        broken += scale[1] > scale[0] / 253.0f;
-        free(x);
-        free(q);
-        free(plain);
-        free(sum);
-    }
-    law(kernels->name, "quantize_wide leaves half a step of amax / 127 / 254", N_SIZES, broken);
+    law(kernels->name, "quantize_wide leaves half a step of amax / 127 / 254", cases, broken);
 }
 
 static void test_bf16(const kt_kernels *kernels)

@@ -1,20 +1,18 @@
 /* amx_products.inc.c - the products of the row amx, in two shapes of work, from tile_min tokens on; fewer take the
  * vector kernels, over the same bytes.
  *
- * PAIRS, for formats with one scale per row and for bf16: 2 x 2 output tiles, 32 tokens times two panels. A block of
- * columns (16 kB of weights) stays in the first cache while all tokens of the block run over it; partial sums are
+ * PAIRS, for weights and x with one scale per row and for bf16: 2 x 2 output tiles, 32 tokens times two panels. A block
+ * of columns (16 kB of weights) stays in the first cache while all tokens of the block run over it; partial sums are
  * kept in the scratch from one block of columns to the next, which is exact for int32, and for bf16 the same chain.
- * Per step: 4 tile loads (32 cycles of the load ports) for 4 products (64 cycles of the tile unit); and per
- * BLOCK_STEPS steps 4 loads (32) and 4 stores (64) of sums for 512 cycles of products. The tile unit is the bound.
- * (Throughputs as Intel's manual has them; docs/amx.md has the whole count. Not measured yet.)
  *
- * GROUPS, for formats with a scale per 32, 64 or 128 columns: int32 sums must become floats after every group. With
- * 2 x 2 tiles their 64 rows of floats would have to be read and written in memory: 128 cycles of stores, sums and
- * floats, for 64 cycles of products at group 64. So one output tile at a time, its floats in 16 registers: per group
- * of 64, 2 tile loads and 17 vector loads (24.5 cycles), one store (16), 32 vector operations (16) and one product
- * (16): loads are the bound, 65 % of the tile unit's peak; group 128: 40.5 cycles for two products, 79 %; group 32: a
- * product of half depth takes the same 16 cycles, 20.5 for loads: 39 %. The sums of four groups rotate over four
- * tiles, so that a sum is stored while later groups are multiplied, and made a float one group later.
+ * PARTS, where x has a scale per 64 columns: int32 sums become floats after every 64 columns, or 32 in groups of 32.
+ * With 2 x 2 tiles the floats of 64 rows would have to be read and written in memory, so one output tile at a time,
+ * its floats in 16 registers. The sums of four parts rotate over four tiles, so that a sum is stored while later
+ * parts are multiplied, and made a float one part later.
+ *
+ * On Sapphire Rapids a product takes 16 cycles of the tile unit, in which its port does no vector operation; loads,
+ * stores and conversions are added to that, they hardly overlap: 6 ns for a product in pairs, 24 in parts. What was
+ * measured, and tried, is in docs/amx.md.
  *
  * Integer formats do the operations of product_int8.inc.c in its order. A bf16 output is a chain over ascending steps
  * of 32 columns, each added at once: fma chains of its even and of its odd columns, then their sum; so tile_min,
@@ -92,8 +90,9 @@ static void finish_tile(const amx_work *w, int64_t panel, int q, int64_t tile)
         if (w->is_bf16)
             store_values(p, panel + q, t + i, vf_load((const float *)(const void *)(sums + 64 * i)));
         else
-            store_int8(p, panel + q, t + i,
-                       vf_fma(vf_of_vi(vi_load(sums + 64 * i)), vf_load(w->scales + LANES * q), vf_set1(0.0f)));
+            store_values(p, panel + q, t + i,
+                         add_part(vf_set1(0.0f), vi_load(sums + 64 * i), vf_set1(*x_scales(p, t + i)),
+                                  vf_load(w->scales + LANES * q)));
 }
 
 INLINE void pair_of(amx_work *w, const pair *a, int is_bf16, int tiles, int panels)
@@ -128,36 +127,34 @@ static void multiply_panels(amx_work *w, int64_t panel, int panels)
     }
 }
 
-/* ---- groups -------------------------------------------------------------------------------------- */
+/* ---- parts --------------------------------------------------------------------------------------- */
 
 enum {
-    SUMS = 4,               /* tiles over which the groups rotate */
-    STORE_LATER = 3,        /* groups between the product and the store of a sum: 48 of the 52 cycles it takes */
+    SUMS = 4,               /* tiles over which the parts rotate */
+    STORE_LATER = 3,        /* parts between the product and the store of a sum: 48 of the 52 cycles it takes */
 };
 
-/* Sum number `q` = a group at x and lines, `depth` columns wide. */
-INLINE void multiply_group(int q, const uint8_t *x, int64_t stride, const uint8_t *lines, int64_t depth)
+/* Sum number `q` = the products of a part of x and of the panel. */
+INLINE void multiply_part(int q, const uint8_t *x, int64_t stride, const uint8_t *lines)
 {
-#define GROUP(q, a, b)                                              \
-    TILE_ZERO(q);                                                   \
-    for (int64_t c = 0; c < depth; c += 64) {                       \
-        TILE_LOAD(a, x + c, stride);                                \
-        TILE_LOAD(b, lines + 16 * c, 64);                           \
-        TILE_DOT(0, q, a, b);                                       \
-    }
+#define PART(q, a, b)               \
+    TILE_ZERO(q);                   \
+    TILE_LOAD(a, x, stride);        \
+    TILE_LOAD(b, lines, 64);        \
+    TILE_DOT(0, q, a, b);
     if (q == 0) {
-        GROUP(0, 4, 6)
+        PART(0, 4, 6)
     } else if (q == 1) {
-        GROUP(1, 5, 7)
+        PART(1, 5, 7)
     } else if (q == 2) {
-        GROUP(2, 4, 6)
+        PART(2, 4, 6)
     } else {
-        GROUP(3, 5, 7)
+        PART(3, 5, 7)
     }
-#undef GROUP
+#undef PART
 }
 
-INLINE void store_group(int q, int32_t *sum)
+INLINE void store_part(int q, int32_t *sum)
 {
     if (q == 0)
         TILE_STORE(0, sum, 64);
@@ -169,9 +166,9 @@ INLINE void store_group(int q, int32_t *sum)
         TILE_STORE(3, sum, 64);
 }
 
-/* acc[i] = fma(sum of row i, scale, acc[i]) over `n` groups of `depth` columns from column `column` on. */
-INLINE void multiply_groups(amx_work *w, const tile_of_x *rows, const uint8_t *lines, int64_t column, int64_t n,
-                            int64_t depth, vf *acc)
+/* acc[i] after row i of the `n` parts of `width` columns from column `column` on. */
+INLINE void multiply_parts(amx_work *w, const tile_of_x *rows, const uint8_t *lines, int64_t column, int64_t n,
+                           int64_t width, vf *acc)
 {
     ALIGNED int32_t sums[SUMS][TILE_BYTES / 4];
     const uint8_t *x = rows->at + column;
@@ -181,66 +178,68 @@ INLINE void multiply_groups(amx_work *w, const tile_of_x *rows, const uint8_t *l
             int64_t g = first + q;
             if (g < n) {
                 fetch_ahead(w);
-                multiply_group(q, x + g * depth, rows->stride, lines + 16 * g * depth, depth);
+                multiply_part(q, x + g * width, rows->stride, lines + 16 * g * width);
             }
             if (g >= STORE_LATER && g - STORE_LATER < n)
-                store_group((q + SUMS - STORE_LATER) % SUMS, sums[(q + SUMS - STORE_LATER) % SUMS]);
+                store_part((q + SUMS - STORE_LATER) % SUMS, sums[(q + SUMS - STORE_LATER) % SUMS]);
             if (g < SUMS || g - SUMS >= n)
                 continue;
+            const float *by = rows->scales + LANES * ((column + (g - SUMS) * width) / KT_ACT_GROUP);
             vf scale = vf_load(w->scales + LANES * (g - SUMS));
 #pragma GCC unroll 16
             for (int i = 0; i < TILE_ROWS; i++)
-                acc[i] = vf_fma(vf_of_vi(vi_load(sums[q] + LANES * i)), scale, acc[i]);
+                acc[i] = add_part(acc[i], vi_load(sums[q] + LANES * i), vf_set1(by[i]), scale);
         }
 }
 
-/* One output tile, columns [column, column + n * depth): added to its floats, or finished. */
-INLINE void group_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *lines, int64_t column, int64_t n,
-                       int64_t depth)
+/* One output tile, columns [column, column + n * width): added to its floats, or finished. */
+INLINE void part_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *lines, int64_t column, int64_t n,
+                      int64_t width, vf in_the_end)
 {
     float *kept = (float *)(void *)sums_at(w, tile, 0);
     int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
-    int is_last = column + n * depth == w->l.k_padded;
+    int is_last = column + n * width == w->l.k_padded;
     vf acc[TILE_ROWS];
     if (is_last)
         fetch_y(w, panel, tile);
 #pragma GCC unroll 16
     for (int i = 0; i < TILE_ROWS; i++)
         acc[i] = column ? vf_load(kept + LANES * i) : vf_set1(0.0f);
-    multiply_groups(w, &w->rows[tile], lines, column, n, depth, acc);
+    multiply_parts(w, &w->rows[tile], lines, column, n, width, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < TILE_ROWS; i++)
         if (!is_last)
             vf_store(kept + LANES * i, acc[i]);
         else if (i < left)
-            store_int8(w->p, panel, t + i, acc[i]);
+            store_values(w->p, panel, t + i, vf_mul(acc[i], in_the_end));
 }
 
-/* All tokens of the block times one panel, its groups `depth` columns wide. */
-INLINE void panel_groups(amx_work *w, int64_t panel, int64_t depth)
+/* All tokens of the block times one panel, its parts `width` columns wide. */
+INLINE void panel_parts(amx_work *w, int64_t panel, int64_t width)
 {
     const uint8_t *scales = scales_of(w, panel);
     int64_t tiles = (w->n + TILE_ROWS - 1) / TILE_ROWS;
-    plan_ahead(w, panel, 1, tiles * w->l.groups);
-    for (int64_t step = 0; step < w->steps; step += BLOCK_STEPS) {
-        int64_t steps = w->steps - step < BLOCK_STEPS ? w->steps - step : BLOCK_STEPS;
-        int64_t first = 64 * step / depth, n = 64 * steps / depth;
+    int of_row = part_kind_of(w->p) == PARTS_OF_ROW;
+    vf one = vf_set1(1.0f), in_the_end = of_row ? load_scales(w->p->format->scale, scales, 0) : one;
+    plan_ahead(w, panel, 1, tiles * (w->l.k_padded / width));
+    for (int64_t step = 0; step < w->steps; step += PART_STEPS) {
+        int64_t steps = w->steps - step < PART_STEPS ? w->steps - step : PART_STEPS;
+        int64_t first = 64 * step / width, n = 64 * steps / width;
         const uint8_t *lines = lines_of(w, panel, 0, step, steps);
         for (int64_t g = 0; g < n; g++)
-            vf_store(w->scales + LANES * g, load_scales(w->p->format->scale, scales, first + g));
+            vf_store(w->scales + LANES * g, of_row ? one : load_scales(w->p->format->scale, scales,
+                                                                      group_of_part(w->p->format, first + g)));
         for (int64_t tile = 0; tile < tiles; tile++)
-            group_tile(w, panel, tile, lines, 64 * step, n, depth);
+            part_tile(w, panel, tile, lines, 64 * step, n, width, in_the_end);
     }
 }
 
 static void multiply_panel(amx_work *w, int64_t panel)
 {
     if (w->l.group == 32)
-        panel_groups(w, panel, 32);
-    else if (w->l.group == 64)
-        panel_groups(w, panel, 64);
+        panel_parts(w, panel, 32);
     else
-        panel_groups(w, panel, 128);
+        panel_parts(w, panel, 64);
 }
 
 /* ---- both ---------------------------------------------------------------------------------------- */
@@ -250,14 +249,13 @@ static void amx_product(const product *p)
 {
     amx_work w = amx_work_of(p);
     int64_t most = block_tokens(w.steps);
-    int is_grouped = p->format->group != 0;
     if (p->format->group == 32)
         configure(&half_tiles);
     for (int64_t t = 0; t < p->n_tokens; t += most) {
         take_tokens(&w, t, p->n_tokens - t < most ? p->n_tokens - t : most);
         for (int64_t panel = p->first_panel; panel < p->last_panel;) {
-            int panels = !is_grouped && p->last_panel - panel > 1 ? 2 : 1;
-            is_grouped ? multiply_panel(&w, panel) : multiply_panels(&w, panel, panels);
+            int panels = !w.has_parts && p->last_panel - panel > 1 ? 2 : 1;
+            w.has_parts ? multiply_panel(&w, panel) : multiply_panels(&w, panel, panels);
             panel += panels;
         }
     }

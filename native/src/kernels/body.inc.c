@@ -47,10 +47,11 @@ INLINE vf value_at(const values *v, int64_t c)
     return v->rest ? vf_sub(x, vf_mul(to_codes(x, v->inv), v->scale)) : x;
 }
 
-INLINE float largest_value(const values *v)
+/* Of columns [c, end), as far as there are any. */
+INLINE float largest_value(const values *v, int64_t c, int64_t end)
 {
     vf top = vf_set1(0.0f);
-    for (int64_t c = 0; c < v->k; c += LANES)
+    for (; c < end && c < v->k; c += LANES)
         top = vf_max(top, vf_abs(value_at(v, c)));
     return vf_top(top);
 }
@@ -58,19 +59,21 @@ INLINE float largest_value(const values *v)
 static float largest(const float *x, int64_t n)
 {
     values v = {.x = x, .k = n};
-    return largest_value(&v);
+    return largest_value(&v, 0, n);
 }
 
-/* A row under 2^-100 counts as zero: 127 / amax must be finite. Returns 127 / amax, or 0. */
-INLINE float quantize_values(const values *v, float amax, const act8 *out, int64_t row)
+/* Codes and sums of columns [c, end), whose largest magnitude is amax, and their scale, number `index` of the row.
+ * Columns under 2^-100 count as zero: 127 / amax must be finite. Returns 127 / amax, or 0. */
+INLINE float quantize_values(const values *v, int64_t c, int64_t end, float amax, const act8 *out, int64_t row,
+                             int64_t index)
 {
     int8_t *q = out->q + row * out->stride;
     int32_t *sum = out->sum + row * (out->stride / 32);
     if (amax < 0x1p-100f)
         amax = 0.0f;
-    out->scale[row] = amax / 127.0f;
+    out->scale[row * out->scales + index] = amax / 127.0f;
     float inv = amax == 0.0f ? 0.0f : 127.0f / amax;
-    for (int64_t c = 0; c < out->stride; c += 32) {
+    for (; c < end; c += 32) {
         vi code[2];
         for (int h = 0; h < 2; h++) {
             code[h] = vi_of_vf(to_codes(value_at(v, c + 16 * h), vf_set1(inv)));
@@ -83,16 +86,21 @@ INLINE float quantize_values(const values *v, float amax, const act8 *out, int64
 
 static void quantize(const float *x, int64_t k, float amax, const act8 *out, int64_t row)
 {
+    int64_t width = out->stride / out->scales;
     values v = {.x = x, .k = k};
-    quantize_values(&v, amax < 0.0f ? largest_value(&v) : amax, out, row);
+    for (int64_t i = 0, c = 0; i < out->scales; i++, c += width)
+        quantize_values(&v, c, c + width, amax < 0.0f ? largest_value(&v, c, c + width) : amax, out, row, i);
 }
 
 static void quantize_wide(const float *x, int64_t k, const act8 *out, int64_t row)
 {
+    int64_t width = out->stride / out->scales;
     values first = {.x = x, .k = k}, second = {.x = x, .k = k, .rest = 1};
-    second.inv = vf_set1(quantize_values(&first, largest_value(&first), out, row));
-    second.scale = vf_set1(out->scale[row]);
-    quantize_values(&second, largest_value(&second), out, row + 1);
+    for (int64_t i = 0, c = 0; i < out->scales; i++, c += width) {
+        second.inv = vf_set1(quantize_values(&first, c, c + width, largest_value(&first, c, c + width), out, row, i));
+        second.scale = vf_set1(out->scale[row * out->scales + i]);
+        quantize_values(&second, c, c + width, largest_value(&second, c, c + width), out, row + 1, i);
+    }
 }
 
 static void to_bf16(const float *x, int64_t k, int64_t k_padded, uint16_t *out)

@@ -3,20 +3,27 @@
  *
  * A driver decides who does which panel of which matrix for which tokens; a kernel does it. Kernels
  * know no threads, allocate nothing and check nothing. For integer formats each output is the same
- * sequence of float operations in every row, at every token count: groups in ascending k,
- * acc = fma((float)int32_sum, weight_scale, acc), then acc * x_scale; so rows, thread counts and the
- * choice between them never change a bit.
+ * sequence of float operations in every row, at every token count: over *parts* in ascending k, which are
+ * columns with one scale of the weights and one of x,
+ *   acc = fma((float)int32_sum * weight_scale, x_scale, acc)
+ * so rows, thread counts and the choice between them never change a bit. Weights with a scale per group have
+ * parts of 64 columns, or of 32 in groups of 32; a row of weights with one scale is one part, or where x has a scale per
+ * 64 columns, parts of 64, whose sum is scaled in the end:
+ *   acc = fma((float)int32_sum, x_scale, acc), then acc * weight_scale
  */
 #ifndef KT_KERNELS_H
 #define KT_KERNELS_H
 
 #include "kt.h"
 
-/* Activation rows as the integer products read them: one scale per token. */
+#define KT_ACT_GROUP 64     /* columns of x that have one scale, where weights have a scale per group */
+
+/* Activation rows as the integer products read them. */
 typedef struct act8 {
     int8_t *q;              /* [rows][stride], -127..127, zero from k to k' */
-    float *scale;           /* [rows]; amax / 127, 0 for a zero row */
+    float *scale;           /* [rows][scales]; amax / 127 of the columns, 0 where all are zero */
     int32_t *sum;           /* [rows][stride/32]: sum of q over each 32 columns */
+    int64_t scales;         /* of a row: 1, or stride/64 */
     int64_t stride;         /* k' : multiple of 128 */
 } act8;
 
@@ -43,6 +50,7 @@ typedef struct product {
     void *scratch;              /* this thread's, product_scratch_bytes() */
     int64_t tile_min;           /* rows with tiles: fewest tokens that use them */
     const uint8_t *next;        /* panels this thread will read next, or NULL: fetched while the last ones are used */
+    int64_t ahead;              /* bytes of weights to fetch ahead of those that are read: cpu_fetch_ahead */
 } product;
 
 /* One block of queries against the keys of one page, flash style: updates running maximum, sum and
@@ -142,8 +150,8 @@ typedef struct kt_kernels {
     void (*product_bf16)(const product *p);     /* bf16 weights and activations, f32 sums */
     void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router, E4M3 */
     float (*largest)(const float *x, int64_t n);    /* magnitude */
-    /* q, scale and sum of row `row` from x[0..k); amax: the largest magnitude if x is a part of a longer row, else
-     * negative */
+    /* q, scales and sums of row `row` from x[0..k); amax: the largest magnitude if x is a part of a longer row with
+     * one scale, else negative */
     void (*quantize)(const float *x, int64_t k, float amax, const act8 *out, int64_t row);
     /* the same, and to row + 1 what that leaves over */
     void (*quantize_wide)(const float *x, int64_t k, const act8 *out, int64_t row);

@@ -15,6 +15,7 @@
  *   vf_swap(v, d)  lane i is lane i ^ d, d = 1, 2, 4 or 8   vf_load_twice (8 floats, each two times)
  *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest;  vf_sum4 of four
  *   vf_from_bf16 vf_from_f16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
+ *   vf_from_e8m0        2^(b - 127) of 16 bytes b; 0 of 0
  *   vf_exp2i(n)         2^n for integral n in -126..127
  *   vi_set1 vi_load vi_store vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
  *   vi_bits vf_bits     the same 16 words of 32 bits

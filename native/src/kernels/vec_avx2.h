@@ -113,6 +113,12 @@ INLINE vf vf_from_bf16(const uint16_t *p)
                 shift16(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8))))};
 }
 
+INLINE __m256 from_e8m0(const uint8_t *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23));
+}
+INLINE vf vf_from_e8m0(const uint8_t *p) { return (vf){from_e8m0(p), from_e8m0(p + 8)}; }
+
 INLINE vf vf_from_f16(const uint16_t *p)
 {
     return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),

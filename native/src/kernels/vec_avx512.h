@@ -75,6 +75,11 @@ INLINE vf vf_from_bf16(const uint16_t *p)
     return vf_bf16_even(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
 }
 
+INLINE vf vf_from_e8m0(const uint8_t *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23));
+}
+
 INLINE vf vf_from_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
 /* Round to nearest even; NaN becomes 0x7fc0 with its sign (vcvtneps2bf16 would flush subnormals). */
@@ -139,11 +144,11 @@ INLINE vi vf_nearest(vf v, const float *mid)
 /* vpdpbusd multiplies unsigned by signed: weights are made unsigned by an offset, and the sum begins at
  * -offset * sum of x. */
 #define SEARCH_UNROLLED 1
-#define GEMV_TOKENS 8
+#define GEMV_TOKENS 6
 enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 4, VALUE_QUERIES = 8, VALUE_BLOCKS = 2 };
 enum { EXACT_QUERIES = 4, EXACT_VECTORS = 4, DELTA_VECTORS = 4 };
-enum { STREAM_MOST_INT4 = 16, STREAM_MOST_INT8 = 8 };
+enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 6 };
 enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1, SHORT_SUMS = 0 };
 #define DOT_BIAS_INT8 (-128)
 #define DOT_BIAS_BOOK4(codebook) ((codebook)[0])

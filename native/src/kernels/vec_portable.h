@@ -55,6 +55,7 @@ INLINE float vf_top(vf a)
 
 INLINE vf vf_bf16_even(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] << 16)); }
 INLINE vf vf_bf16_odd(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] & 0xffff0000u)); }
+INLINE vf vf_from_e8m0(const uint8_t *p) { EACH(vf, r.v[i] = float_of_bits((uint32_t)p[i] << 23)); }
 INLINE vf vf_from_bf16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_bf16(p[i])); }
 INLINE vf vf_from_f16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_f16(p[i])); }
 INLINE void vf_store_bf16(uint16_t *p, vf a)
