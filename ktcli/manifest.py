@@ -35,7 +35,18 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SEAL = "sha256"  # of the manifest's bytes, with zeros in place of this
 _OPEN = "0" * 64
 _PACK_FIELDS = frozenset(
-    ("kt_pack", "family", "source", "recipe", "formats", "calibration", "extras", "files", _SEAL)
+    (
+        "kt_pack",
+        "family",
+        "source",
+        "recipe",
+        "formats",
+        "calibration",
+        "adapter",
+        "extras",
+        "files",
+        _SEAL,
+    )
 )
 _MARKS = {
     CHECKPOINT: "kt_source",
@@ -109,6 +120,7 @@ class Manifest:
         formats: the number formats of a pack; None for a checkpoint.
         family, digest: the model family of a pack, and the digest of its checkpoint's headers.
         calibration: the text that the pack was calibrated with, its tokens and SHA-256; empty if with none.
+        adapter: the SHA-256 of the adapter that was merged into the weights of a pack; empty if none was.
         seal: whether the manifest itself is what was written; only for a pack that was read.
     """
 
@@ -121,6 +133,7 @@ class Manifest:
     family: str = ""
     digest: str = ""
     calibration: str = ""
+    adapter: str = ""
     seal: Seal | None = field(default=None, compare=False)
 
     @property
@@ -163,6 +176,7 @@ class Manifest:
                 "recipe": self.formats.recipe,
                 "formats": dict(self.formats.rows),
                 **({"calibration": self.calibration} if self.calibration else {}),
+                **({"adapter": self.adapter} if self.adapter else {}),
                 "extras": [encode_record(record) for record in self.extras],
                 "files": files,
                 _SEAL: _OPEN,
@@ -232,6 +246,7 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
             family=_text(document, "family"),
             digest=_text(source, "digest"),
             calibration=_optional_text(document, "calibration"),
+            adapter=_optional_text(document, "adapter"),
             seal=_seal(document, data),
         )
     if len({record.name for record in found.records}) != len(found.records):

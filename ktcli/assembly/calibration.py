@@ -31,7 +31,7 @@ from ktcli.weights.recipe import Recipe
 
 TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
 LEAST = 256  # fewer say nothing of a model's columns
-METHOD = "1"  # of `ktcli.measure.calibrate`; another one gives other bytes
+METHOD = "2"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
 
 
 def calibration(

@@ -21,7 +21,8 @@ from ktcli.weights.recipe import Recipe, split_pair
 from ktcli.weights.scheme import loss_of, usual_experts
 
 if TYPE_CHECKING:
-    from ktcli.weights.conversion import Calibration, Provenance, Report
+    from ktcli.assembly.merging import MergedBase
+    from ktcli.weights.conversion import Calibration, Provenance, Report, Source
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
@@ -52,10 +53,13 @@ def convert_entry(
     *,
     threads: int | None = None,
     calibration: Calibration | None = None,
+    merged: MergedBase | None = None,
     listener: Listener = SILENT,
 ) -> Report:
     """Converts a model into the folder `target`, None: into the library, and returns the report.
 
+    Args:
+        merged: opens the checkpoint with an adapter in its weights; None: as it is.
     Raises:
         UsageError: the recipe says that it is calibrated, and nothing says how.
     """
@@ -70,7 +74,8 @@ def convert_entry(
     if said := loss_of(_config(entry), recipe.experts.name):
         listener.note(f"{entry.shown}: {said}")
     managed = target is None
-    target = target or pack_folder(entry, recipe)
+    if target is None:
+        target = merged.pack_folder(recipe) if merged else pack_folder(entry, recipe)
     what = f"converting {entry.shown}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
@@ -79,15 +84,16 @@ def convert_entry(
     damaged = library.repairable(target)
     with damaged, held, listener.progress(f"Converting {entry.shown}") as bar:
         try:
-            report = weights.convert(
-                entry.path,
-                target,
-                recipe,
-                team_to_convert(threads),
-                progress=lambda done, total: bar.update(done=done, total=total),
-                provenance=provenance_of(entry.path),
-                calibration=calibration,
-            )
+            with merged.opened(recipe) if merged else _opened(entry) as source:
+                report = weights.convert_source(
+                    source,
+                    target,
+                    recipe,
+                    team_to_convert(threads),
+                    progress=lambda done, total: bar.update(done=done, total=total),
+                    provenance=provenance_of(entry.path),
+                    calibration=calibration,
+                )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "completed files are kept; run the same command again to continue"
@@ -98,12 +104,22 @@ def convert_entry(
 
 
 @contextlib.contextmanager
+def _opened(entry: Entry) -> Iterator[Source]:
+    """Opens the checkpoint of an entry as it is."""
+    from ktcli.weights.conversion import Source
+    from ktcli.weights.reader import open_checkpoint
+
+    with contextlib.closing(open_checkpoint(entry.path)) as checkpoint:
+        yield Source(entry.path.name, checkpoint)
+
+
+@contextlib.contextmanager
 def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
     """Holds the lock on the model's files in the library; the origin of one from outside is recorded first."""
     name = target.name.partition("@")[0]
     with smallfiles.lock(places.lock_path(name), what):
-        if name != entry.name:
-            origins.note(name, entry.path)
+        if name.startswith(places.LOCAL):
+            origins.note(name, entry.path, entry.spoken)
         yield
 
 

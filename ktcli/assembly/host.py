@@ -18,7 +18,7 @@ from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.hardware.probe import SYSTEM_ROOT, probe
 from ktcli.hardware.team import forced_size, make_team, on_nodes, teams_here
 from ktcli.measure.tiles import start_team
-from ktcli.native import Pool
+from ktcli.native import Pool, isa_rows
 from ktcli.planner.host import Host, host_of
 
 if TYPE_CHECKING:
@@ -74,6 +74,11 @@ def host_here(
     forced = forced_size(on_nodes(machine.nodes, machine.cpu, numa), threads)
     row = isa or config.forced_isa()
     return host_of(machine, threads=forced, isa=row, numa=numa, torch=torch)
+
+
+def row_here() -> str:
+    """Returns the name of the row of kernels that engines use here: KT_ISA, else the best."""
+    return config.forced_isa() or next(row.name for row in isa_rows() if row.usable)
 
 
 def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | None = None) -> Pool:

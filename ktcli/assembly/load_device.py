@@ -148,15 +148,17 @@ def _try(
     source = PackSource.planned(attempt.pack, pool, plan)
     if devices[0].type == "cuda" and not compiled_before():
         attempt.note("GPU kernels are compiled once, after loading, which takes about 20 seconds")
+    model, use = attempt.planner.model, plan.use
+    embeds = model.spec.embeds
     try:
         engine = DeviceEngine(
-            attempt.planner.model,
+            model,
             plan.recipe,
             source,
             pool,
             Placement.of(plan, planned),
             devices,
-            max_outputs=plan.use.streams,
+            max_outputs=use.outputs(model.spec, plan.context) if embeds else use.streams,
             progress=attempt.progress,
             known_failures=attempt.known_failures(planned.gpus),
         )

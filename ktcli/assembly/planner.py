@@ -82,9 +82,10 @@ def planner_of(
 
 
 def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
-    """Returns the host that an engine would use: an exact engine runs the plainest row in one team."""
+    """Returns the host that an engine would use: an exact engine runs in one team, on the plainest row unless one is
+    named."""
     if wanted.exact:
-        return host_here(machine, wanted.threads, OFF, torch=False, isa=EXACT_ROW)
+        return host_here(machine, wanted.threads, OFF, torch=False, isa=wanted.isa or EXACT_ROW)
     return host_here(machine, wanted.threads, wanted.numa, torch=torch, isa=wanted.isa)
 
 

@@ -33,12 +33,14 @@ from ktcli.weights.gguf.header import MAX_HEADER_BYTES as MAX_GGUF_HEADER_BYTES
 from ktcli.weights.gguf.header import read_gguf_header
 from ktcli.weights.header import MAX_HEADER_BYTES
 from ktcli.weights.reader import config_of, examine
+from ktcli.weights.sentence import MAX_BYTES, SENTENCE_FILES
 
 _CONFIG = "config.json"
 _MOST = {
     _CONFIG: MAX_CONFIG_BYTES,
     INDEX: MAX_INDEX_BYTES,
     QUANTIZATION: MAX_QUANTIZATION_BYTES,
+    **dict.fromkeys(SENTENCE_FILES, MAX_BYTES),
 }
 _FIRST_BYTES = 64 << 10  # holds the header of most shards
 _LENGTH_BYTES = 8  # of a header's length, which is what a file begins with

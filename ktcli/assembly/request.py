@@ -65,30 +65,34 @@ class Wanted:
     Attributes:
         context: the positions of a session; None: the plan decides.
         threads: the threads of all teams; None: KT_THREADS, else one per physical core.
-        exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
+        exact: whether activations are f32, in one team, to compare with a reference.
         all_logits: whether steps can give logits of every position.
-        cache: the number format of the cache, a name of `ops.kvformat.FORMATS`; that of an exact one is f32 anyway.
+        cache: the number format of the cache, a name of `ops.kvformat.FORMATS`; None: f32 if exact, else bf16.
         streams: the sequences that can have the whole context at the same time.
         served: whether programs ask, whose prompts are long.
         numa: the teams and their memory; None: KT_NUMA, else one team per node.
-        isa: the row of kernels; None: KT_ISA, else the best.
+        isa: the row of kernels; None: the portable one if exact, else KT_ISA, else the best.
+        rounding: the recipe as whose products exact ones round their activations; None: they do not.
     """
 
     context: int | None = None
     threads: int | None = None
     exact: bool = False
     all_logits: bool = False
-    cache: str = "bf16"
+    cache: str | None = None
     streams: int = 1
     served: bool = False
     numa: Numa | None = None
     device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
     isa: str | None = None
+    rounding: Recipe | None = None
 
     @property
     def use(self) -> Use:
         """The use of the engine, on which its memory depends."""
-        return Use(self.exact, self.all_logits, self.cache, self.streams, self.served)
+        return Use(
+            self.exact, self.all_logits, self.cache, self.streams, self.served, self.rounding
+        )
 
     @property
     def where(self) -> str:

@@ -19,7 +19,8 @@ from ktcli.planner.plan import Plan, Request
 from ktcli.store import catalog
 from ktcli.store.hubsearch import CONFIG, FoundConfig, Hit, read_configs
 from ktcli.store.retrying import Tell, silent
-from ktcli.weights.checkpoint import MAX_CONFIG_BYTES, parse_object
+from ktcli.weights.checkpoint import MAX_CONFIG_BYTES
+from ktcli.weights.documents import parse_object
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.scheme import usual_experts
 

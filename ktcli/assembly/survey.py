@@ -13,6 +13,7 @@ from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.request import Wanted
 from ktcli.errors import BadCheckpoint, NotEnoughMemory, UsageError
 from ktcli.models import build
+from ktcli.models.pooling import KEY
 from ktcli.ops.kvformat import BF16
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
@@ -106,14 +107,14 @@ def survey(
     """Yields the plan of every model of the catalogue on `host`, in alphabetical order.
 
     Args:
-        profiles: the models that are looked at; None: all.
+        profiles: the models that are looked at; None: all that generate text.
     Raises:
         UsageError: what is asked for is possible with none of the models.
     """
     here = on_disk()
     first: UsageError | None = None
     possible = False
-    for profile in map(catalog.get, catalog.names()) if profiles is None else profiles:
+    for profile in generating() if profiles is None else profiles:
         instead = ""
         try:
             plan, reason = _plan(profile, host, wanted, formats), ""
@@ -130,6 +131,11 @@ def survey(
         yield Surveyed(profile, plan, reason, here.get(profile.name, ""), instead)
     if first is not None and not possible:
         raise first
+
+
+def generating() -> list[ModelProfile]:
+    """Returns the models of the catalogue that generate text, in alphabetical order."""
+    return [each for each in map(catalog.get, catalog.names()) if each.config.get(KEY) is None]
 
 
 def _with_another_format(made: Plan) -> tuple[Plan, str]:
@@ -159,7 +165,7 @@ def best_here(
     """
     here, found, sizes = on_disk(), list[Surveyed](), set[int]()
     roomy = host.available_bytes + sum(gpu.free_bytes for gpu in host.gpus)
-    profiles = [catalog.get(name) for name in catalog.names() if name != BUILTIN]
+    profiles = [each for each in generating() if each.name != BUILTIN]
     profiles.sort(key=lambda profile: profile.released, reverse=True)
     profiles.sort(key=lambda profile: -(profile.parameters or 0))  # of one size the newest is first
     for profile in profiles:

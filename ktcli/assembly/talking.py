@@ -18,7 +18,7 @@ from ktcli.assembly.planner import planner_of
 from ktcli.assembly.ready import Ready, at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.dialogue.local import LocalBackend
-from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.errors import DeviceError, OutOfDeviceMemory, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.models import build
 from ktcli.planner.plan import Plan
@@ -58,8 +58,10 @@ class OpenModel:
     def __init__(self, ready: Ready, backend: LocalBackend, how: Opening) -> None:
         self.ready, self.backend, self._how = ready, backend, how
         self._held = contextlib.ExitStack()
+        # Texts of which embeddings are made seldom come again.
+        quota_bytes = 0 if backend.engine.spec.embeds else how.quota_bytes
         store = self._held.enter_context(
-            stored_pages(backend.engine, ready.pack, how.quota_bytes, how.listener)
+            stored_pages(backend.engine, ready.pack, quota_bytes, how.listener)
         )
         self.keeps_pages = store is not None
 
@@ -107,8 +109,22 @@ def open_model(
         KtError: its files are damaged, or it does not fit; see `load`.
     """
     texts = read_text_model(ready.name, ready.pack, allow_special=how.allow_special)
+    require_text(ready.name, embeds=texts.embeds)
     hear(texts)
     return open_read(ready, texts, asked, how)
+
+
+def require_text(name: str, *, embeds: bool) -> None:
+    """Checks that the model called `name` generates text.
+
+    Raises:
+        UsageError: it makes embeddings.
+    """
+    if embeds:
+        raise UsageError(
+            f"{name} makes embeddings and generates no text",
+            hint=f"kt serve {name} answers /v1/embeddings and /api/embed; kt list shows models to chat with",
+        )
 
 
 def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenModel:

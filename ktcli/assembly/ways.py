@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 
+from ktcli.assembly.host import row_here
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
 from ktcli.assembly.prepare import prepare
-from ktcli.assembly.ready import Ready
+from ktcli.assembly.ready import Ready, meant
 from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.talking import require_text
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import asked_numa
@@ -33,13 +36,27 @@ from ktcli.ops.kvformat import FORMATS
 from ktcli.planner.deferral import require
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog, library
+from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.text.passage import Passage, Reading, read_with
 from ktcli.text.tokenizer import load_tokenizer
+from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, names_experts, split_pair
 
 CACHES = tuple(FORMATS)
+REFERENCE = "f32-f32"  # the conversion that a split compares with
+EXACT_CACHE = "f32"
+
+
+class SplitPart(StrEnum):
+    """The rows of a split: the reference, one part of a conversion's loss each, and all of it."""
+
+    REFERENCE = "reference"
+    WEIGHTS = "weights"
+    ACTIVATIONS = "activations"
+    CACHE = "cache"
+    TOGETHER = "together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +68,7 @@ class EvalRequest:
         tokens: the most tokens of the text.
         depths: the depths of deferral to measure.
         caches: the formats of the cache to measure, names of CACHES.
+        split: whether each conversion is measured part by part, against one in f32.
     """
 
     length: int
@@ -58,6 +76,7 @@ class EvalRequest:
     tokens: int
     depths: tuple[int, ...]
     caches: tuple[str, ...]
+    split: bool = False
 
     @property
     def context(self) -> int:
@@ -65,11 +84,13 @@ class EvalRequest:
         return self.length + 1
 
     def require(self) -> None:
-        """Raises UsageError if the windows leave tokens out.
+        """Raises UsageError if the windows leave tokens out, or a split is to defer experts.
 
         Raises:
-            UsageError: the windows leave tokens out.
+            UsageError: the windows leave tokens out, or a split is to defer experts.
         """
+        if self.split and any(self.depths):
+            raise UsageError("--split measures without deferral", hint="leave out --defer")
         if self.stride > self.length:
             raise UsageError(
                 f"--stride {self.stride} leaves out tokens between windows of {self.length}",
@@ -84,15 +105,20 @@ class EvalRequest:
         Args:
             at_once: the windows of each that it reads at the same time.
         """
-        return Wanted(
+        wanted = Wanted(
             self.context,
             threads,
             all_logits=True,
-            cache=ways[0].cache if ways else CACHES[0],
             streams=at_once * max(1, len(ways)),
             numa=asked_numa(numa),
             device=DeviceWords(device=CPU, defer=max(self.depths)),
         )
+        if not ways:
+            return wanted
+        first = ways[0]
+        isa = row_here() if first.exact else None
+        made = replace(wanted, exact=first.exact, cache=first.cache, isa=isa)
+        return replace(made, rounding=first.rounding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,8 @@ class Way:
     Attributes:
         defer: the number of experts of each token that are deferred.
         cache: the format of the cache, a name of CACHES.
+        part: the part of a conversion's loss that it measures; None: it belongs to no split.
+        rounding: the recipe of the conversion whose rounding of activations it repeats; None: of none.
     """
 
     ready: Ready
@@ -109,22 +137,42 @@ class Way:
     model: Model
     defer: int = 0
     cache: str = CACHES[0]
+    part: SplitPart | None = None
+    rounding: Recipe | None = None
 
     @property
     def conversion(self) -> str:
-        """The name of the conversion for people."""
-        return f"{self.ready.name}@{self.recipe.experts_name}-{self.recipe.dense.name}"
+        """The name, for people, of the conversion that it is about."""
+        return f"{self.ready.name}@{(self.rounding or self.recipe).name}"
+
+    @property
+    def exact(self) -> bool:
+        """Whether its products read activations in f32."""
+        return self.part not in (None, SplitPart.TOGETHER)
 
     @property
     def label(self) -> str:
         """The name of the whole way for people."""
+        if self.part is SplitPart.CACHE:
+            return f"{self.conversion}: {self.cache} cache"
+        part = f": {self.part}" if self.part else ""
         deferral = f", {self.defer} deferred" if self.defer else ""
-        return f"{self.conversion}{deferral}{f', {self.cache} cache' if self.cache != CACHES[0] else ''}"
+        cached = "" if self.exact or self.cache == CACHES[0] else f", {self.cache} cache"
+        return f"{self.conversion}{part}{deferral}{cached}"
+
+    def beside(self, whole: Way) -> bool:
+        """Tells whether it is a row of the split of a whole conversion, itself included."""
+        if self.part is SplitPart.REFERENCE:
+            return True
+        if self.part is SplitPart.CACHE:
+            return self.cache == whole.cache
+        same = self.conversion == whole.conversion
+        return same and (self.exact or self.cache == whole.cache)
 
     @property
-    def engine(self) -> tuple[Path, str]:
+    def engine(self) -> tuple[Path, bool, str, Recipe | None]:
         """The key of the engine that runs it: ways with the same key share one."""
-        return self.ready.pack, self.cache
+        return self.ready.pack, self.exact, self.cache, self.rounding
 
     @property
     def logits_bytes(self) -> int:
@@ -156,6 +204,9 @@ def ways_of(
         with library.repairable(ready.pack):
             pack = Pack.open(ready.pack)
         model = build(pack.config)
+        require_text(ready.name, embeds=model.spec.embeds)
+        if INT8_BEFORE in (pack.recipe.experts, pack.recipe.dense):
+            listener.note(f"{ready.name} has the int8 of an earlier kt, which rounds more coarsely")
         if asked.context > model.spec.context:
             raise UsageError(
                 f"--context {asked.length} is longer than {ready.name} can read",
@@ -166,6 +217,10 @@ def ways_of(
 
     wanted = conversions_of(name, formats)
     _require_known(name)
+    if asked.split:
+        _require_splittable(name, against)
+        compared = [Way(*made(name, each)) for each in wanted]
+        return _split(Way(*made(parse(name).model, REFERENCE)), compared, asked.caches)
     first = [] if against is None else [Way(*made(against), cache=asked.caches[0])]
     conversions = [made(name, each) for each in wanted]
     more = (
@@ -175,6 +230,36 @@ def ways_of(
         for cache in asked.caches
     )
     return (*first, *more)
+
+
+def _split(reference: Way, conversions: Sequence[Way], caches: Sequence[str]) -> tuple[Way, ...]:
+    """The ways of a split: the reference, and the parts of each conversion; caches are measured with the first."""
+    exact = replace(reference, cache=EXACT_CACHE, part=SplitPart.REFERENCE)
+    found = [exact]
+    for each in conversions:
+        found += [
+            replace(each, cache=EXACT_CACHE, part=SplitPart.WEIGHTS),
+            replace(exact, part=SplitPart.ACTIVATIONS, rounding=each.recipe),
+        ]
+        if each is conversions[0]:
+            found += [replace(exact, cache=cache, part=SplitPart.CACHE) for cache in caches]
+        found += [replace(each, cache=cache, part=SplitPart.TOGETHER) for cache in caches]
+    return tuple(found)
+
+
+def _require_splittable(name: str, against: str | None) -> None:
+    """Refuses a split without a checkpoint, from which its reference is converted."""
+    if against is not None:
+        raise UsageError(
+            "--split compares conversions with the same model in f32", hint="leave out --against"
+        )
+    model = parse(name).model
+    made, checkpoint = meant(model, REFERENCE)[1], library.find(model, EntryKind.CHECKPOINT)
+    if checkpoint is None and library.find(model) and (made is None or made.formats != REFERENCE):
+        raise UsageError(
+            f"--split converts the checkpoint of {model} to f32, but only a conversion of it is here",
+            hint=f"kt pull {model}; of a folder, name the checkpoint that it was converted from",
+        )
 
 
 def _require_known(name: str) -> None:

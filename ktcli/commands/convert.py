@@ -13,7 +13,7 @@ import typer
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
-from ktcli.errors import UsageError, gib
+from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import counted, out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
@@ -24,6 +24,7 @@ from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
+    from ktcli.assembly.merging import MergedBase
     from ktcli.weights.conversion import Report
     from ktcli.weights.stages import Stages
 
@@ -46,6 +47,18 @@ CalibrateOpt = Annotated[
         help="Run the model on this text first, so that 4-bit formats are most precise where activations are large.",
     ),
 ]
+AdapterOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="ADAPTER",
+        help="Merge this adapter into the weights: a name of kt adapter list, or a folder.",
+    ),
+]
+NameOpt = Annotated[
+    str | None,
+    typer.Option("--as", metavar="NAME", help="Name of the merged model. Default: MODEL-ADAPTER."),
+]
 
 
 def convert(
@@ -55,6 +68,8 @@ def convert(
     dense: DenseOpt = None,
     mixed: MixedOpt = False,
     calibrate: CalibrateOpt = None,
+    adapter: AdapterOpt = None,
+    name: NameOpt = None,
     threads: ThreadsOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -63,6 +78,9 @@ def convert(
 
     Needs little memory, whatever the size of the model. After an interruption, the same command
     continues where it stopped.
+
+    --adapter merges a LoRA adapter: its update is added to the checkpoint's weights in f32, before they
+    are rounded. The result is a model of its own.
 
     Number formats: {formats}; for experts also auto: the most precise that fits this machine's memory.
 
@@ -77,6 +95,8 @@ def convert(
       kt convert ./my-checkpoint --out ./my-pack
 
       kt convert model-Q4_K_M.gguf --experts int4-g32
+
+      kt convert qwen3-30b-a3b --adapter poet
     """
     reference = parse(model)
     if reference.formats:
@@ -86,7 +106,7 @@ def convert(
                 hint=f"leave out one of them: kt convert {reference.model}",
             )
         model, (experts, dense) = reference.model, split_pair(reference.formats)
-    entry = library.resolve(model, EntryKind.CHECKPOINT)
+    entry = _checkpoint(model, merging=adapter is not None)
     if experts == BY_MEMORY:
         from ktcli.assembly.auto import chosen_here
 
@@ -95,6 +115,7 @@ def convert(
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     require_known_tokenizer(entry.path)
     started, found = time.monotonic(), None
+    merged = _merged(entry, adapter, name, target, calibrate)
     if calibrate is not None:
         if not recipe.searches:
             raise UsageError(
@@ -106,14 +127,57 @@ def convert(
         recipe = replace(recipe, calibrated=True)
         place = target or pack_folder(entry, recipe)
         found = calibration(entry, calibrate, place, threads, out)
-    report = convert_entry(entry, recipe, target, threads=threads, calibration=found, listener=out)
+    report = convert_entry(
+        entry, recipe, target, threads=threads, calibration=found, merged=merged, listener=out
+    )
     words = document(entry, recipe, report)
-    words["talk"] = f"kt chat {_named(entry, recipe, target)}"
+    words["adapter"] = report.manifest.adapter or None
+    named = f"{merged.name}@{recipe.name}" if merged and target is None else ""
+    words["talk"] = f"kt {_command(report.path)} {named or _named(entry, recipe, target)}"
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
 
 
 convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
+
+
+def _checkpoint(model: str, *, merging: bool) -> Entry:
+    """The checkpoint that a name means; an adapter is merged into nothing else."""
+    try:
+        return library.resolve(model, EntryKind.CHECKPOINT)
+    except NotFound as error:
+        if merging and library.find(model, EntryKind.PACK) is not None:
+            raise UsageError(
+                f"{model} is a conversion: merging an adapter into packed codes loses most of a small update",
+                hint="name the checkpoint that it was made from, or get that with kt pull",
+            ) from error
+        raise
+
+
+def _merged(
+    entry: Entry, adapter: str | None, name: str | None, target: Path | None, calibrate: Path | None
+) -> MergedBase | None:
+    """What is merged; None: nothing.
+
+    Raises:
+        UsageError: options exclude each other.
+    """
+    if adapter is None:
+        if name is not None:
+            raise UsageError(
+                "--as names a merged model", hint="kt convert MODEL --adapter ADAPTER --as NAME"
+            )
+        return None
+    if calibrate is not None:
+        raise UsageError(
+            "--calibrate runs the model without the adapter and cannot be used together with --adapter",
+            hint="leave one of them out",
+        )
+    if name is not None and target is not None:
+        raise UsageError("--as and --out exclude each other", hint="leave one of them out")
+    from ktcli.assembly.merging import merged_base
+
+    return merged_base(entry, adapter, "merged" if target is not None else name, out)
 
 
 def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
@@ -164,7 +228,7 @@ def render(words: dict[str, Any]) -> str:
     name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
         done = f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
-        return f"{done}\nTalk to it: {safe(words['talk'])}"
+        return f"{done}\n{_use(words)}"
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"
     lines = [f"{name}: {sizes}"]
     names = {kind: words["formats"][kind] for kind in words["error"]}
@@ -181,5 +245,19 @@ def render(words: dict[str, Any]) -> str:
         )
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files already existed")
-    lines.append(f"Talk to it: {safe(words['talk'])}")
+    lines.append(_use(words))
     return "\n".join(lines)
+
+
+def _command(pack: Path) -> str:
+    """The command that uses a conversion."""
+    from ktcli.models import build
+    from ktcli.weights.pack import Pack
+
+    return "serve" if build(Pack.open(pack).config).spec.embeds else "chat"
+
+
+def _use(words: dict[str, Any]) -> str:
+    """The line that says what to do next: an embedding model is served."""
+    serves = words["talk"].startswith("kt serve ")
+    return f"{'Serve' if serves else 'Talk to'} it: {safe(words['talk'])}"

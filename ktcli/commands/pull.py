@@ -68,6 +68,9 @@ def pull(
     With --stream each layer is converted as soon as its files have arrived, and a file is deleted
     once no layer needs it: the disk holds the conversion and at most three downloaded files.
 
+    A repository that is a LoRA adapter goes to the adapters (kt adapter list); --as names it. Its base
+    must be on disk or in the catalogue.
+
     Files of Ollama and LM Studio are used where they lie, by the names that those programs have for
     them: nothing is downloaded or copied. What Ollama's model sets is a preset (kt show NAME).
 
@@ -93,7 +96,11 @@ def pull(
     if alias is not None:
         aliases.require_free(alias)  # before anything is fetched for it
     before = library.find(reference.text, EntryKind.PACK if stream else EntryKind.CHECKPOINT)
-    entry = before or _download(reference, limit, yes, stream)
+    try:
+        entry = before or _download(reference, limit, yes, stream)
+    except download.HoldsAdapter as holds:
+        _adapter(reference, holds, alias, limit)
+        return
     if entry is None:
         out.note("Nothing was pulled.")
         raise typer.Exit(ExitCode.FAILED)
@@ -113,6 +120,18 @@ def pull(
     if alias is not None:
         name_it(alias, lasting_target(model, reference))
     out.result(document, lambda: _render(entry, before is None, alias))
+
+
+def _adapter(
+    reference: Reference, holds: download.HoldsAdapter, name: str | None, limit: str | None
+) -> None:
+    """Brings a repository that is an adapter into the library of adapters."""
+    from ktcli.assembly.pull_adapter import pull_adapter
+    from ktcli.commands.adapter import document, render
+
+    rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
+    found = pull_adapter(reference, holds.snapshot, name, out, limit_bps=rate)
+    out.result(document(found), lambda: render(found))
 
 
 def _download(

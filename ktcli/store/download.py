@@ -35,12 +35,14 @@ from ktcli.store.transfer import Arrived, Transfer
 # ("consolidated…", subfolders) are left out, and so is whatever would pass for a manifest of ours.
 WANTED = re.compile(
     r"(?!consolidated|kt-source\.json|kt\.json)[\w.-]+\.(safetensors|json|jinja|tiktoken)|(tokenizer|tiktoken|spiece)\.model"
-    r"|merges\.txt|vocab\.txt|LICENSE[\w.-]*|NOTICE[\w.-]*",
+    r"|merges\.txt|vocab\.txt|LICENSE[\w.-]*|NOTICE[\w.-]*|[0-9]{1,2}_Pooling/config\.json",
     re.ASCII,
 )
 _NOTICES = re.compile(r"(LICENSE|NOTICE)[\w.-]{0,100}", re.ASCII)
 # Room that must stay free for the system and for our own bookkeeping.
 SPARE_BYTES = 256 << 20
+_ADAPTER = "adapter_config.json"
+_OF_ADAPTERS = ("adapter_", "fused_expert_lora")  # begin the names of their weights
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"  # which say what else is needed
 SCRATCH = ".kt-pull"  # in the folder of a checkpoint while it is pulled
 _HASHES = "hashes"
@@ -50,6 +52,21 @@ _LONGEST_NAME = 200  # bytes; of 255 that most file systems take, with what is a
 
 
 Files = tuple[RemoteFile, ...]
+
+
+class HoldsAdapter(BadCheckpoint):
+    """A repository is a LoRA adapter, not a model.
+
+    Args:
+        snapshot: what the hub said of it.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(
+            f"{snapshot.repository} is a LoRA adapter, not a model",
+            hint=f"bring it into the library of adapters with: kt pull {snapshot.repository}",
+        )
+        self.snapshot = snapshot
 
 
 class Watcher(Protocol):
@@ -151,8 +168,8 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
     Args:
         quant: of which its GGUF files are taken; empty: its safetensors files are.
     Raises:
-        BadCheckpoint: there is no model among them that kt could read. UsageError: there are several quants and none is
-            named. NotFound: there is no such quant.
+        HoldsAdapter: they are an adapter. BadCheckpoint: there is no model among them that kt could read.
+        UsageError: there are several quants and none is named. NotFound: there is no such quant.
     """
     if quant:
         notices = (file for file in snapshot.files if _NOTICES.fullmatch(file.name))
@@ -163,6 +180,8 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
         if WANTED.fullmatch(file.name) and len(file.name) <= _LONGEST_NAME
     )
     names = {file.name for file in files}
+    if _ADAPTER in names and not any(_is_model_weights(name) for name in names):
+        raise HoldsAdapter(snapshot)
     if not any(name.endswith(".safetensors") for name in names):
         if quants := quants_of(snapshot):
             raise choose(snapshot, quants, smallfiles.free_bytes(config.home()))
@@ -187,6 +206,11 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
             f"{snapshot.repository} has no config.json, so it is not a model that kt can read"
         )
     return files
+
+
+def _is_model_weights(name: str) -> bool:
+    """Tells whether a file has weights that are not those of an adapter beside them."""
+    return name.endswith(".safetensors") and not name.startswith(_OF_ADAPTERS)
 
 
 def refetch(
@@ -368,6 +392,7 @@ def _share(origin: Path, path: Path) -> None:
     """Makes `path` a second name of a file, or a copy where that cannot be."""
     if origin == path:
         return
+    path.parent.mkdir(exist_ok=True)  # of what says how an embedding model pools
     path.unlink(missing_ok=True)
     try:
         os.link(os.path.realpath(origin), path)

@@ -110,12 +110,23 @@ class Entry:
             return f"{self._pull} --stream"
         if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
-                origin = origins.origin_of(self.name) or "FOLDER"
-                return f"kt convert {quote(str(origin))}@{self.formats}"
+                origin = origins.shown(self.name) or "FOLDER"
+                return f"kt convert {quote(origin)}@{self.formats}"
             if self.complete and not self.has_source:
+                if self._is_merged:
+                    return f"kt convert MODEL@{self.formats} --adapter ADAPTER --as {self.name}"
                 return "kt import FILE.tar"  # it came from there under a name of its own
             return f"kt convert {self.shown if is_recommended(self) else self.label}"
         return self._pull
+
+    @property
+    def _is_merged(self) -> bool:
+        """Whether an adapter was merged into its weights."""
+        try:
+            found = manifest.read(self.path / manifest.PACK)
+        except BadCheckpoint:
+            return False
+        return found is not None and bool(found.adapter)
 
     @property
     def has_source(self) -> bool:
@@ -155,7 +166,9 @@ class Entry:
             found = manifest.read(self.path / kind) if self.managed else None
         except BadCheckpoint:
             return False
-        if found is None or found.seal is manifest.Seal.BROKEN or found.calibration:
+        if found is None or found.seal is manifest.Seal.BROKEN:
+            return False
+        if found.calibration or found.adapter:
             return False
         if self.kind is EntryKind.PACK and self.name.startswith(LOCAL):
             origin = origins.origin_of(self.name)

@@ -1,6 +1,7 @@
 """Records where models lie that are outside the library while it holds conversions of them.
 
-    KT_HOME/origins/local--NAME--HASH      the path of the folder or GGUF file, and nothing else
+    KT_HOME/origins/local--NAME--HASH      the path of the folder or GGUF file; behind a NUL the name that was typed for
+                                           it, if another program gave it one (`ollama:NAME`)
 
 A pack says nothing of the machine it was made on, so the path is kept beside it; it goes with the last pack
 of its name. What is written here is for people and for finding packs again: nothing is read from the path
@@ -18,24 +19,31 @@ from ktcli import config, smallfiles
 _MAX_BYTES = 1 << 13  # two of the longest paths that Linux takes
 
 
-def note(name: str, origin: Path) -> None:
+def note(name: str, origin: Path, spoken: str = "") -> None:
     """Records that the packs called `name` are made from `origin`.
 
+    Args:
+        spoken: the name by which people know it; empty: its path.
     Raises:
         OSError: the library cannot be written.
     """
     path = _path(name)
     smallfiles.make_folder(path.parent)
-    smallfiles.write(path, os.fsencode(origin.absolute()))
+    parts = [os.fsencode(origin.absolute()), *([spoken.encode()] if spoken else [])]
+    smallfiles.write(path, b"\0".join(parts))
 
 
 def origin_of(name: str) -> Path | None:
     """Returns the folder or file that the packs called `name` were made from; None if nobody recorded it."""
-    try:
-        text = os.fsdecode(smallfiles.read_bounded(_path(name), _MAX_BYTES))
-    except OSError:
-        return None
-    return Path(text) if text.startswith("/") and "\0" not in text else None
+    path = _record(name)[0]
+    return Path(path) if path.startswith("/") else None
+
+
+def shown(name: str) -> str:
+    """Returns what people call the folder or file that the packs called `name` were made from: the name that was typed
+    for it, else its path; empty if nobody recorded it."""
+    path, spoken = _record(name)
+    return (spoken or path) if path.startswith("/") else ""
 
 
 def names_of(origin: Path) -> frozenset[str]:
@@ -53,6 +61,16 @@ def forget(name: str) -> None:
     """Removes the record of where the packs called `name` were made from."""
     with contextlib.suppress(FileNotFoundError):
         _path(name).unlink()
+
+
+def _record(name: str) -> tuple[str, str]:
+    """The path and the typed name that are recorded; empty where there is none."""
+    try:
+        text = os.fsdecode(smallfiles.read_bounded(_path(name), _MAX_BYTES))
+    except OSError:
+        return "", ""
+    path, _, spoken = text.partition("\0")
+    return path, spoken
 
 
 def _path(name: str) -> Path:

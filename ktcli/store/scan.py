@@ -78,7 +78,7 @@ def _entry_at(path: Path, kind: EntryKind, lock: Path) -> Entry:
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
     if kind is EntryKind.PACK and name.startswith(LOCAL):
-        origin = str(origins.origin_of(name) or "")
+        origin = origins.shown(name)
     elif source is not None:
         origin = source.origin
     else:

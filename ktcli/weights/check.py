@@ -11,6 +11,7 @@ from ktcli.models import Model
 from ktcli.native import Format
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor
+from ktcli.weights.changed import stored_as
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.ranges import Ranges, union
@@ -113,7 +114,7 @@ def kept_in_f32(model: Model, checkpoint: Reader) -> tuple[ModelPart, ...]:
         tensor.part
         for tensor in kept
         for piece in pieces_of(tensor, checkpoint)
-        if checkpoint.find(piece.at(0), piece.shape).storage in wide
+        if stored_as(checkpoint.find(piece.at(0), piece.shape)) in wide
     }
     return tuple(sorted(found, key=lambda part: part.value))
 

@@ -7,17 +7,19 @@ inside the folder. How numbers may be stored is in `storage`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
-from ktcli.models.config import INFINITE
+from ktcli.models.pooling import KEY
 from ktcli.numbered import numbered_set
 from ktcli.weights.claims import COMPANIONS, source_named, source_names
+from ktcli.weights.documents import inside, parse_object
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.files import OpenFiles
 from ktcli.weights.header import (
@@ -28,6 +30,7 @@ from ktcli.weights.header import (
     read_header,
 )
 from ktcli.weights.scheme import read_scheme
+from ktcli.weights.sentence import with_pooling
 from ktcli.weights.storage import (
     Part,
     Read,
@@ -39,11 +42,13 @@ MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
 MAX_QUANTIZATION_BYTES = 20_000_000  # of many layers, each named
 MAX_INDEX_BYTES = 100_000_000  # one line per tensor; the largest published one has 20 MB
 MAX_BIAS_BYTES = 10_000_000
+CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION = (
     "hf_quant_config.json"  # modelopt's, which may be all that says how a checkpoint is quantized
 )
+_BODY, _EMBEDDING = "model.", "embed_tokens.weight"
 HINT = "fetch the model's files again: kt pull NAME (complete files are kept)"
 
 
@@ -109,7 +114,9 @@ class Checkpoint(OpenFiles):
         return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of a small file."""
+        """Returns the contents of a small file; the config is as it is read, see `read_config`."""
+        if name == CONFIG and KEY in self.config:
+            return json.dumps(self.config, indent=1).encode()
         return read_bounded(inside(self.path, name), extra_limit(name))
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
@@ -131,7 +138,7 @@ class Checkpoint(OpenFiles):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the object in `config.json`.
+    """Returns the object in `config.json`, with how an embedding model pools, which other files of the folder say.
 
     Raises:
         BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN.
@@ -140,9 +147,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadCheckpoint(
             f"{folder} is not a folder", hint="give kt convert a model's name or its folder"
         )
-    return parse_object(
-        read_bounded(inside(folder, "config.json"), MAX_CONFIG_BYTES), "config.json"
-    )
+    data = read_bounded(inside(folder, CONFIG), MAX_CONFIG_BYTES)
+    return with_pooling(parse_object(data, CONFIG), folder)
 
 
 def _read_quantization(folder: Path) -> dict[str, Any]:
@@ -151,71 +157,6 @@ def _read_quantization(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     return parse_object(read_bounded(path, MAX_QUANTIZATION_BYTES), QUANTIZATION)
-
-
-def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """Returns the JSON object in a small file called `what`, without NaN, endless nesting, and names that have two
-    values: readers differ in which of them counts. Infinity, which is no JSON, becomes what transformers 5 writes.
-
-    Raises:
-        BadCheckpoint: it is something else.
-    """
-
-    def refuse(word: str) -> NoReturn:
-        raise BadCheckpoint(f"{what} holds {word}, which is implausible")
-
-    def constant(word: str) -> dict[str, str]:
-        return dict(INFINITE) if word == "Infinity" else refuse(word)
-
-    def number(text: str) -> float:
-        value = float(text)
-        return value if abs(value) < float("inf") else refuse(text[:40])
-
-    def integer(text: str) -> int:
-        return int(text) if len(text) < 25 else refuse(text[:40])
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        for name, value in pairs if len(found) < len(pairs) else ():
-            if value != found[name]:
-                raise BadCheckpoint(f"{what} gives {name[:60]!r} two different values")
-        return found
-
-    hooks = {
-        "parse_constant": constant,
-        "parse_float": number,
-        "parse_int": integer,
-        "object_pairs_hook": unique,
-    }
-    try:
-        return smallfiles.json_object(data, **hooks)
-    except ValueError as error:
-        raise BadCheckpoint(f"{what} {error}") from None
-
-
-def inside(folder: Path, name: str) -> Path:
-    """Returns the path of the file `name` of a model folder, links followed.
-
-    A link may lead only to the folder itself or, as in the cache of the Hugging Face hub, to `blobs`
-    beside `snapshots`.
-
-    Raises:
-        BadCheckpoint: it leads elsewhere.
-    """
-    root = folder.resolve()
-    allowed = [root]
-    if root.parent.name == "snapshots":
-        allowed.append(root.parent.parent / "blobs")
-    try:
-        path = (folder / name).resolve() if "\0" not in name else Path("/")
-    except (RuntimeError, OSError):  # Python before 3.13 raises the former
-        raise BadCheckpoint(f"the file {name!r} of {folder} is a broken link") from None
-    if not any(path.is_relative_to(place) for place in allowed):
-        raise BadCheckpoint(
-            f"the file {name!r} is outside the model folder {folder}",
-            hint="do not use this checkpoint: it points at other files on your machine",
-        )
-    return path
 
 
 def unread_in(folder: Path, names: Collection[str]) -> frozenset[str]:
@@ -259,7 +200,16 @@ def _open_shards(
         n_tensors += len(header.entries)
         if n_tensors > MAX_TENSORS:
             raise BadCheckpoint(f"the shards in {folder} list more than {MAX_TENSORS} tensors")
-    return _parts(entries, weight_map), files, digest.hexdigest()
+    return _below_body(_parts(entries, weight_map)), files, digest.hexdigest()
+
+
+def _below_body(parts: dict[str, Part]) -> dict[str, Part]:
+    """Returns the tensors under their names in a whole model; one that was published without its head, as those for
+    embeddings are, has them without the prefix of its body."""
+    if _EMBEDDING not in parts or any(name.startswith(_BODY) for name in parts):
+        return parts
+    named = {_BODY + name: part for name, part in parts.items()}
+    return {name: replace(part, name=name) for name, part in named.items()}
 
 
 def _parts(

@@ -18,6 +18,7 @@ from ktcli.manifest import LOCK, FileRecord, Manifest
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.weights.changed import change_of
 from ktcli.weights.check import check, kept_in_f32, needed
 from ktcli.weights.conversion import (
     UNRECORDED,
@@ -127,6 +128,7 @@ def planned(
         digest=checkpoint.digest,
         formats=format_names(recipe),
         calibration=calibration.identity if calibration else "",
+        adapter=change_of(checkpoint),
         extras=tuple(_extras(checkpoint)),
     )
     files = weight_files(model.tensors, recipe)

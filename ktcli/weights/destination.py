@@ -27,7 +27,7 @@ from ktcli.manifest import (
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.header import is_regular, read_bounded
-from ktcli.weights.manifest import parse_pack
+from ktcli.weights.manifest import is_of_before, parse_pack
 from ktcli.weights.pack import Pack, WeightFile, is_pack
 
 PART = "kt.json.part"
@@ -85,6 +85,8 @@ class Destination:
             found.formats and wanted and not found.formats.in_f32
         ):  # of a kt that rounded all it kept
             found = replace(found, formats=replace(found.formats, in_f32=wanted.in_f32))
+        if found.formats and wanted and is_of_before(found.formats):
+            found = replace(found, formats=replace(found.formats, rows=wanted.rows))
         self._refuse_other(found)
         return manifest
 
@@ -167,13 +169,19 @@ class Destination:
         wanted, theirs = self.plan.manifest, found.formats
         if found == wanted:
             return
+        hint = "choose another folder with --out, or remove this one"
         if theirs and replace(found, formats=wanted.formats) == wanted:
             what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
+            if wanted.formats and wanted.formats.recipe == theirs.recipe:
+                what = "a conversion that an earlier kt began, whose int8 was another"
+                hint = f"remove the folder {self.path} and convert again"
         elif replace(found, calibration=wanted.calibration) == wanted:
             what = "this model calibrated with another text"
+        elif replace(found, adapter=wanted.adapter) == wanted:
+            merged = "merged with another adapter" if wanted.adapter else "merged with an adapter"
+            what = f"this model {merged if found.adapter else 'without an adapter'}"
         else:
             what = f"a conversion of another checkpoint ({found.repository or found.family})"
-        hint = "choose another folder with --out, or remove this one"
         raise UsageError(f"{self.path} already holds {what}", hint=hint)
 
 

@@ -7,7 +7,7 @@ columns; `Format.bits_per_weight` counts both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from ktcli.errors import UsageError
@@ -39,23 +39,27 @@ class FormatRow:
     automatic: tuple[str, ...] = ()
 
 
+# Down projections of "-mixed" are int8-row, which the GPU's kernels multiply without a launch for the rotation.
 TABLE = (
-    FormatRow(Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR), better="int8"),
-    FormatRow(Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR), better="int8"),
-    FormatRow(Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR), better="int8"),
+    FormatRow(Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR), better="int8-row"),
+    FormatRow(Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR), better="int8-row"),
+    FormatRow(Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR), better="int8-row"),
     # They take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
     FormatRow(Format("int4-g32-f32", bits=4, group=32, scale=Scale.F32, codebook=LINEAR)),
     FormatRow(Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR)),
     FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),
-              better="int8", automatic=("",)),
+              better="int8-row", automatic=("",)),
     FormatRow(Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),
-              better="int8", automatic=("", MIXED)),
+              better="int8-row", automatic=("", MIXED)),
     # The rotation spreads what is large over 256 columns, so that one scale serves a row.
     FormatRow(Format("int4-row-had", bits=4, scale=Scale.F32, codebook=LINEAR, rotation=256),
               better="int4", automatic=("",)),
     # Takes MXFP4 checkpoints over as they are; of other weights it makes more of an error than int4.
-    FormatRow(Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1), better="int8"),
-    FormatRow(Format("int8", bits=8, scale=Scale.F32), better="bf16", automatic=("",)),
+    FormatRow(Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1), better="int8-row"),
+    # The rotation spreads what is large in a row, of the weights and of what they multiply, over 64 columns.
+    FormatRow(Format("int8", bits=8, scale=Scale.F32, rotation=64), better="bf16", automatic=("",)),
+    # Takes integers of 8 bits over as they are. Those of older packs are called int8: INT8_BEFORE.
+    FormatRow(Format("int8-row", bits=8, scale=Scale.F32), better="bf16"),
     # Takes FP8 checkpoints over as they are: one factor per block of 128 x 128 weights is one scale per row and
     # 128 columns.
     FormatRow(Format("fp8", bits=8, group=128, scale=Scale.F32, codes=Codes.E4M3), better="bf16"),
@@ -83,25 +87,25 @@ class FormatLoss:
 # docs/quality.md: experts of kt-mini's outlier variant, whose weights are as uneven as large models'.
 # Without bf16, which holds nothing that int8 loses.
 _EXPERTS_LOSE = (
-    FormatLoss("int8", 0.004),
+    FormatLoss("int8", 0.001),
     FormatLoss("nl4-g32-mixed", 0.033),
     FormatLoss("int4-row-had", 0.043),
     FormatLoss("nl4-g32", 0.046),
     FormatLoss("nl4-mixed", 0.051),
     FormatLoss("nl4", 0.074),
-    FormatLoss("mxfp4", 0.101),
-    FormatLoss("int4-g32", 0.140),
+    FormatLoss("mxfp4", 0.100),
+    FormatLoss("int4-g32", 0.141),
     FormatLoss("int4-mixed", 0.166),
-    FormatLoss("int4", 0.246),
-    FormatLoss("int4-g128", 0.435),
+    FormatLoss("int4", 0.247),
+    FormatLoss("int4-g128", 0.434),
 )
 # The same page: SmolLM2-135M, dense, whose every weight but the embedding is in that format.
 _DENSE_LOSES = (
     FormatLoss("bf16", 0.0),
-    FormatLoss("int8", 0.0245),
-    FormatLoss("int4-g32", 0.3248),
-    FormatLoss("nl4-g32", 0.3367),
-    FormatLoss("int4", 0.6072),
+    FormatLoss("int8", 0.0034),
+    FormatLoss("int4-g32", 0.2995),
+    FormatLoss("nl4-g32", 0.3022),
+    FormatLoss("int4", 0.5708),
 )
 
 
@@ -111,6 +115,8 @@ def losses(*, experts: bool) -> tuple[FormatLoss, ...]:
 
 
 FORMATS: dict[str, Format] = {row.format.name: row.format for row in TABLE}
+# int8 as packs had it before it was rotated; they are read as they are.
+INT8_BEFORE = replace(FORMATS["int8-row"], name="int8")
 _BETTER = {row.format.name: row.better for row in TABLE if row.better}
 
 
@@ -118,12 +124,6 @@ def better_than(fmt: Format) -> Format | None:
     """Returns the format one step more precise than `fmt`; None: there is none."""
     name = _BETTER.get(fmt.name)
     return None if name is None else FORMATS[name]
-
-
-def steps_from(fmt: Format) -> tuple[Format, ...]:
-    """Returns the formats more precise than `fmt`, step by step."""
-    following = better_than(fmt)
-    return () if following is None else (following, *steps_from(following))
 
 
 def mixable() -> tuple[str, ...]:

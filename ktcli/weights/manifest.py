@@ -16,6 +16,7 @@ from ktcli.manifest import FormatNames, Manifest
 from ktcli.native import Codes, Format
 from ktcli.ops.part import ModelPart
 from ktcli.weights.extras import extra_limit
+from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.recipe import Recipe
 
 _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
@@ -58,7 +59,7 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
 
     def read(name: str, named: Callable[[str], Recipe]) -> Recipe:
         try:
-            found = named(name)
+            found = _of_the_time(names, named(name))
             rows = [row for row in (found.experts, found.dense, found.down) if row]
             if all(names.rows.get(row.name) == _format_row(row) for row in rows):
                 return found
@@ -74,6 +75,23 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
     if unknown := set(names.in_f32) - parts.keys():
         raise BadPack(f"{what} names a part of a model {min(unknown)[:40]!r}, which does not exist")
     return replace(found, in_f32=tuple(parts[name] for name in names.in_f32))
+
+
+def is_of_before(names: FormatNames) -> bool:
+    """Tells whether the formats are of a kt whose int8 had no rotation, and int8 is among them."""
+    return bool(names.rows.get(INT8_BEFORE.name) == _format_row(INT8_BEFORE))
+
+
+def _of_the_time(names: FormatNames, recipe: Recipe) -> Recipe:
+    """The recipe with int8 as it was when the pack was written: of older packs, it has no rotation."""
+    if not is_of_before(names):
+        return recipe
+
+    def of_then(fmt: Format) -> Format:
+        return INT8_BEFORE if fmt.name in (INT8_BEFORE.name, "int8-row") else fmt
+
+    down = None if recipe.down is None else of_then(recipe.down)
+    return replace(recipe, experts=of_then(recipe.experts), dense=of_then(recipe.dense), down=down)
 
 
 def _format_row(row: Format) -> dict[str, Any]:

@@ -66,7 +66,7 @@ from ktcli import manifest
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.ops.tensors import Role, Tensor
-from ktcli.weights.checkpoint import parse_object
+from ktcli.weights.documents import parse_object
 from ktcli.weights.header import TensorEntry, encode_header, is_regular, read_bounded, read_header
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes

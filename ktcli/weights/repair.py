@@ -77,7 +77,7 @@ def repair_from(
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
             was; that file is as it was before.
-        UsageError: it was calibrated, and a file has formats that search their scales.
+        UsageError: it was calibrated, and a file has formats that search their scales; or merged with an adapter.
         Busy: another process works on it.
         BadCheckpoint, NotEnoughDisk, KtError: as for a conversion.
     """
@@ -85,6 +85,11 @@ def repair_from(
     if found.seal is Seal.BROKEN:
         raise BadPack(
             f"{MANIFEST} of {damage.pack.name} is damaged, so the right contents are unknown"
+        )
+    if found.adapter:
+        raise UsageError(
+            f"{damage.pack.name} was merged with an adapter, which kt does not keep with it",
+            hint="remove it, and convert the model with --adapter again: the same adapter gives the same bytes",
         )
     records = {each.name: each for each in found.records if each.name in damage.names}
     checkpoint, supply = source.checkpoint, source.supply

@@ -220,7 +220,7 @@ def test_what_a_conversion_lost_is_shown(source: Path, tmp_path: Path, capsys):
     capsys.readouterr()
     assert main(["show", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["on_disk"][0]["fidelity"]
-    assert found["formats"] == {"experts": "nl4", "down": "int8", "dense": "int8"}
+    assert found["formats"] == {"experts": "nl4", "down": "int8-row", "dense": "int8"}
     layers = [row for row in found["files"] if "down" in row["error"]]
     assert layers
     for row in layers:

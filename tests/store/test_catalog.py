@@ -49,6 +49,7 @@ COUNTED = {
     "qwen3-8b": (8.19e9, 0),
     "qwen3-4b": (4.02e9, 0),
     "qwen3-0.6b": (0.596e9, 0),
+    "qwen3-embedding-0.6b": (0.596e9, 0),
     "qwen3-next-80b-a3b": (79.7e9, 77.3e9),
     "gpt-oss-20b": (20.9e9, 19.1e9),
     "gpt-oss-120b": (116.8e9, 114.7e9),

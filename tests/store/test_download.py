@@ -118,6 +118,19 @@ def test_a_pull_takes_the_data_and_records_it(hub: Hub, prefix: str) -> None:
     assert entry.kind is EntryKind.CHECKPOINT
 
 
+@pytest.mark.parametrize("prefix", ["hf:", "ms:"])
+def test_what_says_how_an_embedding_model_pools_is_taken(hub: Hub, prefix: str) -> None:
+    names = "modules.json 1_Pooling/config.json config_sentence_transformers.json".split()
+    hub.repositories["org/tiny"] |= dict.fromkeys(names, b"{}")
+    hub.repositories["org/tiny"] |= {"2_Dense/config.json": b"{}", "1_Pooling/a.py": b"import os"}
+    entry = get(f"{prefix}org/tiny")
+    found = {str(path.relative_to(entry.path)) for path, _ in contents.walk(entry.path)}
+    assert found == {*TAKEN, *names, manifest.CHECKPOINT} and entry.complete
+    (entry.path / names[1]).write_bytes(b"[]")
+    assert main(["verify", f"{prefix}org/tiny", "--repair", "--quiet"]) == 0
+    assert (entry.path / names[1]).read_bytes() == b"{}"
+
+
 @pytest.mark.parametrize("commit", ["\x1b]52;c;ZXZpbA==\x07", "../../x", "g" * 40, "", "F" * 40])
 def test_a_commit_that_is_none_is_not_kept(hub: Hub, commit: str) -> None:
     hub.facts = {"sha": commit}

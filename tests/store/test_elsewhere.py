@@ -93,7 +93,7 @@ def test_from_ollamas_name_to_an_answer(store: Store, home: Path, capsys: Captur
     assert len(said["ids"]) == 5 and said["finish"] == "length"
     assert len(document(["chat", "ollama:mini", "Hi", "-n", "3"], capsys)["ids"]) == 3
     (pack,) = library.conversions()
-    assert pack.label == "ollama-mini@int4-int8" and pack.source == str(blob)
+    assert pack.label == "ollama-mini@int4-int8" and pack.source == "ollama:mini"
     assert document(["chat", "ollama:mini@int4-int8", "Hi"], capsys)["model"] == "ollama:mini"
     after = blob.stat()
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)

@@ -27,7 +27,7 @@ def factors(matrix: np.ndarray, gain: np.ndarray) -> np.ndarray:
 
 
 def rounded(matrix: np.ndarray) -> np.ndarray:
-    fmt = FORMATS["int8"]
+    fmt = FORMATS["int8-row"]
     return unpack(fmt, pack(fmt, np.ascontiguousarray(matrix)), N, K)
 
 

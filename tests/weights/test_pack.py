@@ -12,15 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loading import load_engine
 from safetensors import safe_open
+from timelines import logits_of
 from weights.fake_checkpoint import DEEPSEEK3, damaged, random_checkpoint
 
-from ktcli.errors import BadPack
-from ktcli.manifest import Seal, parse
+from ktcli.errors import BadPack, UsageError
+from ktcli.manifest import Seal, encode_record, parse
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role
 from ktcli.weights.convert import convert
+from ktcli.weights.destination import PART
+from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack, is_pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
@@ -110,6 +114,49 @@ def test_manifest_comes_back(original: Path):
     assert parse(manifest.encode(indent=None)) == manifest
     assert all(0 < record.error["dense"] < 0.02 for record in manifest.files)
     assert 0.05 < manifest.files[1].error["experts"] < 0.12
+
+
+@pytest.mark.parametrize("experts", ["int8-row", "nl4-g32-mixed"])
+def test_int8_of_an_older_pack_is_as_it_was(tmp_path: Path, experts: str):
+    """It was not rotated, and it is called int8 in the manifest and the headers."""
+    source = random_checkpoint(tmp_path / "source", DEEPSEEK3)
+    now = Recipe.named(experts, "int8-row")
+    then = replace(
+        now, dense=INT8_BEFORE, **({"down": INT8_BEFORE} if now.down else {"experts": INT8_BEFORE})
+    )
+    folders = {name: tmp_path / name for name in ("now", "then")}
+    for folder, recipe in zip(folders.values(), (now, then), strict=True):
+        convert(source, folder, recipe, Pool(2, spin_us=0))
+    pack = Pack.open(folders["then"])
+    assert pack.recipe == then and pack.recipe.name == now.name.replace("int8-row", "int8")
+    ids = [5, 60, 7, 90, 11, 2]
+    one, two = (logits_of(load_engine(f, all_logits=True).session(), ids) for f in folders.values())
+    assert np.array_equal(one, two)
+    asked = Recipe.named(*(("int8",) if not now.down else (experts,)), "int8")
+    before = folders["then"].stat().st_mtime_ns
+    convert(source, folders["then"], asked, Pool(2, spin_us=0))
+    assert (
+        Pack.open(folders["then"]).recipe == then and folders["then"].stat().st_mtime_ns == before
+    )
+
+
+def test_an_older_conversion_that_was_interrupted_is_not_gone_on_with(tmp_path: Path):
+    """Its first files have another int8; they stay, and the hint says what to do."""
+    source = random_checkpoint(tmp_path / "source", DEEPSEEK3)
+    done, folder = tmp_path / "done", tmp_path / "begun"
+    old = Recipe(dense=INT8_BEFORE)
+    convert(source, done, old, Pool(2, spin_us=0))
+    pack = Pack.open(done)
+    folder.mkdir()
+    shutil.copy(done / "layer-00000.safetensors", folder)
+    begun = replace(pack.manifest, files=())
+    first = next(each for each in pack.manifest.files if each.name == "layer-00000.safetensors")
+    line = json.dumps(encode_record(first)).encode() + b"\n"
+    (folder / PART).write_bytes(begun.encode(indent=None) + line)
+    with pytest.raises(UsageError, match="an earlier kt began") as caught:
+        convert(source, folder, Recipe(), Pool(2, spin_us=0))
+    assert f"remove the folder {folder}" in caught.value.hint
+    assert (folder / "layer-00000.safetensors").exists()
 
 
 def test_manifest_of_a_published_model():

@@ -71,7 +71,11 @@ def test_automatic_formats_go_down_in_bits():
 def test_mixed_and_calibrated_are_endings_of_a_name():
     plain = Recipe.named("int4")
     mixed = Recipe.named("int4-mixed-calibrated")
-    assert (mixed.experts, mixed.down, mixed.calibrated) == (plain.experts, FORMATS["int8"], True)
+    assert (mixed.experts, mixed.down, mixed.calibrated) == (
+        plain.experts,
+        FORMATS["int8-row"],
+        True,
+    )
     assert plain.mixed() == Recipe.named("int4-mixed") and plain.down is None
     for name in ("int4", "nl4-g32-mixed", "int8-calibrated", "int4-row-had-mixed-calibrated"):
         assert Recipe.named(name).experts_name == name

@@ -112,7 +112,7 @@ CASES = {
     "nvfp4 modelopt": Case(quantised.nvfp4, {"divides": False}, modelopt("NVFP4", group_size=16)),
     "nvfp4 in a mixture": Case(quantised.nvfp4, {"divides": False}, MIXED),
     "int8 rows": Case(
-        quantised.int8, {"scale": "BF16"}, compressed(num_bits=8, strategy="channel"), "int8"
+        quantised.int8, {"scale": "BF16"}, compressed(num_bits=8, strategy="channel"), "int8-row"
     ),
     **{
         f"int{bits} g{group} {scale}": Case(
@@ -124,7 +124,7 @@ CASES = {
         for bits, group, scale, lossless in (
             (4, 32, "BF16", "int4-g32"), (4, 64, "BF16", "int4"), (4, 128, "BF16", "int4-g128"),
             (4, 0, "BF16", "int4-g128"), (4, 32, "F16", "int4-g32-f32"), (4, 128, "F32", "int4-g128-f32"),
-            (8, 32, "BF16", None), (8, 0, "BF16", "int8"),
+            (8, 32, "BF16", None), (8, 0, "BF16", "int8-row"),
         )
     },
     "int4 g32 asymmetric": Case(
@@ -200,7 +200,7 @@ def test_each_byte_is_read_once_and_held(tmp_path: Path, what: str, monkeypatch)
     tensor = lone(n, k, Role.EXPERTS, ((Stored("m.weight", (n, k)),),))
     with written(tmp_path, parts, case.config) as reader:
         storage = reader.find("m.weight").storage
-        assert case.lossless in (storage.lossless, "int8")
+        assert case.lossless in (storage.lossless, "int8-row")
         recipe = Recipe.named(case.lossless or "f32", "f32")
         encoder = Encoder(reader, recipe, POOL)
         data = b"".join(part.tobytes() for part in encoder.encode([tensor]))

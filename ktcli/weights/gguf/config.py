@@ -10,6 +10,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import TEXT
+from ktcli.models.pooling import KEY, PoolingMode
 from ktcli.weights.gguf.architectures import ARCHITECTURES
 from ktcli.weights.gguf.metadata import Metadata, scaling
 from ktcli.weights.gguf.rules import Architecture, Rows
@@ -24,6 +25,10 @@ _COMMON: Rows = {
     "rms_norm_eps": ("attention.layer_norm_rms_epsilon", float),
     "rope_theta": ("rope.freq_base", float),
 }
+# llama.cpp's numbers; 0: none.
+_POOLING = "pooling_type"
+_MODES = {1: PoolingMode.MEAN, 2: PoolingMode.FIRST, 3: PoolingMode.LAST}
+_RANKS = 4
 _PICTURES = "clip"  # the architecture of every mmproj file
 _OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
 _NEEDED = (
@@ -105,4 +110,26 @@ def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
         config["rope_scaling"] = {**stretched, **row.scaling}
     text = {**config, **row.fixed, **row.changes(m)}
     _check_heads(m, text)
-    return {"model_type": row.model_type, TEXT: text} if row.nested else text
+    whole = {"model_type": row.model_type, TEXT: text} if row.nested else text
+    return {**whole, **_pooling(m)}
+
+
+def _pooling(m: Metadata) -> dict[str, Any]:
+    """Returns how an embedding model pools, see `models.pooling`; nothing for one that generates text. llama.cpp
+    normalizes all embeddings.
+
+    Raises:
+        BadCheckpoint: it pools otherwise than kt does, or attends to later tokens.
+    """
+    kind = m.whole(_POOLING, 0)
+    if not kind:
+        return {}
+    if kind not in _MODES:
+        known = ", ".join(f"{mode} ({number})" for number, mode in _MODES.items())
+        what = "a model that ranks texts" if kind == _RANKS else f"pooling type {kind}"
+        raise BadCheckpoint(f"{m.fields.where} is {what}; kt pools with {known}")
+    if not m.flag("attention.causal", True):
+        raise BadCheckpoint(
+            f"{m.fields.where} attends to later tokens, too (attention.causal is false), which kt does not compute"
+        )
+    return {KEY: {"mode": _MODES[kind].value, "normalize": True}}

@@ -1,0 +1,257 @@
+"""An adapter as the rest of kt knows it: which rows of which stored tensors it changes, and by which products.
+
+Nothing here depends on how its files are laid out. Kernels, merging and export read `LowRank` and `LoraPair`; `folder`
+makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from ktcli.adapters.factors import F32, Factor, decoded, hash_of
+from ktcli.adapters.settings import AdapterSettings
+from ktcli.adapters.targets import LoraTarget, Rows, TargetPiece
+from ktcli.ops.part import ModelPart
+from ktcli.ops.tensors import Tensor
+from ktcli.weights.files import OpenFiles
+from ktcli.weights.storage import Part
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """The update of one target as its author trained it: each of `count` matrices
+    W [n, k] becomes W + scale · B A.
+
+    Attributes:
+        module: the module's name in the adapter, which need not be that of the target.
+        a: [count, r, k]. b: [count, n, r].
+        alpha: what `scale` was made of.
+    """
+
+    target: LoraTarget
+    module: str
+    a: Factor
+    b: Factor
+    alpha: float
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """The rank of each matrix."""
+        return self.a.shape[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of both factors in the files."""
+        return self.a.size_bytes + self.b.size_bytes
+
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers in the files."""
+        return self.a.dtype if self.a.dtype == self.b.dtype else "F32"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """The update of rows of one stored tensor: for matrix i of `tensor`, and its input x [T, k],
+
+        y[:, rows] += scale · (x @ a[i].T) @ b[i].T        a [count, r, k], b [count, m, r], f32, from `Adapter.factors`
+
+    with `count` = tensor.count (experts, or the heads of MLA's split kv_b) and `rows` [m] the columns of y: rows of a
+    matrix of `tensor` as it is stored, where gate and up alternate in panels of 16 and padding has no row. One tensor
+    may have several updates: those of q, k and v, or of gate and up where each has an A of its own; a fused gate_up has
+    one, whose A is read once for both. x is the input of the product as published: where a conversion moved factors of
+    the columns into `tensor.gain` (`weights.columns`), a is to be divided by them.
+
+    Attributes:
+        rows: [m] int32, each row at most once.
+        pair: where its numbers are.
+        taken: the rows of the pair's B that belong to `rows`: [m], or [count, m] where each matrix has others (heads).
+        flipped: whether `tensor` holds the transpose of rows of the target (kv_b's keys as they are read): then `taken`
+            says which columns of x they are, and A and B change places.
+    """
+
+    tensor: Tensor
+    rows: Rows
+    pair: LoraPair
+    taken: Rows
+    flipped: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product."""
+        return self.pair.scale
+
+    @property
+    def rank(self) -> int:
+        """The rank r."""
+        return self.pair.rank
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """The shapes of a and b."""
+        count, r = self.tensor.count, self.rank
+        return (count, r, self.tensor.k), (count, len(self.rows), r)
+
+
+@dataclass(frozen=True, slots=True)
+class NewGain:
+    """A norm's gain that the adapter replaces (`modules_to_save`).
+
+    Attributes:
+        tensor: the stored vector [k].
+        part: its values in the files, [k], without what `tensor` adds to them.
+    """
+
+    tensor: Tensor
+    module: str
+    part: Part
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An open adapter, checked against a model. Close it, or use it in a `with` statement.
+
+    Attributes:
+        pairs: by target, in the order of the model's tensors.
+        files: the adapter's open files, from which values are read when asked for.
+        folder: where they lie. names: all of its files.
+        notes: sentences for the user about what its author may not have meant.
+    """
+
+    settings: AdapterSettings
+    pairs: tuple[LoraPair, ...]
+    gains: tuple[NewGain, ...]
+    files: OpenFiles
+    folder: Path
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self.files.close()
+
+    @cached_property
+    def updates(self) -> tuple[LowRank, ...]:
+        """The updates of stored tensors: those of one tensor follow each other for each pair."""
+        return tuple(each for pair in self.pairs for each in updates_of(pair))
+
+    def values(self, pair: LoraPair) -> tuple[F32, F32]:
+        """Returns A [count, r, k] and B [count, n, r] of a pair, f32, read from the files.
+
+        Raises:
+            BadCheckpoint: one is NaN or Inf, or a file cannot be read.
+        """
+        return pair.a.values(self.files), pair.b.values(self.files)
+
+    def factors(self, update: LowRank) -> tuple[F32, F32]:
+        """Returns a [count, r, k] and b [count, m, r] of an update, f32; either may be a view that repeats one matrix.
+
+        Raises:
+            BadCheckpoint: one is NaN or Inf, or a file cannot be read.
+        """
+        return placed(update, *self.values(update.pair))
+
+    def gain(self, gain: NewGain) -> F32:
+        """Returns the values [k] of a norm's gain as a checkpoint has them, f32.
+
+        Raises:
+            BadCheckpoint: one is NaN or Inf, or the file cannot be read.
+        """
+        return decoded(gain.part, self.files)
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 over all of its files, hexadecimal: two adapters that differ in one bit have two. It reads
+        every byte."""
+        return combined((name, hash_of(self.folder / name)) for name in self.names)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all factors and gains in the files."""
+        gains = sum(each.part.entry.size_bytes for each in self.gains)
+        return gains + sum(pair.size_bytes for pair in self.pairs)
+
+    @property
+    def parts(self) -> dict[ModelPart, list[LoraPair]]:
+        """The pairs by the part of the model that they belong to."""
+        found: dict[ModelPart, list[LoraPair]] = {}
+        for pair in self.pairs:
+            found.setdefault(pair.target.part, []).append(pair)
+        return found
+
+
+def combined(hashes: Iterable[tuple[str, str]]) -> str:
+    """Returns the digest of an adapter from the names of its files, in the order of `folder.FILES`, and the SHA-256
+    of each."""
+    state = sha256()
+    for name, found in hashes:
+        state.update(f"{name} {found}\n".encode())
+    return state.hexdigest()
+
+
+def updates_of(pair: LoraPair) -> Iterator[LowRank]:
+    """Yields the updates of stored tensors that a pair stands for; no number is read."""
+
+    def key(piece: TargetPiece) -> tuple[str, bool]:
+        return piece.tensor.name, piece.stored.transposed
+
+    for _, group in groupby(sorted(pair.target.pieces, key=key), key):
+        pieces = list(group)
+        first = pieces[0]
+        if first.stored.band is not None:
+            yield _of_heads(pair, first)
+            continue
+        rows = np.concatenate([piece.rows for piece in pieces])
+        taken = np.concatenate([chosen_rows(piece) for piece in pieces])
+        yield LowRank(first.tensor, rows, pair, taken)
+
+
+def chosen_rows(piece: TargetPiece) -> Rows:
+    """Returns the rows of the target that a piece has, in the order of `piece.rows`."""
+    stored = piece.stored
+    stop = stored.first + stored.rows * stored.step
+    return np.arange(stored.first, stop, stored.step, dtype=np.int32)
+
+
+def _of_heads(pair: LoraPair, piece: TargetPiece) -> LowRank:
+    """The update of a tensor whose matrices are bands of the target's rows, or the transposes of these."""
+    stored, tensor = piece.stored, piece.tensor
+    band = stored.band
+    assert band is not None
+    heads = np.arange(tensor.count)[:, None] * band.stride + band.first
+    taken = (heads + np.arange(band.rows)).astype(np.int32)
+    rows = np.arange(tensor.n, dtype=np.int32)
+    return LowRank(tensor, rows, pair, taken, flipped=stored.transposed)
+
+
+def placed(update: LowRank, a: F32, b: F32) -> tuple[F32, F32]:
+    """Returns the factors of an update from those of its pair.
+
+    Args:
+        a: [1 or count, r, k of the target]. b: [1 or count, n of the target, r].
+    """
+    count = update.tensor.count
+    if update.taken.ndim == 1:
+        chosen = b[:, update.taken]
+    else:
+        chosen = b[0][update.taken]  # [heads, band, r]
+    if len(a) != count:
+        a = np.broadcast_to(a, (count, *a.shape[1:]))
+    if update.flipped:
+        return chosen.swapaxes(1, 2), a.swapaxes(1, 2)
+    return a, chosen

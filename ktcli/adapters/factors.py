@@ -1,0 +1,130 @@
+"""The factors A and B of an adapter as they lie in its files, whatever the layout, and their values.
+
+peft packs the A of all experts below each other and their B in turn: of B [out, r * E], column ρ * E + e is column ρ of
+expert e. Reading B as A is packed gives another adapter that looks as plausible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import BadCheckpoint
+from ktcli.weights.files import OpenFiles
+from ktcli.weights.storage import Part, Read
+
+F32 = NDArray[np.float32]
+
+_BLOCK = 4 << 20
+
+# The types that a factor may have, each with that of its bytes in numpy.
+FLOATS: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+class FactorPacking(Enum):
+    """The place of each matrix in the tensors of a factor [count, rows, columns]."""
+
+    EACH = "each"  # a tensor [rows, columns] for each
+    STACKED = "stacked"  # one [count, rows, columns]
+    BELOW = "below"  # one [count * rows, columns]: row e * rows + i
+    IN_TURN = "in turn"  # one [rows, columns * count]: column j * count + e
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A or B of one target.
+
+    Attributes:
+        parts: its tensors in the files, one for each matrix or one for all.
+        shape: (count, rows, columns) of the values.
+        flipped: whether each matrix lies transposed, [columns, rows] in what `packing` says.
+    """
+
+    parts: tuple[Part, ...]
+    packing: FactorPacking
+    shape: tuple[int, int, int]
+    flipped: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers in the files: "F32" if there are several."""
+        found = {part.entry.dtype for part in self.parts}
+        return found.pop() if len(found) == 1 else "F32"
+
+    @property
+    def size_bytes(self) -> int:
+        """Its bytes in the files."""
+        return sum(part.entry.size_bytes for part in self.parts)
+
+    def values(self, files: OpenFiles) -> F32:
+        """Returns its values, [count, rows, columns] f32; exactly those of the files.
+
+        Raises:
+            BadCheckpoint: one is NaN or Inf, or a file cannot be read.
+        """
+        count, rows, columns = self.shape
+        if self.flipped:
+            rows, columns = columns, rows
+        found = [decoded(part, files) for part in self.parts]
+        if self.packing is FactorPacking.EACH:
+            made = np.stack([each.reshape(rows, columns) for each in found])
+        elif self.packing is FactorPacking.IN_TURN:
+            made = found[0].reshape(rows, columns, count).transpose(2, 0, 1)
+        else:
+            made = found[0].reshape(count, rows, columns)
+        return made.swapaxes(1, 2) if self.flipped else made
+
+
+def decoded(part: Part, files: OpenFiles) -> F32:
+    """Returns the numbers of one tensor as f32, one behind the other; exactly those of the file.
+
+    Raises:
+        BadCheckpoint: one is NaN or Inf, or the file cannot be read.
+    """
+    entry = part.entry
+    raw = files.read(Read(part.file, entry.offset, entry.size_bytes)).view(FLOATS[entry.dtype])
+    if entry.dtype == "BF16":
+        found: F32 = (raw.astype(np.uint32) << 16).view(np.float32)
+    else:
+        found = raw.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} contains NaN or Inf",
+            hint="the training diverged: use an earlier checkpoint of it",
+        )
+    return found
+
+
+def encoded(values: F32, dtype: str) -> bytes:
+    """Returns the bytes of numbers in a type of FLOATS, rounded to nearest even where it does not hold them."""
+    flat: F32 = np.ascontiguousarray(values, np.float32).reshape(-1)
+    if dtype == "BF16":
+        bits = flat.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    return flat.astype(FLOATS[dtype]).tobytes()
+
+
+def hash_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, hexadecimal.
+
+    Raises:
+        BadCheckpoint: it cannot be read.
+    """
+    state = sha256()
+    try:
+        with path.open("rb", buffering=0) as stream:
+            while block := stream.read(_BLOCK):
+                state.update(block)
+    except OSError as error:
+        raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
+    return state.hexdigest()

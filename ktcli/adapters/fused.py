@@ -1,0 +1,182 @@
+"""Reads the factors of parameters that hold all experts of a layer, as peft's wrappers of parameters write them.
+
+Names do not say which parameter is meant: the wrapper of the first is nested in that of the second, and with only one
+of them targeted there is no nesting. Shapes decide, and tell factors that peft before 0.19.1 had exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ktcli.adapters.adapter import LoraPair
+from ktcli.adapters.factors import Factor, FactorPacking
+from ktcli.adapters.listed import ListedTargets
+from ktcli.adapters.settings import CONFIG, AdapterSettings
+from ktcli.adapters.targets import LoraTarget, Targets
+from ktcli.errors import BadCheckpoint
+from ktcli.weights.storage import Part
+
+Both = tuple[Part, Part]
+STRAIGHT_SINCE = (0, 19, 1)  # peft's version
+_HINT = "if it was trained on another model, name that: --base MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedReading:
+    """How the two tensors of a parameter are to be read.
+
+    Attributes:
+        rank: of each expert.
+        swapped: whether A and B were exchanged: A is [r * E, n], B [k, r * E].
+    """
+
+    rank: int
+    swapped: bool
+
+
+def fused_pairs(
+    settings: AdapterSettings,
+    targets: Targets,
+    listed: ListedTargets,
+    nested: Mapping[str, Mapping[int, Both]],
+) -> Iterator[LoraPair]:
+    """Yields the updates of parameters that hold all experts.
+
+    Args:
+        nested: A and B by module, and by how deep they are nested in it.
+    Raises:
+        BadCheckpoint: a module is not in the base, or its factors are of another shape.
+    """
+    for module, by_depth in nested.items():
+        parameters = targets.fused(module)
+        first = next(iter(by_depth.values()))[0]
+        if not parameters:
+            raise _nowhere(first, module, targets)
+        for target, both in _assigned(module, parameters, listed, by_depth):
+            found = _fitting(settings, target, both)
+            if found is None:
+                raise _misshapen(target, both)
+            name = f"{module}.{target.name.rpartition('.')[2]}"
+            yield _pair(settings, target, name, listed.fused_key(name, both[0]), both, found)
+
+
+def _assigned(
+    module: str,
+    parameters: tuple[LoraTarget, ...],
+    listed: ListedTargets,
+    by_depth: Mapping[int, Both],
+) -> list[tuple[LoraTarget, Both]]:
+    """The parameters that factors belong to: the innermost to the first, or the only ones to that which they fit."""
+    depths = sorted(by_depth, reverse=True)
+    part = by_depth[depths[0]][0]
+    if depths == [1, 0] and len(parameters) == 2:
+        return [(target, by_depth[depth]) for target, depth in zip(parameters, depths, strict=True)]
+    if depths != [0]:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is nested {depths[0]} deep: "
+            f"kt reads only factors of {' and '.join(t.name.rpartition('.')[2] for t in parameters)} there",
+            hint="biases of experts cannot be adapted",
+        )
+    named = [
+        t for t in parameters if listed.lists_parameter(f"{module}.{t.name.rpartition('.')[2]}")
+    ]
+    candidates = tuple(named) if len(named) == 1 else parameters
+    fitting = [t for t in candidates if _fits(t, by_depth[0])]
+    if len(fitting) != 1:
+        raise _misshapen(candidates[0], by_depth[0])
+    return [(fitting[0], by_depth[0])]
+
+
+def _fits(target: LoraTarget, both: Both) -> bool:
+    """Tells whether factors have the widths of a parameter, exchanged or not."""
+    widths = _widths(both)
+    return widths in ((target.k, target.n), *([] if _is_across(target) else [(target.n, target.k)]))
+
+
+def _widths(both: Both) -> tuple[int, int]:
+    """What A reads and B gives; (0, 0): they are no matrices with one number of experts and ranks."""
+    a, b = (part.entry.shape for part in both)
+    if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
+        return 0, 0
+    return a[1], b[0]
+
+
+def _is_across(target: LoraTarget) -> bool:
+    """Tells whether the parameter is stored [E, k, n], which peft never exchanged."""
+    return target.pieces[0].stored.transposed
+
+
+def _fitting(settings: AdapterSettings, target: LoraTarget, both: Both) -> _FusedReading | None:
+    """How to read factors of a target; None: they do not fit.
+
+    Raises:
+        BadCheckpoint: they fit either way.
+    """
+    height = both[0].entry.shape[0]
+    if not _fits(target, both) or not height or height % target.count:
+        return None
+    straight = _widths(both) == (target.k, target.n)
+    if target.k == target.n and not _is_across(target):
+        if not settings.version:
+            part = both[0]
+            raise BadCheckpoint(
+                f"{part.name} in {part.file} is square, and {CONFIG} does not say which peft wrote it: before 0.19.1 "
+                "A and B of experts were exchanged",
+                hint=f'add "peft_version" to {CONFIG}',
+            )
+        straight = settings.version >= STRAIGHT_SINCE
+    return _FusedReading(height // target.count, swapped=not straight)
+
+
+def _pair(
+    settings: AdapterSettings,
+    target: LoraTarget,
+    module: str,
+    key: str,
+    both: Both,
+    found: _FusedReading,
+) -> LoraPair:
+    """The update of a parameter."""
+    count, rank, (a, b) = target.count, found.rank, both
+    said = settings.rank_of(key)
+    if said != rank:
+        raise BadCheckpoint(
+            f"{a.name} in {a.file} has {a.entry.shape[0]} rows, rank {rank} of {count} experts, "
+            f"but {CONFIG} gives it rank {said}",
+            hint=_HINT,
+        )
+    alpha = settings.alpha_of(key)
+    first, second = (count, rank, target.k), (count, target.n, rank)
+    if found.swapped:
+        factors = (
+            Factor((b,), FactorPacking.IN_TURN, first, flipped=True),
+            Factor((a,), FactorPacking.BELOW, second, flipped=True),
+        )
+    else:
+        factors = (
+            Factor((a,), FactorPacking.BELOW, first),
+            Factor((b,), FactorPacking.IN_TURN, second),
+        )
+    return LoraPair(target, module, *factors, alpha, settings.scale_of(alpha, rank))
+
+
+def _misshapen(target: LoraTarget, both: Both) -> BadCheckpoint:
+    """The error that factors do not fit a parameter of the base."""
+    a, b = both
+    e = target.count
+    return BadCheckpoint(
+        f"{a.name} and {b.name.rpartition('.lora_')[2].partition('.')[0]} in {a.file} have the shapes "
+        f"{list(a.entry.shape)} and {list(b.entry.shape)}, but {target.name} of the base model requires "
+        f"[{e} r, {target.k}] and [{target.n}, {e} r]",
+        hint=_HINT,
+    )
+
+
+def _nowhere(part: Part, module: str, targets: Targets) -> BadCheckpoint:
+    """The error that the base has no such module."""
+    near = targets.nearest(module)
+    return BadCheckpoint(
+        f"{part.name[:300]} in {part.file} belongs to {module[:200]!r}, which the base model does not have",
+        hint=(f"the nearest name there is {near}; " if near else "") + _HINT,
+    )

@@ -1,0 +1,143 @@
+"""Compares an adapter's tensors with the targets that adapter_config.json lists, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ktcli.adapters.adapter import LoraPair
+from ktcli.adapters.patterns import matcher
+from ktcli.adapters.settings import ALL_LINEAR, CONFIG, AdapterSettings
+from ktcli.adapters.targets import Targets, without_number
+from ktcli.errors import BadCheckpoint
+from ktcli.ops.part import ModelPart
+from ktcli.weights.storage import Part
+
+# What peft adds to rank_pattern when it takes gate_proj and up_proj, wherever they are, for those of routed experts.
+_REMAPPED = r".*\.gate_up_proj"
+_SHARED = "shared_expert"
+
+
+class ListedTargets:
+    """The targets of a config, with a record of which of them have tensors."""
+
+    def __init__(self, settings: AdapterSettings, targets: Targets) -> None:
+        self._settings, self._targets = settings, targets
+        self._modules = frozenset(() if isinstance(settings.modules, str) else settings.modules)
+        self._parameters = frozenset(settings.parameters)
+        self._used: set[str] = set()
+        self._matches: Callable[[str], bool] | None = None
+        self._is_expression = isinstance(settings.modules, str)
+        if isinstance(settings.modules, str):
+            self._is_expression = settings.modules.lower() != ALL_LINEAR
+            self._matches = matcher(settings.modules) if self._is_expression else None
+
+    def key(self, module: str, part: Part) -> str:
+        """Returns the name by which the patterns of the config know a module: that of its weight, where the weight is
+        a target parameter.
+
+        Raises:
+            BadCheckpoint: no target of the config is it.
+        """
+        parameter = f"{module}.weight"
+        if self._is_parameter(parameter):
+            return parameter
+        if self._is_module(module):
+            return module
+        raise self._beyond(part)
+
+    def fused_key(self, name: str, part: Part) -> str:
+        """Returns the name by which the patterns know a parameter of all experts.
+
+        Raises:
+            BadCheckpoint: no target of the config is it.
+        """
+        if self._is_parameter(name):
+            return name
+        self._refuse_shared(name)
+        raise self._beyond(part)
+
+    def cover(self, name: str) -> None:
+        """Notes that a target has factors in a file of its own, whether the config lists it or not."""
+        self._used.update(_ends(name))
+
+    def lists_parameter(self, name: str) -> bool:
+        """Tells whether a parameter is a target."""
+        return any(end in self._parameters for end in _ends(name))
+
+    def notes(self, pairs: Iterable[LoraPair]) -> tuple[str, ...]:
+        """Returns sentences for the user about targets that have no tensors, once all have been asked for.
+
+        Raises:
+            BadCheckpoint: such a target is nowhere in the base.
+        """
+        said = []
+        if self._is_expression and self._matches is None:
+            said.append(
+                f"{CONFIG}: kt does not evaluate the regular expression in target_modules, so it is not checked "
+                "that it names the modules in the file"
+            )
+        fused = [pair for pair in pairs if pair.target.is_fused]
+        for name in sorted((self._modules | self._parameters) - self._used):
+            if fused:
+                self._refuse_shared(name)
+            if not self._exists(name):
+                raise BadCheckpoint(
+                    f"{CONFIG} lists the target {name[:100]!r}, which the base model does not have",
+                    hint="if the adapter was trained on another model, name that: --base MODEL",
+                )
+            said.append(f"{CONFIG} lists {name}, but nothing was trained there")
+        return (*said, *self._remapped(fused, list(pairs)))
+
+    def _remapped(self, fused: list[LoraPair], pairs: list[LoraPair]) -> list[str]:
+        """What peft's reading of gate_proj as routed experts left out."""
+        if not fused or _REMAPPED not in self._settings.ranks.keys:
+            return []
+        beside = ModelPart.SHARED, ModelPart.DENSE_MLP
+        there = {target.part for target in self._targets.by_name.values()}
+        trained = {pair.target.part for pair in pairs}
+        left = [part.value for part in beside if part in there - trained]
+        if not left:
+            return []
+        return [
+            f"peft trained gate_proj, up_proj and down_proj as routed experts only: nothing was trained in "
+            f"{' and '.join(left)}"
+        ]
+
+    def _refuse_shared(self, name: str) -> None:
+        shared = next((each for each in (*self._modules, name) if _SHARED in each), "")
+        if shared and shared not in self._used:
+            raise BadCheckpoint(
+                f"{CONFIG} lists {shared[:100]}, but the factors are those of routed experts: "
+                "peft maps shared experts to routed ones without a word",
+                hint="train with target_parameters: ['shared_experts.gate_proj.weight', …]",
+            )
+
+    def _is_parameter(self, name: str) -> bool:
+        found = [end for end in _ends(name) if end in self._parameters]
+        self._used.update(found)
+        return bool(found)
+
+    def _is_module(self, name: str) -> bool:
+        if isinstance(self._settings.modules, str):
+            return self._matches is None or self._matches(name)
+        found = [end for end in _ends(name) if end in self._modules]
+        self._used.update(found)
+        return bool(found)
+
+    def _beyond(self, part: Part) -> BadCheckpoint:
+        return BadCheckpoint(
+            f"{part.name} in {part.file} is not one of the targets that {CONFIG} lists",
+            hint="the two files are of different adapters, or one was changed",
+        )
+
+    def _exists(self, name: str) -> bool:
+        """Tells whether a target is in the base, as a module, a parameter or a module of each expert."""
+        stem = name.removesuffix(".weight")
+        end = f".{without_number(stem)[0]}"
+        return any(f".{known}".endswith(end) for known in self._targets.known)
+
+
+def _ends(name: str) -> list[str]:
+    """A name and its ends behind each dot."""
+    words = name.split(".")
+    return [".".join(words[at:]) for at in range(len(words))]

@@ -1,0 +1,313 @@
+"""Pairs the tensors of an adapter's files into the updates of targets, from their names and shapes alone.
+
+A tensor that belongs to no target, to none that adapter_config.json lists, or that has no partner is refused by name.
+No data is read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.adapters.adapter import LoraPair, NewGain, updates_of
+from ktcli.adapters.factors import FLOATS, Factor, FactorPacking
+from ktcli.adapters.fused import fused_pairs
+from ktcli.adapters.listed import ListedTargets
+from ktcli.adapters.settings import CONFIG, AdapterSettings
+from ktcli.adapters.targets import LoraTarget, Targets, without_number
+from ktcli.errors import BadCheckpoint
+from ktcli.weights.storage import Part
+
+PREFIX = "base_model.model."
+_LORA = re.compile(r"(.+)\.lora_([AB])(?:\.default)?\.weight", re.ASCII)
+_OF_EXPERTS = re.compile(r"layers\.([0-9]{1,4})\.experts\.(gate|up|down)_lora_([ab])", re.ASCII)
+_LAYER = ".base_layer"
+# What other tensors are, by a part of their names.
+_OTHERS = (
+    ("lora_magnitude_vector", "DoRA"),
+    ("lora_embedding_", "LoRA of embeddings"),
+    ("embed_tokens", "embeddings"),
+    ("lm_head", "a whole output head"),
+    ("token_adapter", "trained tokens"),
+    ("trainable_tokens", "trained tokens"),
+    ("ia3_", "IA3"),
+    ("prompt_", "prompt tuning"),
+    ("bias", "biases"),
+)
+OTHER_BASE = "if it was trained on another model, name that: --base MODEL"
+
+
+@dataclass(slots=True)
+class CollectedAdapter:
+    """What the files of an adapter hold, while it is collected.
+
+    Attributes:
+        pairs, gains: as in `Adapter`.
+        modules: A and B by the name of the module in the file.
+    """
+
+    pairs: list[LoraPair] = field(default_factory=list)
+    gains: list[NewGain] = field(default_factory=list)
+    modules: dict[str, dict[str, Part]] = field(default_factory=dict)
+
+
+def pair_up(
+    settings: AdapterSettings,
+    targets: Targets,
+    parts: Mapping[str, Part],
+    fused: Mapping[str, Part],
+) -> tuple[tuple[LoraPair, ...], tuple[NewGain, ...], tuple[str, ...]]:
+    """Returns the updates and gains that the tensors of an adapter are, and sentences for the user.
+
+    Args:
+        parts: the tensors of adapter_model.safetensors.
+        fused: those of fused_expert_lora.safetensors.
+    Raises:
+        BadCheckpoint: a tensor belongs nowhere, has no partner, or its shape is not that of the base.
+    """
+    found, listed = CollectedAdapter(), ListedTargets(settings, targets)
+    for part in (*parts.values(), *fused.values()):
+        if part.entry.dtype not in FLOATS:
+            raise BadCheckpoint(
+                f"{part.name} in {part.file} is stored as {part.entry.dtype}; kt reads adapters of {', '.join(FLOATS)}"
+            )
+    for name, part in parts.items():
+        _sort(name, part, settings, targets, found)
+    rest = dict(_partnered(found.modules))
+    found.pairs += _plain(settings, targets, listed, rest)
+    found.pairs += _of_each(settings, targets, listed, rest)
+    found.pairs += fused_pairs(settings, targets, listed, _nested(rest))
+    found.pairs += _apart(settings, targets, listed, fused)
+    order = {tensor.name: at for at, tensor in enumerate(targets.tensors)}
+    found.pairs.sort(key=lambda pair: order[pair.target.pieces[0].tensor.name])
+    _refuse_twice(found.pairs)
+    if not found.pairs and not found.gains:
+        raise BadCheckpoint("the adapter has no tensors that change anything")
+    return tuple(found.pairs), tuple(found.gains), listed.notes(found.pairs)
+
+
+def _sort(
+    name: str, part: Part, settings: AdapterSettings, targets: Targets, found: CollectedAdapter
+) -> None:
+    """Puts a tensor where it belongs: A or B of a module, or a norm's gain."""
+    module = name.removeprefix(PREFIX)
+    if match := _LORA.fullmatch(module):
+        found.modules.setdefault(match[1], {})[match[2]] = part
+        return
+    module = module.removesuffix(".weight").removesuffix(".modules_to_save.default")
+    tensor = targets.norm(module)
+    if tensor is not None and name.endswith(".weight"):
+        if not any(module.endswith(each) for each in settings.saved):
+            raise BadCheckpoint(
+                f"{name} in {part.file} is not in the list modules_to_save of {CONFIG}"
+            )
+        if part.entry.shape != (tensor.k,):
+            raise _misshapen(part, (tensor.k,))
+        found.gains.append(NewGain(tensor, module, part))
+        return
+    what = next((said for mark, said in _OTHERS if mark in name), "")
+    raise BadCheckpoint(
+        f"{name[:200]} in {part.file} is not a LoRA factor or a norm"
+        + (f": kt does not read {what}" if what else ""),
+        hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
+    )
+
+
+def _partnered(modules: Mapping[str, dict[str, Part]]) -> Iterator[tuple[str, tuple[Part, Part]]]:
+    """Yields A and B of each module."""
+    for module, both in modules.items():
+        if len(both) != 2:
+            (which,) = both
+            missing = "B" if which == "A" else "A"
+            raise BadCheckpoint(
+                f"{both[which].name} in {both[which].file} has no lora_{missing} beside it",
+                hint="the file is incomplete: save or download the adapter again",
+            )
+        yield module, (both["A"], both["B"])
+
+
+def _plain(
+    settings: AdapterSettings,
+    targets: Targets,
+    listed: ListedTargets,
+    rest: dict[str, tuple[Part, Part]],
+) -> Iterator[LoraPair]:
+    """Yields the updates of modules that are one matrix, which are taken from `rest`."""
+    for module, (a, b) in list(rest.items()):
+        target = targets.find(module)
+        if target is None or target.is_fused or target.is_each:
+            continue
+        del rest[module]
+        key = listed.key(module, a)
+        rank = _rank(a, b, target)
+        yield _pair(settings, target, module, key, (a,), (b,), rank)
+
+
+def _of_each(
+    settings: AdapterSettings,
+    targets: Targets,
+    listed: ListedTargets,
+    rest: dict[str, tuple[Part, Part]],
+) -> Iterator[LoraPair]:
+    """Yields the updates of experts that have modules of their own, which are taken from `rest`."""
+    experts: dict[str, dict[int, str]] = {}
+    for module in rest:
+        name, number = without_number(module)
+        if number >= 0 and (target := targets.find(name)) is not None and target.is_each:
+            experts.setdefault(name, {})[number] = module
+    for name, modules in experts.items():
+        target = targets.find(name)
+        assert target is not None
+        first = modules[min(modules)]
+        for number in range(target.count):
+            if number not in modules:
+                raise BadCheckpoint(
+                    f"{name.replace('{e}', str(number))} has no factors, but {first} has: "
+                    f"the base has {target.count} experts",
+                    hint=OTHER_BASE,
+                )
+        if len(modules) > target.count:
+            raise BadCheckpoint(
+                f"{modules[max(modules)]} is an expert that the base lacks: it has {target.count}",
+                hint=OTHER_BASE,
+            )
+        yield _stacked(
+            settings, listed, target, name, [modules[i] for i in range(target.count)], rest
+        )
+
+
+def _stacked(
+    settings: AdapterSettings,
+    listed: ListedTargets,
+    target: LoraTarget,
+    name: str,
+    modules: list[str],
+    rest: dict[str, tuple[Part, Part]],
+) -> LoraPair:
+    """The update of all experts, from the factors of each."""
+    pairs = [rest.pop(module) for module in modules]
+    rank = _rank(*pairs[0], target)
+    made = []
+    for module, (a, b) in zip(modules, pairs, strict=True):
+        if _rank(a, b, target) != rank:
+            raise BadCheckpoint(
+                f"{module} has rank {_rank(a, b, target)}, but {modules[0]} has {rank}: "
+                "kt reads experts of a layer with one rank",
+            )
+        made.append(_pair(settings, target, name, listed.key(module, a), (a,), (b,), rank))
+    if len({each.scale for each in made}) > 1:
+        raise BadCheckpoint(f"{CONFIG} gives the experts of {modules[0]} several values of alpha")
+    all_a, all_b = zip(*pairs, strict=True)
+    return _pair(settings, target, name, listed.key(modules[0], all_a[0]), all_a, all_b, rank)
+
+
+def _nested(rest: Mapping[str, tuple[Part, Part]]) -> dict[str, dict[int, tuple[Part, Part]]]:
+    """The modules that are left, by their names without peft's nesting, and how deep each lies."""
+    found: dict[str, dict[int, tuple[Part, Part]]] = {}
+    for module, pair in rest.items():
+        depth, stem = 0, module
+        while stem.endswith(_LAYER):
+            depth, stem = depth + 1, stem.removesuffix(_LAYER)
+        found.setdefault(stem, {})[depth] = pair
+    return found
+
+
+def _apart(
+    settings: AdapterSettings, targets: Targets, listed: ListedTargets, fused: Mapping[str, Part]
+) -> Iterator[LoraPair]:
+    """Yields the updates of kt-kernel's file of all experts."""
+    found: dict[tuple[int, str], dict[str, Part]] = {}
+    for name, part in fused.items():
+        match = _OF_EXPERTS.fullmatch(name)
+        if match is None:
+            raise BadCheckpoint(
+                f"{name[:200]} in {part.file} is not a name that kt-kernel gives a factor"
+            )
+        found.setdefault((int(match[1]), match[2]), {})[match[3]] = part
+    for (layer, kind), both in found.items():
+        target = targets.experts(layer, kind)
+        name, part = f"layers.{layer}.experts.{kind}", next(iter(both.values()))
+        if target is None:
+            raise BadCheckpoint(
+                f"{part.name} in {part.file}: the base has no {kind} of experts in layer {layer}",
+                hint=OTHER_BASE,
+            )
+        if len(both) != 2:
+            raise BadCheckpoint(f"{part.name} in {part.file} has no partner", hint=OTHER_BASE)
+        listed.cover(target.name)
+        a, b = both["a"], both["b"]
+        rank = a.entry.shape[1] if len(a.entry.shape) == 3 else 0
+        shapes = (target.count, rank, target.k), (target.count, target.n, rank)
+        for each, shape in zip((a, b), shapes, strict=True):
+            if each.entry.shape != shape or not rank:
+                raise _misshapen(each, shape)
+        alpha = settings.alpha
+        if rank != settings.rank:
+            raise _other_rank(a, rank, settings.rank)
+        first = Factor((a,), FactorPacking.STACKED, shapes[0])
+        second = Factor((b,), FactorPacking.STACKED, shapes[1])
+        yield LoraPair(target, name, first, second, alpha, settings.scale_of(alpha, rank))
+
+
+def _rank(a: Part, b: Part, target: LoraTarget) -> int:
+    """The rank of A [r, k] and B [n, r].
+
+    Raises:
+        BadCheckpoint: their shapes are not those of the target.
+    """
+    rank = a.entry.shape[0] if len(a.entry.shape) == 2 else 0
+    for part, shape in ((a, (rank, target.k)), (b, (target.n, rank))):
+        if part.entry.shape != shape or not rank:
+            raise _misshapen(part, shape)
+    return rank
+
+
+def _misshapen(part: Part, shape: tuple[int, ...]) -> BadCheckpoint:
+    """The error that a tensor does not fit the base."""
+    wanted = ", ".join(str(each or "r") for each in shape)
+    return BadCheckpoint(
+        f"{part.name} in {part.file} has the shape {list(part.entry.shape)}, but the base model requires [{wanted}]",
+        hint=OTHER_BASE,
+    )
+
+
+def _other_rank(part: Part, found: int, said: int) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"{part.name} in {part.file} has rank {found}, but {CONFIG} gives it rank {said}",
+        hint=f"the scale depends on it: correct r or rank_pattern in {CONFIG}",
+    )
+
+
+def _pair(
+    settings: AdapterSettings,
+    target: LoraTarget,
+    module: str,
+    key: str,
+    a: tuple[Part, ...],
+    b: tuple[Part, ...],
+    rank: int,
+) -> LoraPair:
+    """The update of a target whose matrices have tensors of their own; its rank must be what the config says."""
+    said = settings.rank_of(key)
+    if said != rank:
+        raise _other_rank(a[0], rank, said)
+    alpha = settings.alpha_of(key)
+    first = Factor(a, FactorPacking.EACH, (len(a), rank, target.k))
+    second = Factor(b, FactorPacking.EACH, (len(b), target.n, rank))
+    return LoraPair(target, module, first, second, alpha, settings.scale_of(alpha, rank))
+
+
+def _refuse_twice(pairs: list[LoraPair]) -> None:
+    """Refuses two updates of the same rows: which of them is meant?"""
+    covered: dict[str, NDArray[np.bool_]] = {}
+    for pair in pairs:
+        for update in updates_of(pair):
+            tensor = update.tensor
+            rows = covered.setdefault(tensor.name, np.zeros(tensor.n, np.bool_))
+            if rows[update.rows].any():
+                raise BadCheckpoint(f"{pair.module} has factors twice, under different names")
+            rows[update.rows] = True

@@ -1,0 +1,244 @@
+"""Says which rows of which stored tensors a module of an adapter changes, by the names that the model itself declares.
+
+A stored tensor is made of pieces of checkpoint tensors (`ops.tensors.Stored`), in any of several layouts. Each such
+checkpoint tensor, whatever the layout, is a *target*: an adapter that names it changes the rows that are made of it.
+There is no table of families: fused, interleaved and transposed experts, alternating gate and up, and the split kv_b
+follow from the declarations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.models import Model
+from ktcli.native import PANEL_ROWS
+from ktcli.ops.part import ModelPart
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor
+
+Rows = NDArray[np.int32]
+
+EACH = "{e}"  # the number of an expert in the name of a target
+_NUMBER = re.compile(r"(?<=\bexperts\.)[0-9]{1,5}(?=\.)", re.ASCII)
+_BODY = re.compile(r".*?(?=\blayers\.[0-9])", re.ASCII)
+# transformers 5 calls the MLP so whatever the hub's checkpoint does, where that is an older name of it.
+_MLP, _OLDER_MLP = ".mlp.", ".block_sparse_moe."
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPiece:
+    """Rows of a target that a stored tensor has.
+
+    Attributes:
+        stored: which rows of the checkpoint tensor these are.
+        rows: where each of them is in a matrix of `tensor`, [stored.rows].
+    """
+
+    tensor: Tensor
+    stored: Stored
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTarget:
+    """A linear map of the base: y [n] = W [n, k] x [k]; of experts, `count` of them.
+
+    Attributes:
+        name: of its module, or of the parameter where that holds all experts: "model.layers.3.self_attn.q_proj",
+            "model.layers.3.mlp.experts.gate_up_proj", "model.layers.3.mlp.experts.{e}.gate_proj".
+        count: the number of matrices.
+        n, k: outputs and inputs, whichever way the checkpoint has them.
+        pieces: all that is made of it.
+    """
+
+    name: str
+    count: int
+    n: int
+    k: int
+    pieces: tuple[TargetPiece, ...] = ()
+
+    @property
+    def is_each(self) -> bool:
+        """Whether each expert has a module of its own."""
+        return EACH in self.name
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is one parameter of all experts."""
+        return self.pieces[0].stored.matrix
+
+    @property
+    def part(self) -> ModelPart:
+        """The part of the model that it belongs to."""
+        return self.pieces[0].tensor.part
+
+
+@dataclass(slots=True)
+class _Collected:
+    """A target while its pieces are found."""
+
+    count: int
+    n: int
+    k: int
+    pieces: list[TargetPiece] = field(default_factory=list)
+
+
+class Targets:
+    """The targets of a model, and the norms that an adapter may replace, by name."""
+
+    def __init__(self, model: Model) -> None:
+        self.tensors = model.tensors
+        self.by_name = dict(_targets(model.tensors))
+        self.norms: dict[str, Tensor] = {
+            tensor.sources[0][0].name.removesuffix(".weight"): tensor
+            for tensor in model.tensors
+            if _is_norm(tensor)
+        }
+        self._aliases = dict(_aliases((*self.by_name, *self.norms)))
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of all targets and norms, other spellings among them."""
+        return (*self.by_name, *self.norms, *self._aliases)
+
+    def find(self, module: str) -> LoraTarget | None:
+        """Returns the target that an adapter calls so, "{e}" standing for an expert's number; None: there is none."""
+        return self.by_name.get(self._aliases.get(module, module))
+
+    def norm(self, module: str) -> Tensor | None:
+        """Returns the gain that an adapter calls so; None: there is none."""
+        return self.norms.get(self._aliases.get(module, module))
+
+    def fused(self, module: str) -> tuple[LoraTarget, ...]:
+        """Returns the parameters of all experts in a module, in the order in which they are declared there: gate and
+        up, then down."""
+        found = (self.find(f"{module}.{name}") for name in _FUSED_NAMES)
+        return tuple(each for each in found if each is not None and each.is_fused)
+
+    def experts(self, layer: int, kind: str) -> LoraTarget | None:
+        """Returns the target of "gate", "up" or "down" of all experts of a layer, each of which has a module of its
+        own; None: the layer has no such experts."""
+        for tensor in self.tensors:
+            if tensor.role is not Role.EXPERTS or tensor.layer != layer:
+                continue
+            if (tensor.cut is Cut.COLUMNS) != (kind == "down"):
+                continue
+            found = self.each_of(tensor)
+            if found and (kind != "gate" or len(found) > 1):
+                return found[-1 if kind == "up" else 0]
+        return None
+
+    def each_of(self, tensor: Tensor) -> tuple[LoraTarget, ...]:
+        """Returns the targets that a tensor of experts is made of where each expert has modules of its own; (): it has
+        no such layout."""
+        pieces = next((each for each in tensor.sources if each and EACH in each[0].name), ())
+        return tuple(self.by_name[piece.name.removesuffix(".weight")] for piece in pieces)
+
+    def parameter(self, tensor: Tensor) -> LoraTarget | None:
+        """Returns the one parameter that holds all of a tensor of experts; None: it has no such layout."""
+        names = (each[0].name for each in tensor.sources if each and each[0].matrix)
+        found = (self.by_name.get(name) for name in names)
+        ends = tuple(f".{name}" for name in _FUSED_NAMES)
+        return next((each for each in found if each is not None and each.name.endswith(ends)), None)
+
+    def nearest(self, module: str) -> str:
+        """Returns the name of the target that looks most like a module's; "": none does."""
+        known = [name for name in self.by_name if EACH not in name]
+        return next(iter(get_close_matches(module, known, 1, 0.6)), "")
+
+
+# transformers' names of the parameters, in the order in which its classes register them, hence peft wraps them.
+_FUSED_NAMES = ("gate_up_proj", "up_proj", "down_proj")
+
+
+def without_number(module: str) -> tuple[str, int]:
+    """Returns the name of an expert's module with "{e}" for its number, and the number; -1: it has none."""
+    found = _NUMBER.search(module)
+    if found is None:
+        return module, -1
+    return f"{module[: found.start()]}{EACH}{module[found.end() :]}", int(found[0])
+
+
+def rows_in(tensor: Tensor, pieces: Iterable[Stored]) -> tuple[Rows, ...]:
+    """Returns where the rows of each piece of an alternative are in a matrix of the tensor: below each other, or of
+    gate and up in panels that alternate."""
+    found, above = [], 0
+    for at, stored in enumerate(pieces):
+        own = np.arange(stored.rows, dtype=np.int32)
+        if tensor.alternate:
+            panels, inside = own // PANEL_ROWS, own % PANEL_ROWS
+            own = (2 * panels + at) * PANEL_ROWS + inside
+        else:
+            own, above = own + np.int32(above), above + stored.rows
+        found.append(own)
+    return tuple(found)
+
+
+def _targets(tensors: Iterable[Tensor]) -> Iterator[tuple[str, LoraTarget]]:
+    """Yields the targets by name."""
+    found: dict[str, _Collected] = {}
+    for tensor in tensors:
+        if tensor.role in (Role.VECTOR, Role.TABLE) or _is_tied(tensor):
+            continue
+        known = set[str]()
+        for pieces in tensor.sources:
+            placed = list(_named(tensor, pieces))
+            for name, piece in placed:
+                if name not in known:  # of several layouts with one name, the first counts
+                    own = found.setdefault(name, _Collected(*_sizes(tensor, piece.stored)))
+                    own.pieces.append(piece)
+            known |= {name for name, _ in placed}
+    for name, each in found.items():
+        yield name, LoraTarget(name, each.count, each.n, each.k, tuple(each.pieces))
+
+
+def _is_tied(tensor: Tensor) -> bool:
+    """Tells whether a head has the weights of the embedding, which would change with it."""
+    return tensor.part is ModelPart.HEAD and len(tensor.sources) > 1
+
+
+def _named(tensor: Tensor, pieces: tuple[Stored, ...]) -> Iterator[tuple[str, TargetPiece]]:
+    """Yields the pieces of one alternative with the names of their targets."""
+    for stored, rows in zip(pieces, rows_in(tensor, pieces), strict=True):
+        if stored.matrix and tensor.role is not Role.EXPERTS:
+            continue  # heads that a GGUF file has apart: no module is called that
+        yield stored.name.removesuffix(".weight"), TargetPiece(tensor, stored, rows)
+
+
+def _sizes(tensor: Tensor, stored: Stored) -> tuple[int, int, int]:
+    """The number of matrices of a target, and their outputs and inputs."""
+    count = tensor.count if stored.matrix or EACH in stored.name else 1
+    one = stored.shape if stored.band else stored.one
+    n, k = one if stored.band or not stored.transposed else one[::-1]
+    return count, n, k
+
+
+def _is_norm(tensor: Tensor) -> bool:
+    """Tells whether a vector is the gain of a norm, one tensor of a checkpoint."""
+    if tensor.role is not Role.VECTOR or tensor.below or tensor.count != 1:
+        return False
+    pieces = tensor.sources[0]
+    whole = len(pieces) == 1 and len(pieces[0].shape) == 1 and not pieces[0].count
+    return whole and "norm" in pieces[0].name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _aliases(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields the other names that adapters have for targets: with the names of transformers 5, and of the text model
+    alone."""
+    known = set(names)
+    for name in known:
+        body = _BODY.match(name)
+        spelled = {name, name.replace(_OLDER_MLP, _MLP)}
+        if body is not None:
+            spelled |= {f"model.{each[body.end() :]}" for each in spelled}
+        yield from ((each, name) for each in spelled - known)
+
+
+def own_spelling(name: str) -> str:
+    """Returns the name that transformers 5 has for a target."""
+    return name.replace(_OLDER_MLP, _MLP)

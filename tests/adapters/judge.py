@@ -1,0 +1,125 @@
+"""peft as the judge: small random bases, adapters that peft saves, and the weights that peft merges."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from reference import case_named, write_checkpoint
+
+from ktcli.adapters.adapter import Adapter
+from ktcli.adapters.merged import MergedAdapter
+from ktcli.models import Model, build
+from ktcli.native import Pool
+from ktcli.weights.changed import ChangedCheckpoint
+from ktcli.weights.checkpoint import Checkpoint
+from ktcli.weights.storage import ByteSpan, Reader
+
+POOL = Pool(1, spin_us=0)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the warnings of peft, which is the judge and not the product."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@dataclass(frozen=True)
+class Base:
+    """A random checkpoint of one family, in f32."""
+
+    name: str
+    folder: Path
+
+    @property
+    def model(self) -> Model:
+        return build(json.loads((self.folder / "config.json").read_text()))
+
+    def load(self, dtype: torch.dtype = torch.float32) -> Any:
+        made = case_named(self.name).model_class.from_pretrained(self.folder, dtype=dtype)
+        return made.eval()
+
+
+def base_of(name: str, folder: Path) -> Base:
+    return Base(name, write_checkpoint(case_named(name), folder / name, torch.float32))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is adapted: arguments of LoraConfig."""
+
+    family: str
+    modules: tuple[str, ...] | str = ()
+    parameters: tuple[str, ...] = ()
+    more: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        modules = self.modules if isinstance(self.modules, str) else list(self.modules)
+        made = {"r": 4, "lora_alpha": 6, "target_modules": modules}
+        if self.parameters:
+            made["target_parameters"] = list(self.parameters)
+        return made | dict(self.more)
+
+
+def adapted(base: Base, recipe: Recipe, seed: int = 1) -> Any:
+    """peft's model with random factors, A and B different for each module, expert and element."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    with quietly():
+        model = get_peft_model(base.load(), LoraConfig(**recipe.arguments))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_" in name:
+                value.normal_(0, 0.2)
+            elif "modules_to_save" in name:
+                value.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+def save(model: Any, folder: Path) -> Path:
+    with quietly():
+        model.save_pretrained(folder)
+    return folder
+
+
+def merged(model: Any, folder: Path) -> Path:
+    """The checkpoint that peft's merge_and_unload gives, in the hub's names."""
+    with quietly():
+        whole = model.merge_and_unload()
+        whole.save_pretrained(folder)
+    return folder
+
+
+def numbers(reader: Reader, name: str) -> NDArray[np.float32]:
+    source = reader.find(name)
+    span = ByteSpan(source)
+    raws = [reader.read(each) for each in source.storage.reads(span)]
+    return np.array(reader.decode(POOL, span, raws))
+
+
+def difference(adapter: Adapter, base: Base, expected: Path) -> tuple[float, int]:
+    """The largest difference between ours and theirs, of the largest value of the tensor; and how many changed."""
+    worst, changed = 0.0, 0
+    with Checkpoint(base.folder) as plain, Checkpoint(expected) as theirs:
+        change = MergedAdapter(adapter, base.model.tensors, plain)
+        ours = ChangedCheckpoint(plain, change)
+        assert set(theirs.names) <= set(plain.names)
+        for name in theirs.names:
+            found, wanted = numbers(ours, name), numbers(theirs, name)
+            changed += not np.array_equal(wanted, numbers(plain, name))
+            worst = max(worst, float(np.abs(found - wanted).max() / np.abs(wanted).max()))
+            if name not in change.names:
+                assert np.array_equal(found, wanted), name
+    return worst, changed
