@@ -60,12 +60,17 @@ class Made:
 
     @classmethod
     def convert(
-        cls, name: str, folder: Path, device: torch.device = CPU, experts: str = "int4"
+        cls,
+        name: str,
+        folder: Path,
+        device: torch.device = CPU,
+        experts: str = "int4",
+        dense: str = "int8",
     ) -> Made:
-        """The family of this name, all but the experts int8."""
+        """The family of this name."""
         case = case_named(name)
         checkpoint = write_checkpoint(case, folder / "checkpoint")
-        path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense="int8")
+        path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
         pack = Pack.open(path)
         return cls(path, build(pack.config), pack, (device,))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,9 +88,12 @@ class Active:
         default_factory=list
     )  # start and tokens of each of the prompt
     _forcing: Forcing | None = field(init=False)
+    _salt: str = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.answer.request
+        # What others computed is found without the rows of its tokens.
+        self._salt = secrets.token_hex(16) if request.needs_rows else request.salt
         self.known = list(request.prompt)
         self.prompt_tokens = len(self.known)
         counts = self.answer.sampler.settings.counts
@@ -99,7 +103,7 @@ class Active:
             self._history.append(id)
         held = request.forced if request.constraint is None else None
         self._forcing = None if held is None else Forcing(held, request.stop_ids)
-        if request.max_tokens == 0:
+        if request.max_tokens == 0 or request.pooled is not None:
             self.finish = Finish.LENGTH  # once the prompt is read
 
     @property
@@ -153,7 +157,7 @@ class Active:
         answered = range(self.prompt_tokens, len(self.known))
         said = np.array([engine.how_at(at) for at in answered], np.uint8)
         how = np.concatenate((self._how, said))
-        reused = self.sequence.adopt(self.known, how, request.marks, request.salt, bring=bring)
+        reused = self.sequence.adopt(self.known, how, request.marks, self._salt, bring=bring)
         if first:  # What was not found the first time is read without deferral, now and whenever it is read again.
             self._how[reused:] &= ABSORBED
             self._found = reused
@@ -180,8 +184,10 @@ class Active:
 
     @property
     def scores(self) -> bool:
-        """Whether the chances of the prompt's tokens are wanted, so that each row of it gives logits."""
-        return self.answer.request.prompt_logprobs is not None
+        """Whether the next rows of the prompt all give logits, for the chances of its tokens, or hidden rows."""
+        request = self.answer.request
+        pools = request.pooled is not None and request.pooled.needs_all(self.sequence.length)
+        return pools or request.prompt_logprobs is not None
 
     def reads(self, engine: Engine, most: int) -> Run:
         """Returns the run that computes the next `most` tokens of the prompt at most: a piece of the chunk that
@@ -201,7 +207,8 @@ class Active:
         upto = at + self.sequence.until_mark(_even(end - at, most))
         if self._late:
             upto = min(upto, self.prompt_tokens - 1)  # the last id's logits are for choosing
-        wanted = upto == len(self.known) and self.finish is None
+        pools = self.answer.pooled is not None
+        wanted = upto == len(self.known) and (self.finish is None or pools)
         return self._run(upto, wanted, 0, chunk)
 
     def _depth_found(self, position: int) -> int:

@@ -18,6 +18,10 @@ PROMPT_KEEPS = 0.65
 # Parts of the best score: the smallest size that has the first makes the shortest waits; the size chosen before stays
 # while it has the second.
 _AS_GOOD, _STAYS = 0.99, 0.97
+# Where no longest wait is asked for: the part of the speed of answers and prompt together that the shortest wait must
+# keep; a size changes when that differs by so much.
+_KEEPS, _CLEARLY = 0.95, 0.02
+MOST_S = 2.0  # even then no step is to take longer
 
 
 class PieceSize(NamedTuple):
@@ -64,7 +68,7 @@ def satisfaction(choice: PieceSize, decode_s: float) -> float:
 def best_piece(
     choices: Sequence[PieceSize],
     decode_s: float,
-    longest_s: float,
+    longest_s: float | None,
     before: int = 0,
 ) -> int:
     """Returns the number of tokens of a prompt that a mixed step should read.
@@ -73,16 +77,36 @@ def best_piece(
 
     Args:
         choices: the sizes, ascending, with their times in the middle of the prompt.
-        longest_s: the most seconds of a step. If even the smallest takes longer, waiting cannot be short: then
-            the smallest one that reads at least at half the speed of a whole chunk.
+        longest_s: the most seconds of a step; None: as few as cost little of the speed of both together. If even the
+            smallest piece takes longer, waiting cannot be short: then the smallest one that reads at least at half
+            the speed of a whole chunk.
         before: the size chosen before, which stays unless another is clearly better: equal pieces make equal waits.
     """
-    short = [choice for choice in choices if choice.mixed_s <= longest_s]
+    most_s = MOST_S if longest_s is None else longest_s
+    short = [choice for choice in choices if choice.mixed_s <= most_s]
     if not short:
         worth = (choice.tokens for choice in choices if choice.alone_s >= 0.5 * choice.mixed_s)
         return next(worth, choices[-1].tokens)
+    if longest_s is None:
+        return _shortest_wait(short, decode_s, before)
     scores = {choice.tokens: satisfaction(choice, decode_s) for choice in short}
     best = max(scores.values())
     if scores.get(before, 0.0) >= _STAYS * best:
         return before
     return next(tokens for tokens, score in scores.items() if score >= _AS_GOOD * best)
+
+
+def _shortest_wait(choices: Sequence[PieceSize], decode_s: float, before: int) -> int:
+    """Returns the least number of tokens with which answers and prompt together lose little of their speed."""
+    done = {
+        choice.tokens: sum(shares(choice, decode_s, pure_steps(choice.alone_s, decode_s)))
+        for choice in choices
+    }
+    best = max(done.values())
+
+    def smallest(part: float) -> int:
+        return next(tokens for tokens, speed in done.items() if speed >= part * best)
+
+    if smallest(_KEEPS - _CLEARLY) <= before <= smallest(_KEEPS + _CLEARLY):
+        return before
+    return smallest(_KEEPS)

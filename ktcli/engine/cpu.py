@@ -7,7 +7,8 @@ engine knows nothing of text, and nothing of the machine but the pool it is give
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,14 +28,14 @@ from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.kvformat import CacheFormat
-from ktcli.ops.native import Places, assemble
+from ktcli.ops.native import Loaded, Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
 from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
 from ktcli.planner.deferral import depth_at
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
-from ktcli.weights.recipe import format_of
+from ktcli.weights.recipe import Recipe, format_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +184,29 @@ class CpuEngine:
             max_tokens=self.max_tokens + plan.use.streams - 1,
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
-            cache=plan.use.cache,
+            cache=plan.use.cache_format.name,
         )
         defers = self.spec.deferrable and any(depth for _, depth in plan.depths)
         deferring = self.spec.moe_layers - 1 if defers else 0
         layout = self._cache.layout
-        places = Places(
-            self._tensors.by_name, layout.offsets, self._cache.states.offsets, layout.windowed
-        )
+        tensors = _rounding(self._tensors.by_name, self.model, plan.use.rounding)
+        places = Places(tensors, layout.offsets, self._cache.states.offsets, layout.windowed)
         recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
         made = assemble(recording, program, places)
         return program, Outputs(*made.results), made.routings
+
+
+def _rounding(
+    loaded: Mapping[str, Loaded], model: Model, recipe: Recipe | None
+) -> Mapping[str, Loaded]:
+    """Returns the loaded tensors, the weights among them with the input formats of a recipe, where there is one."""
+    formats = {} if recipe is None else {t.name: format_of(t, recipe) for t in model.tensors}
+    return {
+        name: tuple(replace(weight, input=formats.get(name)) for weight in memory)
+        if isinstance(memory, tuple)
+        else memory
+        for name, memory in loaded.items()
+    }
 
 
 def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, object]:
@@ -206,6 +219,7 @@ def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, obje
         **facts_of(model.at(plan.context), plan.recipe, weights),
         "exact": plan.use.exact,
         "cache": plan.use.cache_format.name,
+        **({"rounding": plan.use.rounding.name} if plan.use.rounding else {}),
         "shares": pool.node_threads if len(pool.node_threads) > 1 else (),
         "row": pool.isa,
         "tiles": pool.tile_min or (),

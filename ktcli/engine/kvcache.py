@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ktcli.engine.pages import PagePool, StatePool
+from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.pools import Pools
+from ktcli.engine.statepool import StatePool
 from ktcli.engine.states import StateLayout
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS

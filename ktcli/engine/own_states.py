@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ktcli.engine.pages import StatePool
+from ktcli.engine.statepool import StatePool
 
 
 class SpareState(NamedTuple):

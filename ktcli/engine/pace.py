@@ -41,12 +41,14 @@ class Pace:
     reads.
 
     Args:
-        longest_s: the most seconds that a step should take while answers wait for it.
+        longest_s: the most seconds that a step should take while answers wait for it; None: as few as cost little
+            of the speed of answers and prompts together.
         modelled: the times of steps that read prompts as a model has them. Only their ratios count.
     """
 
-    def __init__(self, longest_s: float, modelled: PieceTimes) -> None:
-        self._longest_s, self._modelled = longest_s, modelled
+    def __init__(self, longest_s: float | None, modelled: PieceTimes) -> None:
+        self._middle_s = None if longest_s is None else longest_s / _LONGER
+        self._modelled = modelled
         self._size = 0  # of the pieces chosen last
         self._decode: dict[int, float] = {}  # answers: seconds of a step of so many alone
         self._factor = 0.0  # of the model's seconds that steps take which read prompts
@@ -97,7 +99,7 @@ class Pace:
         half_s = self._mixed_s(answers, sizes, end / 2).tolist()
         alone_s = self._alone_s(PromptPiece(1, end / 2), chunk)
         half = [PieceSize(n, s, n * alone_s) for n, s in zip(sizes, half_s, strict=True)]
-        self._size = best_piece(half, decode_s, self._longest_s / _LONGER, self._size)
+        self._size = best_piece(half, decode_s, self._middle_s, self._size)
         tokens = range(PIECE_STEP, sizes[-1] + 1, PIECE_STEP)
         most_s = _LONGER * half_s[sizes.index(self._size)]
         fit = self._mixed_s(answers, tokens, start) <= most_s

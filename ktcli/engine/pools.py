@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ktcli.engine.forms import ABSORBED
-from ktcli.engine.pages import PagePool, StatePool
+from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.prefix import Content
+from ktcli.engine.statepool import StatePool
 from ktcli.engine.tier import Tier
 from ktcli.native import PAGE_TOKENS
 
@@ -88,10 +89,31 @@ class Pools:
             found.append(page)
         if self.states is not None:
             return self._with_state(keys, found, content)
+        if (further := self._in_page(keys, found, content)) is not None:
+            return further
         n = len(found)
         while (windows := self._window(n * PAGE_TOKENS, keys[:n])) is None:
             n -= 1
         return KnownPrefix(n * PAGE_TOKENS, keys[:n], found[:n], windows, -1, found)
+
+    def _in_page(self, keys: list[bytes], found: list[int], content: Content) -> KnownPrefix | None:
+        """The prefix that ends within the page behind those that are known; None: no page begins with its ids.
+
+        Args:
+            keys, found: of the full pages that are known.
+        """
+        first = len(found) * PAGE_TOKENS
+        span = slice(first, min(first + PAGE_TOKENS, content.ids.size - 1))
+        begun = self.pages.beginning(
+            keys[-1] if keys else content.root, content.ids[span], content.how(span)
+        )
+        if begun is None:
+            return None
+        key, tokens = begun
+        windows, page = self._window(first + tokens, [*keys, key]), self.pages.find(key)
+        if windows is None or page is None:
+            return None
+        return KnownPrefix(first + tokens, keys, [*found, page], windows, -1, found)
 
     def _with_state(
         self,

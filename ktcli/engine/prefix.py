@@ -44,7 +44,18 @@ def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
         "formats": [recipe.name, *sorted(part.value for part in recipe.in_f32)],
         "model": hashlib.sha256(repr(model).encode()).hexdigest(),
         **forms,
+        **_rounding(recipe),
     }
+
+
+def _rounding(recipe: Recipe) -> dict[str, object]:
+    """What changed in formats whose names stayed: activations had one scale for a row, and int8 no rotation."""
+    formats = [each for each in (recipe.experts, recipe.dense, recipe.down) if each]
+    grouped = any(each.activation_bits == 8 and each.group for each in formats)
+    rotated = any(each.rotation for each in formats)
+    return ({"activations": "by group"} if grouped else {}) | (
+        {"rotations": [each.rotation for each in formats]} if rotated else {}
+    )
 
 
 def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
@@ -80,6 +91,12 @@ class Content:
     ids: Ids
     depths: Depths | None
     root: bytes
+
+    def how(self, span: slice) -> Depths:
+        """Returns how the ids of a span are computed, [n]."""
+        if self.depths is None:
+            return np.zeros(self.ids[span].size, np.uint8)
+        return self.depths[span]
 
     def link(self, previous: bytes, first: int, end: int) -> bytes:
         """Returns the key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.engine.forcing import ForcedIds
+from ktcli.engine.pooling import Pooled, PooledRows
 from ktcli.engine.sampler import Sampler
+from ktcli.models.pooling import PoolingMode
 from ktcli.sampling import SamplingSettings
 
 
@@ -83,8 +85,8 @@ class GenerationRequest:
         priority: a higher one goes first, -10..10; a request that waits long rises.
         caller: whoever asks: callers of equal priority take turns.
         logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
-        prompt_logprobs: the same for each token of the prompt but the first; None: no chances of the prompt. What is
-            found in the cache has none, so that such a request needs a salt of its own.
+        prompt_logprobs: the same for each token of the prompt but the first, all of which is computed for it; None: no
+            chances of the prompt.
         depths: how the prompt's first ids were computed, a byte for each, see `forms`; those behind were not. What was
             computed so is found again, or computed again in the same form of latent attention.
         said: the prompt's last ids that belong to the answer, which another request began: penalties count them so.
@@ -96,6 +98,8 @@ class GenerationRequest:
         draft: what may be tried beside the next token; the answer is the same with drafts and without.
         constraint: what the answer may be, from its first id on; of this request alone. None: anything.
         forced: the ids that the answer has to be, where there is no constraint; None: any.
+        pooled: the hidden rows of the prompt that are wanted of an embedding model, instead of an answer; None: an
+            answer is.
         min_tokens: the tokens of the answer before which no stop id is chosen, those `said` included; only without a
             constraint.
     """
@@ -118,6 +122,13 @@ class GenerationRequest:
     forced: ForcedIds | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
+    pooled: PooledRows | None = None
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether something is wanted of tokens before the prompt's last, so that all of them are computed for it."""
+        pools = self.pooled is not None and self.pooled.mode is not PoolingMode.LAST
+        return pools or self.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,7 @@ class Answer:
         cancelled: whether it is to end at the next step; any thread may set it.
         depths: how the prompt's ids were computed, once it is read, see `Sequence.depths`.
         goes_on: whether it is the rest of an answer that had its turn: nobody else's comes before it.
+        pooled: the hidden rows of the prompt, where they are wanted instead of an answer.
     """
 
     request: GenerationRequest
@@ -156,6 +168,10 @@ class Answer:
     since: int = 0
     depths: bytes = b""
     goes_on: bool = False
+    pooled: Pooled | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pooled = None if self.request.pooled is None else Pooled(self.request.pooled)
 
     def cancel(self) -> None:
         """Ends the answer at the next step; does nothing if it has ended."""

@@ -44,12 +44,13 @@ class Limits:
     Attributes:
         waiting: the most requests that wait for their first step.
         active: the most requests that are read or answered at once.
-        longest_s: the seconds that a step should not exceed while answers wait for it.
+        pause_s: the seconds that a step should not exceed while answers wait for it; None: as few as cost at most
+            5 % of the speed of answers and prompts together.
     """
 
     waiting: int = 512
     active: int = 16
-    longest_s: float = 2.0
+    pause_s: float | None = None
 
 
 def _piece(parts: list[StepPart]) -> PromptPiece:
@@ -82,8 +83,8 @@ class Scheduler:
     ) -> None:
         self._engine, self._clock = engine, clock
         self._limits = limits or Limits()
-        self.pace = Pace(self._limits.longest_s, engine.piece_times)
-        self._chooser = Chooser(engine.pool, engine.spec.vocab)
+        self.pace = Pace(self._limits.pause_s, engine.piece_times)
+        self._chooser = Chooser(engine.pool, engine.spec.output_width)
         self._lock = threading.Lock()
         self._numbers = 0
         self._new: deque[Active] = deque()  # submitted since the last step
@@ -186,8 +187,14 @@ class Scheduler:
         return events
 
     def _room(self, request: GenerationRequest) -> int:
-        """The tokens that there is room for after the prompt, 1 at least."""
-        n = len(request.prompt)
+        """The tokens that there is room for after the prompt: 1 at least, where an answer follows."""
+        n, pools = len(request.prompt), request.pooled is not None
+        if pools != self._engine.spec.embeds:
+            raise UsageError(
+                "this model generates text and makes no embeddings"
+                if pools
+                else "this model makes embeddings and generates no text"
+            )
         if not n:
             raise UsageError("there is nothing to answer: the prompt has no tokens")
         if request.priority not in PRIORITIES:
@@ -201,7 +208,7 @@ class Scheduler:
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         request.sampling.require_within(vocab)
         holds = min(self._engine.context, self._engine.pools.pages.count * PAGE_TOKENS)
-        if n >= holds:
+        if n >= holds + pools:
             raise ContextFull(
                 f"the conversation has {n:,} tokens, but the context holds {holds:,}, "
                 "so there is no room for an answer"
@@ -420,10 +427,11 @@ class Scheduler:
     ) -> None:
         """Ends a request; what it held is free."""
         (self._active if each in self._active else self._waiting).remove(each)
+        is_read = not each.reading
         if not each.kept:
             with suppress(DeviceError):  # one that failed has nothing to give back
                 each.sequence.close()
-        if finish is Finish.CANCELLED and each.finish is not None:
+        if finish is Finish.CANCELLED and each.finish is not None and is_read:
             finish = each.finish  # all its tokens were out already
         each.answer.finish = finish
         events.append(Finished(each.answer, finish, error))

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from ktcli.engine.forms import ABSORBED, How, expanded_spans, how_to_read
 from ktcli.engine.own_states import OwnStates, SpareState
-from ktcli.engine.pages import Place, PoolFull
+from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import PageTable, pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
 from ktcli.engine.prefix import Content, chain, salted
+from ktcli.engine.statepool import Place
 from ktcli.engine.states import worth_a_step
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
@@ -315,9 +316,12 @@ class Sequence:
         return self.length
 
     def close(self) -> None:
-        """Releases all pages and states; what is sealed can still be found by others, with the state at its end."""
+        """Releases all pages and states; what was computed can still be found by others: as far as it goes, or, where
+        layers keep states, up to where one is kept."""
         self.keep()
-        if self._states is not None:
+        if self._states is None:
+            self._seal_open()
+        else:
             self._states.close()
         self._cut(0)
         self._planned = 0
@@ -349,6 +353,18 @@ class Sequence:
             self._keys.append(self._link(previous, *span))
             self._seal_pages(at, self._keys[-1], previous, span)
 
+    def _seal_open(self) -> None:
+        """Seals the last page, which is not full: whoever goes on from there copies it."""
+        if rest := self.length % PAGE_TOKENS:
+            previous, span = (
+                self._keys[-1] if self._keys else self._root,
+                (self.length - rest, self.length),
+            )
+            key = self._link(previous, *span)
+            self._seal_pages(self.length // PAGE_TOKENS, key, previous, span)
+            if self._windows is not None:
+                self._windows.favour([key])
+
     def _seal_pages(self, at: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
         """Seals the pages that hold the positions of `span`, unless others have the key."""
         kinds = [(PageKind.PAGE, self._pools.pages, self._table)]
@@ -356,10 +372,12 @@ class Sequence:
             kinds.append((PageKind.WINDOW, self._pools.windows.pool, self._windows))
         for kind, pool, table in kinds:
             page = int(table.numbers[at])
-            if pool.sealed(page) or not pool.seal(page, key):
+            label = self._label(kind, key, previous, span)
+            indexed = label if kind == PageKind.PAGE else None
+            if pool.sealed(page) or not pool.seal(page, key, indexed):
                 continue
             if self._pools.tier is not None:
-                self._pools.tier.sealed(page, self._label(kind, key, previous, span))
+                self._pools.tier.sealed(page, label)
 
     def _label(
         self, kind: PageKind, key: bytes, previous: bytes, span: tuple[int, int]

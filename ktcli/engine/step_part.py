@@ -62,7 +62,10 @@ class StepPart:
         """Takes its own logits from the step's rows, and commits its run but for drafted ids."""
         run = self.run
         self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
-        if self.reads and self.active.scores:
+        if (pooled := self.active.answer.pooled) is not None:
+            pooled.take(run.start + run.first_output, self.rows)
+            self.rows = []
+        elif self.reads and self.active.scores:
             self._part_rows()
         self.open = bool(self.rows)
         # A chunk of the prompt ends here, as it would if the request were alone.

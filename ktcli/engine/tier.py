@@ -18,11 +18,10 @@ from functools import partial
 from itertools import takewhile
 from typing import Protocol
 
-import numpy as np
-
-from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import PagedMemory, WindowPages
 from ktcli.engine.prefix import Content
+from ktcli.engine.statepool import Place, StatePool
 from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
@@ -249,7 +248,10 @@ class Tier:
         held: _Held = []
         try:
             if self._states is None:
-                self._bring_prefix(labels, held)
+                opened = self._bring_open(content, labels, held, have)
+                labels = opened or labels
+                if not opened:
+                    self._bring_prefix(labels, held)
             else:
                 self._bring_state(content, labels, held, have)
         finally:
@@ -275,6 +277,33 @@ class Tier:
             if came == len(wanted) or shorter == n:
                 return
             n = shorter  # something was damaged
+
+    def _bring_open(
+        self, content: Content, labels: list[PageLabel], held: _Held, have: int
+    ) -> list[PageLabel]:
+        """Reads the longest prefix that ends with a page stored before it was full, if reading pays; returns the labels
+        of its pages, none if there is no such prefix or not all of it came.
+
+        Args:
+            labels: of the full pages of the content.
+            have: the positions that memory already has.
+        """
+        pages = list(takewhile(partial(self._known, PageKind.PAGE), labels))
+        first, previous = len(pages) * PAGE_TOKENS, pages[-1].key if pages else content.root
+        last = min(first + PAGE_TOKENS - 1, content.ids.size - 1)
+        for end in range(last, max(first, have), -1):
+            page = _label(PageKind.PAGE, previous, content, (first, end))
+            wanted = [*pages, page]
+            windows = self._windowed(wanted, end)
+            if not all(self._known(each.kind, each) for each in (page, *windows[-1:])):
+                continue
+            if self._worth_reading(wanted, windows, end - have):
+                came = self._bring_pages(PageKind.PAGE, wanted, held, pays=True) == len(wanted)
+                if came and windows:
+                    count = self._bring_pages(PageKind.WINDOW, windows, held, pays=True)
+                    came = count == len(windows)
+                return wanted if came else []
+        return []
 
     def _reach(self, labels: list[PageLabel]) -> int:
         """The most of the first pages before whose end all pages of the window are known, to memory or to the store."""
@@ -347,7 +376,7 @@ class Tier:
             for page, room in zip(taken[:n], rooms, strict=False):
                 memory.restore_page(page, room)
         for page, label in zip(taken[:n], labels, strict=False):
-            pool.seal(page, label.key)
+            pool.seal(page, label.key, label if kind == PageKind.PAGE else None)
         for page in taken[n:]:
             pool.release(page)
         held += [(pool, page) for page in taken[:n]]
@@ -429,8 +458,5 @@ def _labels(content: Content) -> list[PageLabel]:
 def _label(kind: PageKind, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
     """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
     first, end = span
-    depths = content.depths
-    late = np.zeros(end - first, np.uint8) if depths is None else depths[first:end]
-    return PageLabel(
-        kind, content.link(previous, first, end), previous, end, content.ids[first:end], late
-    )
+    key, how = content.link(previous, first, end), content.how(slice(first, end))
+    return PageLabel(kind, key, previous, end, content.ids[first:end], how)

@@ -221,6 +221,7 @@ class Decoder:
         multipliers: factors of embedded rows and logits; the layers have their own.
         wiring: how the last norm is; the layers have their own.
         head_bias: whether the head has a bias (Phi-3.5-MoE).
+        headless: whether the model ends at its last norm, as one for embeddings does: it gives hidden rows.
     """
 
     hidden: int
@@ -237,6 +238,7 @@ class Decoder:
     multipliers: Multipliers = NO_MULTIPLIERS
     wiring: Wiring = SEQUENTIAL
     head_bias: bool = False
+    headless: bool = False
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -281,12 +283,14 @@ class Decoder:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: embedding, layers in order, mixer, final norm, head."""
+        """The stored tensors: embedding, layers in order, mixer, final norm, and the head if there is one."""
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         shift = (_shift(self.norm, self.wiring),) if self.wiring.centred else ()
-        bias = () if self.bias is None else (self.bias,)
-        return (self.embedding, *inner, *mixed, self.norm, *shift, self.head, *bias)
+        ends = (
+            () if self.headless else (self.head,) if self.bias is None else (self.head, self.bias)
+        )
+        return (self.embedding, *inner, *mixed, self.norm, *shift, *ends)
 
     @property
     def one_of_each(self) -> Decoder:
@@ -311,12 +315,12 @@ class Decoder:
         )
 
     def forward(self, b: Backend) -> Value:
-        """Returns the logits [outputs, vocab] of the step's ids."""
+        """Returns the logits [outputs, vocab] of the step's ids, or hidden rows [outputs, hidden] if `headless`."""
         return self.part(b, None, 0, len(self.layers))
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes layers [first, last): returns the residual before layer `last`, or logits [outputs, vocab]
-        behind the last layer.
+        """Computes layers [first, last): returns the residual before layer `last`, or what `forward` does behind the
+        last layer.
 
         Args:
             x: the residual; None, for the first layer: the step's ids are embedded.
@@ -328,16 +332,18 @@ class Decoder:
         for layer in self.layers[first:last]:
             b.begin_layer(layer.layer)
             x = layer.forward(b, x)
-        return self._logits(b, x) if last == len(self.layers) else x
+        return self._ending(b, x) if last == len(self.layers) else x
 
-    def _logits(self, b: Backend, x: Value) -> Value:
+    def _ending(self, b: Backend, x: Value) -> Value:
         b.begin_layer(None)
         x = b.select(x)
         if self.mixer:
             x, _ = self.mixer.enter(b, x)
-        # Wide: one column of a trained head may be far larger than the others, and 8-bit activations then
-        # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
+        # Wide: one column of a trained head may be far larger than the others, and 8-bit activations with one scale
+        # then cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
         x = normed(b, x, self.norm, self.eps, self.wiring)
+        if self.headless:
+            return x
         x = scaled(b, x, self.multipliers.logits)
         logits = b.linear(x, self.head, bias=self.bias, reads=Reads.WIDE)
         limit = self.multipliers.limit

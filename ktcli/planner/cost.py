@@ -1,8 +1,8 @@
 """Predicts how long a step takes: a roofline over the bytes and operations of its parts.
 
 A part reads its bytes from memory and does its operations. With one token, weights are used as they
-stream in, and the slower of the two counts. With many, a block of weights is read and unpacked into the
-cache first and then multiplied with every token, so both times add up.
+stream in, and the slower of the two counts. With a few, panels are fetched while those before them are multiplied,
+which hides most of the quicker of the two. With many, both times add up.
 
 Rates come from measurement (`kt doctor --measure`) where there is one, else from a cautious assumption
 that says so. The shares of those rates that the loops reach are written here once, with their origin.
@@ -80,6 +80,11 @@ PEAK_SHARE = {
     Unit.RECURRENT: 0.10,
 }
 
+# The share of the shorter of reading and multiplying that the longer one does not hide, where weights meet a few
+# tokens; with one token READ_SHARE has it. Fitted to decode of 4 to 32 answers at once, qwen3-30b-a3b and
+# deepseek-v2-lite, two cores of a Zen 4, 2026-11-27 (docs/performance.md).
+NOT_HIDDEN = 0.25
+
 # What decoding a code of an fp8 cache takes, in operations of attention: counted, 12 instructions on 32 codes, one per
 # cycle on Zen 4. With it the prediction of one thread's attention is right (docs/cache.md).
 DECODE_OPS = 29
@@ -94,6 +99,7 @@ TILE_BASIS = "prefill with tiles assumed at a fifth (int8) or a quarter (bf16) o
 
 PASS_TOKENS = 64  # whose arithmetic takes as long as reading the weights does
 
+F64 = float | NDArray[np.float64]
 _EARLY = 512  # positions in the cache of steps that are compared by their rows
 
 
@@ -161,8 +167,15 @@ def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
     """Returns the predicted seconds of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
     ops = work.ops + (DECODE_OPS * work.read_bytes if work.unit is Unit.CODES else 0)
-    computing = ops / rates.reached(work.unit, n_tokens)
-    return max(reading, computing) if n_tokens == 1 else reading + computing
+    return float(together(reading, ops / rates.reached(work.unit, n_tokens), n_tokens))
+
+
+def together(reading: F64, computing: F64, n_tokens: int) -> F64:
+    """Returns the seconds of reading weights and of multiplying them with `n_tokens` tokens."""
+    if n_tokens >= PASS_TOKENS:
+        return reading + computing
+    longer = np.maximum(reading, computing)
+    return longer if n_tokens == 1 else longer + NOT_HIDDEN * np.minimum(reading, computing)
 
 
 def operation_seconds(threads: int) -> float:

@@ -123,7 +123,7 @@ class DeviceSizes:
             layers=layers,
             near_bytes=int(stack.near_bytes[first : last + (last == spec.layers)].sum()),
             token_bytes=4 * columns,
-            logits_bytes=4 * spec.vocab if last == spec.layers else 0,
+            logits_bytes=4 * spec.output_width if last == spec.layers else 0,
             expands=scratch.expanded,
             expert_bytes=expert,
             layer_bytes=expert * spec.experts,

@@ -223,7 +223,7 @@ class Hybrid:
         between GPUs."""
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
-        copying = answers * 4 * self.stack.vocab / rates.copy_bps
+        copying = answers * 4 * self.stack.outputs / rates.copy_bps
         return self.gpus * LAUNCH_S + (self.gpus - 1) * BORDER_S + reading + copying
 
     def cache_s(self, position: int) -> float:

@@ -15,7 +15,7 @@ from ktcli.models.model import Model
 from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.planner import experts
 from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
-from ktcli.planner.cost import Rates
+from ktcli.planner.cost import Rates, together
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import (
     PREFILL_LAUNCH_S,
@@ -123,7 +123,7 @@ class Forecast:
         hybrid, (size, ops) = self.hybrid, self._expert()
         reading = size / (hybrid.cpu.read_bps * CPU_READ_SHARE)
         computing = n_tokens * ops / hybrid.cpu.reached(hybrid.stack.expert_unit, n_tokens)
-        return max(reading, computing) if n_tokens == 1 else reading + computing
+        return float(together(reading, computing, n_tokens))
 
     def fetch_s(self, n_tokens: int) -> float:
         """Returns the seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""

@@ -81,7 +81,7 @@ class HybridAccount:
         """The bytes of the pinned buffers that copies to and from the GPU go through."""
         spec = self.model.spec
         answers = sum(captured_sizes(self.request.use.streams))
-        logits = 4 * answers * spec.vocab
+        logits = 4 * answers * spec.output_width
         return self.device.need.stream + 8 * PREFILL_CHUNK * spec.hidden + logits
 
     @property

@@ -14,7 +14,7 @@ from ktcli.errors import gib
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
-from ktcli.ops.kvformat import F32_CACHE, FORMATS, CacheFormat
+from ktcli.ops.kvformat import BF16, F32_CACHE, FORMATS, CacheFormat
 from ktcli.ops.state import ABSORBED_TOKENS, SNAPSHOTS
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes, weight_bytes
@@ -59,23 +59,27 @@ class Use:
     """How an engine is used, as far as its memory depends on it.
 
     Attributes:
-        exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
+        exact: whether activations are f32, to compare with a reference.
         all_logits: whether steps can give logits of every position.
-        cache: the number format of the cache, a name of `ops.kvformat.FORMATS`; that of an exact one is f32 anyway.
+        cache: the number format of the cache, a name of `ops.kvformat.FORMATS`; None: f32 if exact, else bf16.
         streams: the sequences that can have the whole context, and be computed, at the same time.
         served: whether programs ask, whose prompts are long.
+        rounding: the recipe as whose products exact ones round their activations; None: they do not.
     """
 
     exact: bool = False
     all_logits: bool = False
-    cache: str = "bf16"
+    cache: str | None = None
     streams: int = 1
     served: bool = False
+    rounding: Recipe | None = None
 
     @property
     def cache_format(self) -> CacheFormat:
         """The number format of the cache."""
-        return F32_CACHE if self.exact else FORMATS[self.cache]
+        if self.cache is None:
+            return F32_CACHE if self.exact else BF16
+        return FORMATS[self.cache]
 
     def position_bytes(self, spec: Spec) -> int:
         """Returns the bytes that one cached position occupies over all layers."""
@@ -125,18 +129,18 @@ class Use:
         return sequence_bytes(spec, self.streams)
 
     def outputs(self, spec: Spec, context: int) -> int:
-        """Returns the number of positions of a step that can give logits."""
-        if not self.all_logits:
+        """Returns the number of positions of a step that can give logits, or hidden rows: of these all can."""
+        if not self.all_logits and not spec.embeds:
             return max(1, min(max(self.streams, 1 + MOST_DRAFTED), context))
         return max(
             1,
             min(self.streams, context),
-            min(PREFILL_CHUNK, self.streams * context, _LOGITS_BYTES // (4 * spec.vocab)),
+            min(PREFILL_CHUNK, self.streams * context, _LOGITS_BYTES // (4 * spec.output_width)),
         )
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
         """Returns the bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
-        return 4 * spec.vocab * (self.outputs(spec, context) - 1)
+        return 4 * spec.output_width * (self.outputs(spec, context) - 1)
 
 
 TALK = Use()  # one conversation, as fast as the machine allows

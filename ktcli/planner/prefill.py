@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
+from ktcli.planner.cost import together
 from ktcli.planner.device_cost import HANDOFF_S, Hybrid
 from ktcli.planner.experts import touched
 from ktcli.planner.memory import PREFILL_CHUNK
@@ -100,12 +101,12 @@ class Prefill:
         return float(np.sum(before + passed + np.maximum(busy, beside))) + h.head_s()
 
     def _cpu_experts(self, n_tokens: int, k_cpu: F64Array, experts: F64Array) -> F64Array:
-        """The seconds of the CPU's experts, [L], as `cost.seconds`: blocks are read and unpacked, then multiplied."""
+        """The seconds of the CPU's experts, [L], as `cost.seconds`."""
         h, expert = self.hybrid, self.hybrid.stack.expert
         read = touched(experts, k_cpu, n_tokens)
         reading = read * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
         computing = n_tokens * k_cpu * expert.ops / h.cpu.reached(h.stack.expert_unit, n_tokens)
-        return np.maximum(reading, computing) if n_tokens == 1 else reading + computing
+        return np.asarray(together(reading, computing, n_tokens))
 
     def _streamed_chunk(self, n_tokens: int, start: int) -> float:
         h, stack = self.hybrid, self.hybrid.stack

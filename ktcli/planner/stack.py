@@ -53,7 +53,7 @@ class ModelLoads:
         near_bytes: the bytes of each layer that lie on a GPU whatever the mask, and last those of the head, [L + 1].
         expert_unit: the loop that experts run in on the CPU.
         states: the state that each layer keeps of a sequence.
-        hidden, vocab, experts, top_k: the sizes of the model.
+        hidden, outputs, experts, top_k: the sizes of the model; outputs: the width of the rows that a step gives.
         deferrable: see `Spec.deferrable`.
         router_rows: the rows of a router's weight; more than experts where it has the gate of the shared one, too.
         cache: the number format of the cache.
@@ -68,7 +68,7 @@ class ModelLoads:
     expert_unit: Unit
     states: tuple[LayerState, ...]
     hidden: int
-    vocab: int
+    outputs: int
     experts: int
     top_k: int
     deferrable: int
@@ -132,7 +132,7 @@ def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLo
         expert_unit=unit,
         states=spec.states,
         hidden=spec.hidden,
-        vocab=spec.vocab,
+        outputs=spec.output_width,
         experts=spec.experts,
         top_k=spec.top_k,
         deferrable=spec.deferrable,

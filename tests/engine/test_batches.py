@@ -45,7 +45,7 @@ def named(name: str, *, formats: str = "", exact: bool = False, cache: str = "")
     usual = name in FAMILIES and not (formats or exact)
     marks = () if usual or (cache and name in CODED[:3]) else pytest.mark.thorough
     label = "-".join(part for part in (name, formats, "exact" * exact, cache) if part)
-    return pytest.param((name, formats, exact, cache or "bf16"), id=label, marks=marks)
+    return pytest.param((name, formats, exact, cache or None), id=label, marks=marks)
 
 
 @pytest.fixture(
@@ -63,7 +63,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return loaded(name, formats, exact, tmp_path_factory.mktemp(name), cache)
 
 
-def loaded(name: str, formats: str, exact: bool, folder: Path, cache: str = "bf16") -> CpuEngine:
+def loaded(
+    name: str, formats: str, exact: bool, folder: Path, cache: str | None = None
+) -> CpuEngine:
     case = case_named(name)
     experts, dense = FORMATS[formats]
     checkpoint = write_checkpoint(case, folder / "checkpoint")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hybrid import Made
-from loading import load_engine
+from loading import load_engine, without_tiles
 
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
 from ktcli.engine.request import Answer, Token
@@ -41,7 +41,12 @@ SAID: dict[Answer, list[object]] = {}
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     name, cache = f"{request.param} bf16".split()[:2]
     made = Made.convert(name, tmp_path_factory.mktemp(name))
-    return load_engine(made.path, context=CONTEXT, threads=1, streams=4, cache=cache)
+    if (
+        request.param != "deepseek-v4"
+    ):  # whose pooled rows are of bf16 products outside latent attention
+        return load_engine(made.path, context=CONTEXT, threads=1, streams=4, cache=cache)
+    with without_tiles():
+        return load_engine(made.path, context=CONTEXT, threads=1, streams=4, cache=cache)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +88,7 @@ def test_asked_again(engine: CpuEngine) -> None:
         again = asked(engine, TEXT[:n])
         assert first.stats.reused_tokens == 0
         if not engine.pools.states:
-            assert again.stats.reused_tokens == (n - 1) // 64 * 64
+            assert again.stats.reused_tokens == n - 1
         assert SAID[again] == SAID[first]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktcli.engine.balance import PieceSize, best_piece
+from ktcli.engine.balance import PieceSize, best_piece, pure_steps, shares
 from ktcli.engine.pace import FIRST_PIECE, PIECE_STEP, Pace, PromptPiece
 from ktcli.planner.cost import PieceTimes
 
@@ -127,3 +127,36 @@ def test_where_no_step_is_short_the_prompt_reads_at_half_its_speed_at_least() ->
     assert best_piece(choices, 100.0, 0.5) == 64
     slow = sized((16, 1.0, 0.1), (64, 2.0, 0.5), (512, 10.0, 4.0))
     assert best_piece(slow, 100.0, 0.5) == 512  # the whole chunk
+
+
+def together(choice: PieceSize, decode_s: float) -> float:
+    """The parts of their own speed that answers and prompt keep, together."""
+    return sum(shares(choice, decode_s, pure_steps(choice.alone_s, decode_s)))
+
+
+@pytest.mark.parametrize("decode_s", [0.01, 0.05, 0.1, 0.4])
+def test_without_a_bound_the_wait_is_the_shortest_that_costs_five_hundredths_at_most(
+    decode_s: float,
+) -> None:
+    whole = PieceSize(CHUNK, 0.1 + 0.00125 * CHUNK + decode_s / 2, 0.1 + 0.00125 * CHUNK)
+    choices = [
+        PieceSize(n, 0.1 + 0.00125 * n + decode_s / 2, whole.alone_s * n / CHUNK)
+        for n in (16, 32, 64, 128, 256)
+    ] + [whole]
+    chosen = best_piece(choices, decode_s, None)
+    worth = {each.tokens: together(each, decode_s) for each in choices}
+    enough = 0.95 * max(worth.values())
+    assert chosen == min(tokens for tokens, parts in worth.items() if parts >= enough)
+    assert best_piece(choices, decode_s, None, chosen) == chosen
+    assert best_piece(choices, decode_s, None, CHUNK) in (chosen, CHUNK)
+
+
+def test_without_a_bound_the_size_before_stays_where_another_is_hardly_better() -> None:
+    choices = sized((16, 0.1, 0.06), (64, 0.3, 0.285), (512, 2.0, 2.0))
+    parts = {each.tokens: together(each, 0.01) for each in choices}
+    assert parts[16] < 0.93 * parts[512] and parts[64] > 0.97 * parts[512]
+    assert [best_piece(choices, 0.01, None, before) for before in (0, 16, 64, 512)] == [64] * 4
+    closer = sized((16, 0.1, 0.06), (64, 0.32, 0.285), (512, 2.0, 2.0))
+    parts = {each.tokens: together(each, 0.01) for each in closer}
+    assert 0.93 < parts[64] / parts[512] < 0.97, parts
+    assert [best_piece(closer, 0.01, None, before) for before in (64, 512)] == [64, 512]

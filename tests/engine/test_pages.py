@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.engine.pages import PagePool, PoolFull
+from ktcli.engine.statepool import Place, StatePool
 from ktcli.errors import NotEnoughMemory
 
 

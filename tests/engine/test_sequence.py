@@ -12,11 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ktcli.engine.pages import PagePool, PoolFull, StatePool
+from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import chain, seed
 from ktcli.engine.sequence import Sequence
+from ktcli.engine.statepool import StatePool
 from ktcli.errors import ContextFull
 from ktcli.native.batch import Run
 
@@ -284,8 +285,31 @@ def test_equal_beginnings_are_computed_once() -> None:
     assert second.adopt(TEXTS[0][:200]) == 192 and second.pages == first.pages[:3]
     first.close()
     third = machine.sequence()
-    assert third.adopt(TEXTS[0][:192]) == 128  # the last id is left to compute
+    assert third.adopt(TEXTS[0][:192]) == 191  # the last id is left to compute
+    assert third.adopt(TEXTS[0][:400]) == 200  # what was computed of a page that is not full, too
     assert third.adopt([5, *TEXTS[0][:192]]) == 0 and third.pages == ()
+
+
+@pytest.mark.parametrize("window", [0, 70])
+def test_a_page_is_shared_as_far_as_it_is_equal(window: int) -> None:
+    """An answer's thoughts, say, are left out of the next prompt, which goes on with the answer in their place."""
+    machine = Machine(20, window=window)
+    first = machine.sequence()
+    before = fed(machine, first, (), TEXTS[0][:200])
+    fed(machine, first, before, [7] * 120)
+    first.close()
+    for ids, common in (
+        ([*TEXTS[0][:200], *[8] * 50], 200),
+        ([*TEXTS[0][:130], *[9] * 90], 130),
+        ([*TEXTS[0][:200], *[7] * 30], 229),
+        ([*TEXTS[0][:200], *[7] * 120, 5, 6], 320),
+        ([4, *TEXTS[0][1:200]], 0),
+    ):
+        second = machine.sequence()
+        assert second.adopt(ids) == common
+        prefix = tuple((id, 0) for id in ids)
+        fed(machine, second, prefix[:common], ids[common:])
+        second.close()
 
 
 @KINDS

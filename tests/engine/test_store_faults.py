@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from ktcli import smallfiles
 from ktcli.assembly.kvpages import store_below
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
+from ktcli.engine.pagetable import pages_for
 from ktcli.native import PAGE_TOKENS, Batch
 from ktcli.sampling import SamplingSettings
 from ktcli.store import pagefolder
@@ -367,7 +368,8 @@ def test_each_page_that_is_written_is_read_when_the_conversation_goes_on(
 ) -> None:
     """Prompt and answer, by the scheduler, each turn as if in a process of its own."""
     folder, text = PageFolder(tmp_path / "kv"), TEXT[:100].tolist()
-    greedy, before, written, how = SamplingSettings(greedy=True), 0, 0, b""
+    greedy, how = SamplingSettings(greedy=True), b""
+    before = written = unfilled = 0
     for _ in range(3):
         leave(engine)
         with store_below(engine, folder, 1 << 40, "m") as store:
@@ -378,11 +380,11 @@ def test_each_page_that_is_written_is_read_when_the_conversation_goes_on(
                 scheduler.step()
         said = range(len(text), len(text) + len(reply.ids))
         how = reply.depths.ljust(len(text), b"\0") + bytes(map(engine.how_at, said))
-        kept = before if engine.pools.states is not None else before // PAGE_TOKENS * PAGE_TOKENS
-        assert reply.stats.reused_tokens == kept
+        assert reply.stats.reused_tokens == before
         if engine.pools.states is None:
-            assert store.counts.read == written  # all that there are
-            written += store.counts.written
-            assert written == (len(text) + len(reply.ids) - 1) // PAGE_TOKENS
+            assert store.counts.read == pages_for(before)
+            full, rest = divmod(len(text) + len(reply.ids) - 1, PAGE_TOKENS)
+            written, unfilled = written + store.counts.written, unfilled + bool(rest)
+            assert written == full + unfilled
         before = len(text) + len(reply.ids) - 1  # the last token is not computed
         text += [*reply.ids, 7, 8, 9]

@@ -124,7 +124,7 @@ def test_no_bit_depends_on_where_positions_lie(name, tmp_path, monkeypatch) -> N
     first.sequence.close()
     logits, reused = advance(again, TEXT.tolist())
     np.testing.assert_array_equal(logits.values, wanted[-1])
-    assert reused == 448
+    assert reused == 480
     again.sequence.close()
     engine.pools.forget()
     assert windows.pool.free == windows.pool.count

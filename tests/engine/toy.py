@@ -43,7 +43,7 @@ class ToyEngine:
     ) -> None:
         self.context, self.max_tokens, self.max_outputs = context, max_tokens, 16
         self.max_rows = max_tokens + 15
-        self.spec, self.pool = SimpleNamespace(vocab=VOCAB), POOL
+        self.spec, self.pool = SimpleNamespace(vocab=VOCAB, output_width=VOCAB, embeds=False), POOL
         self._hashes = np.zeros((pages, PAGE_TOKENS), dtype=np.uint64)
         self.pools = Pools(PagePool(pages), None, self._copy, b"toy", context, latent=forms)
         self.step_times = StepTimes([self.cost_s(rows) for rows in range(1, MOST_ROWS + 1)])

@@ -58,6 +58,7 @@ CASES = (
         "nemotron_h",
         "NemotronH",
         _VALUES,
+        seed=5,
         router="mixer.gate",
         publish=_calm,
         thorough=True,

@@ -31,7 +31,7 @@ from ktcli.ops.table.rowwise import Reads
 from ktcli.weights.formats import FORMATS
 
 SOURCES = Path(__file__).parents[2] / "native" / "src"
-# `#define GEMV_TOKENS 8`, `enum { STREAM_MOST_INT4 = 16, ... }`
+# `#define GEMV_TOKENS 6`, `enum { STREAM_MOST_INT4 = 2, ... }`
 CONSTANT = re.compile(r"\b((?:[A-Z0-9_]*TOKEN[A-Z0-9_]*|STREAM_MOST\w*))(?: = | +)(\d+)\b")
 INTEGER = [fmt for fmt in FORMATS.values() if fmt.activation_bits == 8]
 ROWS = [row.name for row in isa_rows() if row.usable]
@@ -131,7 +131,7 @@ def test_the_places_are_found() -> None:
     } <= {
         name for path in SOURCES.rglob("*.[ch]") for name, _ in CONSTANT.findall(path.read_text())
     }
-    assert {6, 8, 16, 240} <= {*crossovers()} and {239, 240, 241, 242} <= {*counts()}
+    assert {2, 6, 240} <= {*crossovers()} and {239, 240, 241, 242} <= {*counts()}
 
 
 @pytest.mark.each_once

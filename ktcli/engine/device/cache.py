@@ -15,7 +15,8 @@ import torch
 
 from ktcli.engine.device.segments import by_device
 from ktcli.engine.device.stream import Stream, device_errors
-from ktcli.engine.pages import PagePool, StatePool
+from ktcli.engine.pages import PagePool
+from ktcli.engine.statepool import StatePool
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.kvformat import BF16, CacheFormat

@@ -46,6 +46,7 @@ class Sizes:
     Attributes:
         batch: the number of sequences.
         pages: the entries of a page table.
+        width: the columns of a row of logits, or of a hidden row.
         scratch: the page of rows that belong to no sequence.
         scratch_slot: the state that these rows write; None: no layer keeps states.
         window_scratch: their page of the layers with a window; None: these have no pages of their own.
@@ -53,7 +54,7 @@ class Sizes:
 
     batch: int
     pages: int
-    vocab: int
+    width: int
     scratch: int
     scratch_slot: int | None = None
     window_scratch: int | None = None
@@ -87,7 +88,7 @@ class DecodeStep:
         self._summarize = summarize
         self._forwards, self._table, self._streams, self._host = forwards, table, streams, host
         self._borders = [Border(*each) for each in pairwise(streams)]
-        self._sizes, b, blocks = sizes, sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
+        self._sizes, b, blocks = sizes, sizes.batch, -(-sizes.width // BLOCK_COLUMNS)
         self._given = _Pairs(streams)
         self._embedded = self._given.pair((b, table.shape[1]), table.dtype, only=0)
         self._ids = self._given.pair((b,), torch.int64)
@@ -101,7 +102,7 @@ class DecodeStep:
         last = len(streams) - 1
         self._temperatures = self._given.pair((b,), torch.float32, only=last)
         stream = streams[last]
-        self._logits = pinned(stream, (b, sizes.vocab), torch.float32)
+        self._logits = pinned(stream, (b, sizes.width), torch.float32)
         self._best = pinned(stream, (b,), torch.int64)
         self._peaks = pinned(stream, (b, blocks), torch.float32)
         self._sums = pinned(stream, (b, blocks), torch.float32)

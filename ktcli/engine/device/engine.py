@@ -368,7 +368,7 @@ class DeviceEngine:
     ) -> DecodeSteps | None:
         """The captured steps of one token of each sequence; None: each step runs anew."""
         cache, table, streams = self._cache, self._on_device.embedding, self._streams
-        pages, vocab = pages_for(self.context), self.spec.vocab
+        pages, width = pages_for(self.context), self.spec.output_width
         summarize = self._kernels.summarize  # not self: device memory is freed with its last user
         slot = cache.scratch_slot if cache.states else None
         window = cache.window_scratch if cache.windowed else None
@@ -379,7 +379,7 @@ class DeviceEngine:
         own, refused = [decode(each) for each in forwards], self._refused
 
         def make(n: int) -> DecodeStep:
-            sizes = Sizes(n, pages, vocab, cache.scratch, slot, window)
+            sizes = Sizes(n, pages, width, cache.scratch, slot, window)
             step = DecodeStep(
                 own, table, sizes, streams, host, captured=not refused, summarize=summarize
             )

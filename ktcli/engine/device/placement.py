@@ -55,6 +55,6 @@ class Placement:
             long_prompts=LongPrompts(threshold, device.chunk, short),
             slab_bytes=min(filter(None, streams), default=0) // 2,
             streams=plan.use.streams,
-            cache=plan.use.cache,
+            cache=plan.use.cache_format.name,
             borders=device.borders,
         )

@@ -15,6 +15,7 @@ class Reads(IntEnum):
     FORMAT = 0
     F32 = 1
     WIDE = 2
+    GROUPS = 3
 
 
 class GateKind(IntEnum):

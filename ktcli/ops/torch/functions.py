@@ -207,7 +207,7 @@ def linear(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """Returns x [T, K] W^T + bias, [T, N] f32. For bf16, which has the range of f32, WIDE is like FORMAT."""
+    """Returns x [T, K] W^T + bias, [T, N] f32. Of bf16, all but F32 is like FORMAT."""
     exact = exact or reads is Reads.F32
     dtype = read_type(exact)
     if isinstance(weight, PlainMatrix):

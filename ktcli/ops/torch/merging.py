@@ -229,7 +229,7 @@ class MergingBackend(TorchBackend):
                         value=None,
                     )
                 ) as down
-            ) if x is started.x and {up.reads, down.reads} == {Reads.FORMAT}:
+            ) if x is started.x and Reads.F32 not in (up.reads, down.reads):
                 wide, narrow = (self._weights.matrices[w.name] for w in (up.weight, down.weight))
                 bias = None if down.bias is None else self._weights.vectors[down.bias.name]
             case _:

@@ -183,12 +183,12 @@ def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
     rows = values.reshape(data.shape[0], panels.shape[1] * PANEL_ROWS, lay.columns)
     block = w.format.of_columns(w.k).rotation
     if block:
-        rows = _rotate(rows, block)
+        rows = rotate(rows, block)
     return rows[:, : w.n, : w.k].to(dtype)
 
 
-def _rotate(rows: Tensor, block: int) -> Tensor:
-    """Multiplies rows [m, r, columns] by the Hadamard matrix of their blocks, which undoes the rotation; see kt.h."""
+def rotate(rows: Tensor, block: int) -> Tensor:
+    """Returns rows [..., columns] f32 times the Hadamard matrix of their blocks, its own inverse; see kt.h."""
     out: Tensor = rows.reshape(-1, block)
     h = 1
     while h < block:

@@ -1,1 +1,1 @@
-"""Triton kernels for NVIDIA GPUs. Not yet run on one."""
+"""Triton kernels for NVIDIA GPUs."""

@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over the paged cache: grouped-query and latent. Not yet run on a GPU.
+"""Attention of one new token per sequence over the paged cache: grouped-query and latent.
 
 The cached positions are cut into splits of a fixed number of pages; a program attends to one split for all
 query heads that share what it reads, and leaves a sum, its weight and its greatest score; a second kernel

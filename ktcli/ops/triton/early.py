@@ -1,5 +1,4 @@
-"""Starts a kernel while the one before it ends: programmatic dependent launch, where GPU and Triton have it. Not yet
-run on a GPU.
+"""Starts a kernel while the one before it ends: programmatic dependent launch, where GPU and Triton have it.
 
 A step is hundreds of kernels of a few microseconds. Started early, the programs of one are placed while those of the
 one before are still at work, and wait there. It is decided here, once for a device, and asked for with each launch.

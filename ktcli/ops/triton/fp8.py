@@ -1,6 +1,6 @@
 """Heads of an fp8 cache, by the rule of `ops.kvformat`: numbers to codes and scale bytes, and codes to numbers.
 
-All in integers: GPUs before sm_89 convert no E4M3, and so no GPU's bits differ. Not yet run on a GPU.
+All in integers: GPUs before sm_89 convert no E4M3, and so no GPU's bits differ.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import append, attend_latent, gqa_one
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import vector_experts, vector_product
-from ktcli.ops.triton.small import norm, rope, route, swiglu
+from ktcli.ops.triton.small import norm, rope, route, swiglu, unrotated
 from ktcli.ops.triton.sums import sum_parts
 from ktcli.ops.triton.tiles import TILE_ROWS, operand_type, tile_experts, tile_product
 
@@ -46,7 +46,7 @@ def product(
     """Returns x [T, K] W^T + bias as a sum of parts [T, N]; None: it is not computed in parts, and `linear`
     computes it."""
     w = weight
-    if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
+    if isinstance(w, PlainMatrix) or reads is Reads.F32:
         return None
     if x.shape[0] == 1:
         return vector_product(x, w, bias)
@@ -59,9 +59,9 @@ def linear(
     """Returns x [T, K] W^T + bias, [T, N] f32."""
     if (parts := product(x, weight, bias, reads)) is not None:
         return sum_parts(parts)
-    w = weight
-    if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
-        return functions.linear(x, w, bias, reads)
+    if isinstance(weight, PlainMatrix) or reads is Reads.F32:
+        return functions.linear(x, weight, bias, reads)
+    x, w = unrotated(x, weight)
     first, dtype = torch.zeros(1, dtype=torch.int32, device=x.device), operand_type(w)
     done = [
         functions.product(x, unpack_all(block, first, dtype)[0], exact=dtype is torch.float32)
@@ -83,7 +83,7 @@ def few_experts(
 ) -> tuple[Parts, Parts | None] | None:
     """Returns the chosen experts of a few rows as a sum of parts [T, H], and an MLP's output if it is computed with
     them; None: they are not computed in parts, and `experts` computes them."""
-    if gate_up.count == 0 or _by_torch(gate_up, down, extras.glu) or x.shape[0] > FEW_ROWS:
+    if gate_up.count == 0 or extras.glu.ungated or x.shape[0] > FEW_ROWS:
         return None
     beside = _beside(mlp) if x.shape[0] == 1 else None
     parts, along = vector_experts(x, ids, gate, slots, gate_up, down, extras, beside)
@@ -96,12 +96,7 @@ def _beside(mlp: Mlp | None) -> tuple[Packed, Packed, Glu] | None:
     """What stands beside the experts of one row; None: nothing. Of several rows, tensor cores take an MLP in one go."""
     if mlp is None or isinstance(mlp.gate_up, PlainMatrix) or isinstance(mlp.down, PlainMatrix):
         return None
-    return None if _by_torch(mlp.gate_up, mlp.down, mlp.glu) else (mlp.gate_up, mlp.down, mlp.glu)
-
-
-def _by_torch(gate_up: Packed, down: Packed, glu: Glu) -> bool:
-    """Tells whether the kernels here do not compute such an MLP: one with rotated weights, or without a gate."""
-    return glu.ungated or any(w.format.rotation for w in (gate_up, down))
+    return None if mlp.glu.ungated else (mlp.gate_up, mlp.down, mlp.glu)
 
 
 def experts(
@@ -118,7 +113,7 @@ def experts(
         return x.new_zeros(x.shape[0], down.n)
     if (few := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
         return sum_parts(few[0])
-    if _by_torch(gate_up, down, extras.glu):
+    if extras.glu.ungated:  # the kernels here have a gate
         return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     out = tile_experts(x, ids, gate, slots, gate_up, down, extras)
     bias = _down_bias((ids, slots, gate), extras)

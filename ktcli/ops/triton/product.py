@@ -1,4 +1,4 @@
-"""Products of few rows with packed weights: bandwidth, and nothing but bandwidth. Not yet run on a GPU.
+"""Products of few rows with packed weights: bandwidth, and nothing but bandwidth.
 
 The arithmetic behind the shape of the kernels, for an H200 (132 SMs at 1.75 GHz, 4.8 TB/s) and int4 in
 groups of 64, 0.53 bytes per weight:
@@ -46,7 +46,7 @@ from ktcli.ops.triton.panels import (
     words_and_scales,
     zero_of,
 )
-from ktcli.ops.triton.small import activated, glu_arguments
+from ktcli.ops.triton.small import activated, glu_arguments, plain, rotation_of, unrotated
 from ktcli.ops.triton.sums import sum_parts
 
 _LINES = 64  # of one tile at most; fewer than the 128 threads, so that x is read where it is used
@@ -278,13 +278,13 @@ def _down_kernel(
 
 @triton.jit
 def _gate_up_kernel(
-    x, w, ids, slots, bias, out, mlp, mlp_out, x_row, top_k, bias_row, glu, mlp_glu,
+    x, w, ids, slots, bias, out, mlp_x, mlp, mlp_out, x_row, top_k, bias_row, glu, mlp_glu,
     BIASED: tl.constexpr, BESIDE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes out[job] [n_rows / 2]: the activation of the matrix of `Panels` w that slot `job` chose, times its
-    token's x, + the bias of its expert if BIASED. If BESIDE, also mlp_out, the same of `Panels` mlp, by the first
-    programs: its codes may be wider, and who is last should not have begun last.
+    token's x, + the bias of its expert if BIASED. If BESIDE, also mlp_out, the same of `Panels` mlp and mlp_x, by the
+    first programs: its codes may be wider, and who is last should not have begun last.
 
     Grid (pairs of a gate and an up panel, jobs, with one more if BESIDE). bias [E][bias_row]
     """
@@ -293,7 +293,7 @@ def _gate_up_kernel(
     if BESIDE:
         if job == 0:
             if pair < mlp.n_rows // 32:
-                gate, up = _pair_sums(x, mlp, pair * 2, 1, 0, mlp.columns * mlp.bits // 32)
+                gate, up = _pair_sums(mlp_x, mlp, pair * 2, 1, 0, mlp.columns * mlp.bits // 32)
                 to = mlp_out + pair * 16 + tl.arange(0, 16)
                 tl.store(to, activated(gate, up, mlp_glu))
             return
@@ -316,12 +316,14 @@ def _gate_up_kernel(
 
 def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]; one row at a time."""
+    x, w = unrotated(x, w)
     return Parts(_products(x, w, (x.stride(0), 0, 1)), beside=bias)
 
 
 def vector_products(x: Tensor, w: Packed) -> Tensor:
     """Returns x [T, count, K] with each row times the matrix of its place, [T, count, N] f32."""
     rows, count, _ = x.shape
+    x, w = unrotated(x, w)
     parts = Parts(_products(x, w, (x.stride(0), x.stride(1), count)))
     return sum_parts(parts).view(rows, count, w.n)
 
@@ -346,19 +348,27 @@ def vector_experts(
     jobs, own, bias = rows * top_k, x.new_empty, extras.gate_up_bias
     inner, out = own(jobs, gate_up.n // 2), own(rows, top_k, down.n)
     pairs, first, second, mlp_glu = gate_up.n // 32, None, None, SILU
-    mlp_inner = mlp_out = None
+    mlp_x = mlp_inner = mlp_out = narrow = None
+    given, rotation = x, rotation_of(gate_up)
+    x, gate_up = unrotated(x, gate_up)
     if beside is not None:
         assert rows == 1
         wide, narrow, mlp_glu = beside
-        first, second = Panels.of(wide), Panels.of(narrow)
+        alike = rotation_of(wide) == rotation  # then x is rotated once
+        mlp_x, wide = (x, plain(wide)) if alike else unrotated(given, wide)
+        first = Panels.of(wide)
         mlp_inner, mlp_out = own(1, wide.n // 2), own(1, 1, narrow.n)
         jobs, pairs = jobs + 1, max(pairs, wide.n // 32)
     _gate_up_kernel[(pairs, jobs)](
-        x, Panels.of(gate_up), ids, slots, bias, inner, first, mlp_inner,
+        x, Panels.of(gate_up), ids, slots, bias, inner, mlp_x, first, mlp_inner,
         x.stride(0), top_k, 0 if bias is None else bias.stride(0),
         glu_arguments(extras.glu), glu_arguments(mlp_glu),
         BIASED=bias is not None, BESIDE=beside is not None, **early(x),
     )  # fmt: skip
+    inner, down = unrotated(inner, down)
+    if mlp_inner is not None and narrow is not None:
+        mlp_inner, narrow = unrotated(mlp_inner, narrow)
+        second = Panels.of(narrow)
     _down_kernel[(triton.cdiv(down.n, 32), jobs)](
         inner, Panels.of(down), ids, slots, out, inner.stride(0), mlp_inner, second, mlp_out,
         BESIDE=beside is not None, **early(x),

@@ -1,4 +1,4 @@
-"""A router's product and the choice of its experts as one kernel, for a few rows. Not yet run on a GPU.
+"""A router's product and the choice of its experts as one kernel, for a few rows.
 
 The programs of a row make its logits, each those of two experts over a split of the columns, and the last one that is
 done chooses. Which one is last is told by a ticket: a program writes its sums and adds one to the row's counter, with

@@ -1,11 +1,13 @@
-"""Kernels between the products: norm, rotation, activation and routing, one program per row or less. Not yet run on a
-GPU.
+"""Kernels between the products: norm, rotations, activation and routing, one program per row or less.
 
 Each is a launch and a round trip to L2; nothing here is worth tuning beyond being one kernel instead of the
 five to twenty that torch starts. Rows may be column ranges of wider rows: the row stride is an argument.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import torch
 import triton
@@ -18,11 +20,15 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Sent
+from ktcli.ops.torch.packed import Packed, layout
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.sums import Sum, sum_parts, summed
 
 _BLOCK = 1024  # columns of one program, where columns are independent
+# Columns of one program, where blocks of columns are rotated, the widest block: 8 a thread of one warp, within which
+# they change places without waiting for other warps.
+_ROTATED = 256
 
 
 @triton.jit
@@ -88,6 +94,28 @@ def _rope_kernel(
     position = tl.load(positions + row)
     value = turned(value, backend, second, pair, is_rotated, inv_freq, position, scale)
     tl.store(out + row * n_columns + column, value, mask=inside)
+
+
+@triton.jit
+def _hadamard_kernel(
+    x, out, x_row, width, columns, factor, STAGES: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Computes out [columns]: blocks of 2^STAGES columns of x, 0 from `width` on, times their Hadamard matrix. Grid
+    (rows, runs of BLOCK columns).
+
+    A stage adds and subtracts the columns whose numbers differ in the lowest bit, and moves that bit to the top: the
+    last leaves all bits where they were. The sums are those of `packed.rotate`, in its order.
+    """
+    enter(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + row * x_row + column, mask=column < width, other=0.0)
+    for _ in tl.static_range(STAGES):
+        even, odd = tl.split(tl.reshape(value, (BLOCK >> STAGES, (1 << STAGES) // 2, 2)))
+        both = tl.join(even + odd, even - odd)  # [block, pair, bit]
+        value = tl.reshape(tl.permute(both, (0, 2, 1)), (BLOCK,))
+    tl.store(out + row * columns + column, value * factor, mask=column < columns)
 
 
 @triton.jit
@@ -292,6 +320,37 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
         rope.dim // 2, float(rope.scale), INTERLEAVED=rope.interleaved, BLOCK=_BLOCK, **early(x),
     )  # fmt: skip
     return out
+
+
+def unrotated(x: Tensor, w: Packed) -> tuple[Tensor, Packed]:
+    """Returns x and w for kernels that undo no rotation, with the same product: x rotated, of as many columns as a
+    panel has, and w as `plain` has it; both as given if w is not rotated.
+
+    x: [..., K or more] f32; what lies behind K is not read.
+    """
+    block, columns = rotation_of(w)
+    if not block:
+        return x, w
+    rows = x.flatten(0, -2)
+    out = torch.empty(rows.shape[0], columns, dtype=torch.float32, device=x.device)
+    _hadamard_kernel[(rows.shape[0], triton.cdiv(columns, _ROTATED))](
+        rows, out, rows.stride(0), w.k, columns, 1 / math.sqrt(block),
+        STAGES=block.bit_length() - 1, BLOCK=_ROTATED, num_warps=1, **early(x),
+    )  # fmt: skip
+    return out.view(*x.shape[:-1], columns), plain(w)
+
+
+def plain(w: Packed) -> Packed:
+    """Returns w with its bytes read as they are, the weight of rotated rows; as given if w is not rotated."""
+    block, columns = rotation_of(w)
+    return replace(w, format=replace(w.format, rotation=0), k=columns) if block else w
+
+
+def rotation_of(w: Packed) -> tuple[int, int]:
+    """Returns the columns of one rotated block of w, 0 if it is not rotated, and the columns of rows rotated for it:
+    those of a panel, or w's own."""
+    block = w.format.of_columns(w.k).rotation
+    return block, layout(w.format, w.k).columns if block else w.k
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:

@@ -1,7 +1,4 @@
-"""The summary of a step's logits in two kernels: of blocks of columns, and of what these found best.
-
-Not yet run on a GPU.
-"""
+"""The summary of a step's logits in two kernels: of blocks of columns, and of what these found best."""
 
 from __future__ import annotations
 

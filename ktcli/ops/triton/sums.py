@@ -1,5 +1,4 @@
-"""Takes the sums of split products and of a token's experts, in a kernel or in front of what reads them. Not yet run on
-a GPU."""
+"""Takes the sums of split products and of a token's experts, in a kernel or in front of what reads them."""
 
 from __future__ import annotations
 

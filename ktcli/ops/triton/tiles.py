@@ -1,5 +1,4 @@
-"""Products of several rows with packed weights: tiles of weights decoded to bf16, for tensor cores. Not yet run
-on a GPU.
+"""Products of several rows with packed weights: tiles of weights decoded to bf16, for tensor cores.
 
 Three ways lead to a product. One row: `product`. Two to TILE_ROWS rows: here, where a weight is decoded
 once for all rows of a tile. More: the matrix is unpacked to bf16 and cuBLAS multiplies; unpacking moves 2.5
@@ -39,7 +38,7 @@ from ktcli.ops.triton.panels import (
     scales_of,
     words_and_scales,
 )
-from ktcli.ops.triton.small import activated, glu_arguments
+from ktcli.ops.triton.small import activated, glu_arguments, unrotated
 from ktcli.ops.triton.sums import sum_parts
 
 TILE_ROWS = 64  # up to this many rows of x, a product is made here
@@ -300,6 +299,7 @@ def operand_type(w: Packed) -> torch.dtype:
 
 def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]."""
+    x, w = unrotated(x, w)
     arguments: dict[str, Any] = panel_arguments(w)
     lines = arguments["COLUMNS"] * w.format.bits // 32
     blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
@@ -346,29 +346,43 @@ def _tile_experts(
 ) -> Tensor:
     """Computes one chunk of `tile_experts`."""
     (ids, slots, _), (gate_up, down) = routed, stacks
+    x, gate_up = unrotated(x, gate_up)
     bias = extras.gate_up_bias
     n_tokens, top_k = ids.shape
     places = n_tokens * top_k
     rows = tile_rows(triton.cdiv(places, gate_up.count))
     groups = group_slots(ids, slots, gate_up.count, rows)
     first: dict[str, Any] = panel_arguments(gate_up)
-    second: dict[str, Any] = panel_arguments(down)
     block = tile_block(rows)
-    width, columns = gate_up.n // 2, second["COLUMNS"]
-    make = torch.empty if width >= columns else torch.zeros  # columns of padding are read
-    inner = make(places, columns, dtype=operand_type(down), device=x.device)
+    width = gate_up.n // 2
+    inner, bits = _between(places, width, down)
     _expert_gate_up_kernel[(triton.cdiv(width, _WEIGHT_ROWS), groups.tiles.shape[0])](
         in_word_order(x, gate_up), *words_and_scales(gate_up), groups.tiles, groups.order, ids, bias,
         inner, gate_up.n, width, top_k, gate_up.count, 0 if bias is None else bias.stride(0),
         glu_arguments(extras.glu), BIASED=bias is not None, **first,
-        OUT_BITS=down.format.bits, OUT_COLUMNS=columns, **block,
+        OUT_BITS=bits, OUT_COLUMNS=inner.shape[1], **block,
     )  # fmt: skip
+    if down.format.rotation:
+        inner, down = unrotated(inner, down)
+        inner = in_word_order(inner, down)
+    second: dict[str, Any] = panel_arguments(down)
     out = torch.empty(n_tokens, top_k, down.n, dtype=torch.float32, device=x.device)
     _expert_down_kernel[(triton.cdiv(down.n, _WEIGHT_ROWS), groups.tiles.shape[0])](
         inner, *words_and_scales(down), groups.tiles, groups.order, out, down.n, down.count,
         **second, **block,
     )  # fmt: skip
     return sum_parts(Parts(out, routed))
+
+
+def _between(places: int, width: int, down: Packed) -> tuple[Tensor, int]:
+    """Returns the memory for what the first product of experts leaves to `down`, [places, columns], and the bits of the
+    words whose order its columns have: f32 in plain order, as those of 32 bits are, where it is rotated first."""
+    device = down.data.device
+    if down.format.rotation:
+        return torch.empty(places, width, dtype=torch.float32, device=device), 32
+    columns = panel_arguments(down)["COLUMNS"]
+    make = torch.empty if width >= columns else torch.zeros  # columns of padding are read
+    return make(places, columns, dtype=operand_type(down), device=device), down.format.bits
 
 
 def tile_rows(rows: int) -> int:

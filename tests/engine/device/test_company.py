@@ -39,7 +39,7 @@ FAMILIES = (
     " minimax-m1"
 ).split()
 QUICK = ("qwen3-next",)
-TEXTS = np.random.default_rng(5).integers(0, 99, (LINES, CONTEXT)).astype(np.int32)
+TEXTS = np.random.default_rng(7).integers(0, 99, (LINES, CONTEXT)).astype(np.int32)
 
 
 @pytest.fixture(

@@ -43,7 +43,7 @@ from ktcli.planner.device_cost import (  # noqa: E402
 from ktcli.planner.spec import kv_bytes_per_token  # noqa: E402
 from ktcli.weights.recipe import Recipe, format_of  # noqa: E402
 
-RECIPE = Recipe.named("int4", "int8")
+RECIPE = Recipe.named("int4", "int8-row")  # not rotated
 VIEWS = {
     "_unsafe_view", "alias", "detach", "empty", "expand", "new_empty", "permute", "reshape", "select", "slice",
     "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "as_strided",

@@ -21,10 +21,11 @@ pytest.importorskip("triton", reason="needs triton")
 HERE = Path(__file__).parent
 # Each half has a process of its own, which takes as long as the other's.
 HALVES = (
-    "few_rows rows_alone unpacking small route send router summary".split(),
+    "few_rows rows_alone unpacking rows_rotated small route send router summary".split(),
     "tiles tiles_of_few linear experts beside rotated groups gqa mla fp8 fp8_written sums heads latent".split(),
 )
 LAWS = [law for half in HALVES for law in half]
+GPU_SHARES = 6
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
@@ -54,10 +55,7 @@ def children(
     commands = [["triton_laws.py", *laws] for laws in wanted if laws]
     if "test_what_models_launch_compiles" in names:
         commands.append(["triton_launches.py", *map(str, CAPABILITIES)])
-    environment = os.environ | {
-        "PYTHONPATH": str(HERE.parents[2]),
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
-    }
+    environment = _environment() | {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     with ExitStack() as stack:
         started = {}
         for script, *arguments in commands:
@@ -72,6 +70,12 @@ def children(
             stack.callback(child.kill)
             started |= dict.fromkeys(arguments, child)
         yield started
+
+
+def _environment() -> dict[str, str]:
+    """That of a process which finds this tree, and packages where this one does."""
+    found = [str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, found))}
 
 
 @cache
@@ -95,14 +99,26 @@ def test_laws(law: str, children: Children) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_laws_on_a_gpu() -> None:
-    run = subprocess.run(
-        [sys.executable, HERE / "triton_laws.py", "--gpu"],
-        env=os.environ | {"PYTHONPATH": str(HERE.parents[2])},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert sorted(run.stdout.split()[1::2]) == sorted(LAWS)
+    """Laws spend their time compiling kernels: shares of them do it at once."""
+    with ExitStack() as stack:
+        shares = [LAWS[first::GPU_SHARES] for first in range(GPU_SHARES)]
+        children = [
+            subprocess.Popen(
+                [sys.executable, HERE / "triton_laws.py", "--gpu", *share],
+                env=_environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for share in shares
+        ]
+        for child in children:
+            stack.enter_context(child)
+            stack.callback(child.kill)
+        said = [_output(child) for child in children]
+    held = {law for out, _ in said for law in out.split()[1::2]}
+    assert held == set(LAWS), "\n".join(errors[-2000:] for _, errors in said)
+    assert all(child.returncode == 0 for child in children)
 
 
 def test_every_law_is_run() -> None:

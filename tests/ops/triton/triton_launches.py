@@ -79,7 +79,13 @@ def rows(sequences: int) -> Rows:
 
 def qwen3_30b_a3b() -> None:
     """Grouped-query attention; softmax routing."""
-    for t, name in ((1, "int8"), (4, "int8"), (4, "int4-g32"), (16, "bf16"), (64, "int8")):
+    for t, name in (
+        (1, "int8-row"),
+        (4, "int8-row"),
+        (4, "int4-g32"),
+        (16, "bf16"),
+        (64, "int8-row"),
+    ):
         row.linear(empty(t, 2048), packed(name, 5120, 2048), None)
     row.norm(empty(1, 4096), empty(128), 1e-6)
     row.norm(empty(1, 2048), empty(2048), 1e-6)
@@ -88,7 +94,7 @@ def qwen3_30b_a3b() -> None:
     shape = GqaShape(32, 4, 128, 128**-0.5)
     of = empty(1, 4096), empty(1, 512), empty(1, 512)
     row.gqa(*of, shape, rows=rows(1), cache=(pages, pages))
-    qkv = product("int8", 5120, 2048)
+    qkv = product("int8-row", 5120, 2048)
     q, k, v = (qkv.columns(*of) for of in ((0, 4096), (4096, 4608), (4608, 5120)))
     heads = Heads(q, k, v, empty(128), empty(128), 1e-6, Rope(128, (0.0,) * 64), 0)
     merged.gqa(heads, shape, None, rows=rows(1), cache=(pages, pages))
@@ -96,7 +102,7 @@ def qwen3_30b_a3b() -> None:
     row.gqa(*of, shape, rows=rows(1), cache=fp8)
     merged.gqa(heads, shape, None, rows=rows(1), cache=fp8)
     gain = empty(2048)
-    merged.add_norm(empty(1, 2048), (product("int8", 2048, 4096),), gain, 1e-6)
+    merged.add_norm(empty(1, 2048), (product("int8-row", 2048, 4096),), gain, 1e-6)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
     of, live = (empty(16, 128), Routing(128, 8)), empty(16, dtype=torch.bool)
     to = empty(16, 2064), empty(16, 8, dtype=torch.int32), empty(16, 8)
@@ -117,29 +123,33 @@ def deepseek_v3() -> None:
     interleaved = Rope(64, (0.0,) * 32, interleaved=True)
     row.rope(empty(1, 128 * 192), interleaved, 192, 128, rows=rows(1))
     weights = (
-        packed("int8", 512, 128, 128),
-        packed("int8", 128, 512, 128),
-        packed("int8", 128, 512, 128),
+        packed("int8-row", 512, 128, 128),
+        packed("int8-row", 128, 512, 128),
+        packed("int8-row", 128, 512, 128),
     )
     cache = empty(600, 64, 576, dtype=torch.bfloat16)
     shape = MlaShape(128, 128, 64, 128, 512, 192**-0.5)
     of = empty(1, 128 * 192), empty(1, 576)
     row.mla(*of, *weights, shape, rows=rows(1), cache=(cache,))
-    a, q = product("int8", 1536 + 576, 7168), product("int8", 128 * 192, 1536)
+    a, q = product("int8-row", 1536 + 576, 7168), product("int8-row", 128 * 192, 1536)
     latent = Latent(q, a.columns(1536, 2112), empty(512), 1e-6, interleaved)
     attend_latent(latent, weights[0], weights[2], shape, rows=rows(1), cache=(cache,))
     attend_latent(latent, weights[0], weights[2], shape, rows=rows(1), cache=(scaled(576, 2),))
     merged.add_norm(None, (a.columns(0, 1536),), empty(1536), 1e-6)
-    swiglu_of(product("int8", 4096, 7168), 2048)
+    swiglu_of(product("int8-row", 4096, 7168), 2048)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     ids, gate = row.route(empty(1, 256), routing, empty(256))
     to = empty(1, 7184), empty(1, 8, dtype=torch.int32), empty(1, 8)
     router(1, 7168, routing, empty(256), to=to)
-    mlp = Mlp(packed("int8", 4096, 7168), packed("int8", 7168, 2048), SILU, None)
+    mlp = Mlp(packed("int8-row", 4096, 7168), packed("int8-row", 7168, 2048), SILU, None)
     for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
         few = experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1), mlp=mlp)
         if few is not None and few[1] is not None:
             merged.add_norm(empty(1, 7168), (few[0], few[1]), empty(7168), 1e-6)
+    for t, name in ((1, "int8"), (16, "int4-row-had")):
+        row.linear(empty(t, 7168), packed(name, 1536, 7168), None)
+    mlp = Mlp(packed("int8", 4096, 7168), packed("int8", 7168, 2048), SILU, None)
+    experts("int8", 7168, 2048, 256, ids, gate, mlp=mlp)
     unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
 
 

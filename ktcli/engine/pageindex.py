@@ -1,0 +1,80 @@
+"""Finds the sealed page that begins most like given ids, behind a prefix that is known.
+
+Keys find whole pages, or parts of pages of exactly these ids. What a conversation has computed of its last page, or
+shares of a page with another that goes on differently, is found here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.prefix import Depths, Ids
+from ktcli.pagelabel import PageLabel
+
+_COMPARED = 32  # the pages sealed last that begin with the same id: more would let one prompt cost as much as it likes
+
+
+class CommonBeginning(NamedTuple):
+    """A page whose first `tokens` ids are those that were asked for, and were computed in the same way."""
+
+    page: int
+    tokens: int
+
+
+class PageIndex:
+    """Sealed pages by the key of the prefix before them and by their first id."""
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[bytes, int], OrderedDict[int, NDArray[np.int64]]] = {}
+        self._places: dict[int, tuple[bytes, int]] = {}
+
+    def add(self, page: int, label: PageLabel) -> None:
+        """Adds a page that has just been sealed."""
+        content = _content(label.ids, label.depths)
+        place = label.previous, int(content[0])
+        self._pages.setdefault(place, OrderedDict())[page] = content
+        self._places[page] = place
+
+    def remove(self, page: int) -> None:
+        """Removes a page, if it is there."""
+        place = self._places.pop(page, None)
+        if place is not None:
+            del self._pages[place][page]
+            if not self._pages[place]:
+                del self._pages[place]
+
+    def clear(self) -> None:
+        """Removes all pages."""
+        self._pages.clear()
+        self._places.clear()
+
+    def longest(self, previous: bytes, ids: Ids, depths: Depths) -> CommonBeginning | None:
+        """Returns the page behind the prefix with the key `previous` that has most of these ids in common, the one
+        sealed last of several; None: none has the first.
+
+        Args:
+            ids: [n], at least 1.
+            depths: how each is to be computed, [n], see `forms`.
+        """
+        wanted = _content(ids, depths)
+        best = None
+        pages = self._pages.get((previous, int(wanted[0])), OrderedDict())
+        # A list: a session that is collected meanwhile closes its sequence, which adds a page.
+        for page in list(islice(reversed(pages), _COMPARED)):
+            n = min(wanted.size, pages[page].size)
+            different = np.flatnonzero(pages[page][:n] != wanted[:n])
+            tokens = int(different[0]) if different.size else n
+            if best is None or tokens > best.tokens:
+                best = CommonBeginning(page, tokens)
+        return best
+
+
+def _content(ids: Ids, depths: Depths) -> NDArray[np.int64]:
+    """What is compared of each id: the id, and how it is computed."""
+    content: NDArray[np.int64] = ids.astype(np.int64) << 8 | depths
+    return content

@@ -1,0 +1,69 @@
+"""Makes the one vector of a text that an embedding is made of, from hidden rows that come piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.logits import Logits
+from ktcli.models.pooling import PoolingMode
+
+F32Array = NDArray[np.float32]
+F64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Which hidden rows of a prompt are pooled, and how.
+
+    Attributes:
+        since: the first position that counts; those of a prompt before the text may not.
+    """
+
+    mode: PoolingMode
+    since: int = 0
+
+    def needs_all(self, position: int) -> bool:
+        """Tells whether each row of a piece of the prompt that begins at `position` is wanted; else the prompt's last
+        one is, for `PoolingMode.LAST`, and no other."""
+        return self.mode is PoolingMode.MEAN or (
+            self.mode is PoolingMode.FIRST and position <= self.since
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Pooled:
+    """The hidden rows of one prompt so far.
+
+    A mean is summed in f64, row after row, so that its bits do not depend on the pieces in which rows come. Rows that
+    were computed again, since their pages were given back, count once.
+    """
+
+    rows: PooledRows
+    _next: int = field(init=False)
+    _count: int = 0
+    _sum: F64Array | None = None
+
+    def __post_init__(self) -> None:
+        self._next = self.rows.since
+
+    def take(self, position: int, rows: Sequence[Logits]) -> None:
+        """Takes the hidden rows of the positions from `position` on."""
+        for row in rows[max(0, self._next - position) :]:
+            self._take(row.values)
+        self._next = max(self._next, position + len(rows))
+
+    def _take(self, row: F32Array) -> None:
+        if self._sum is None or self.rows.mode is PoolingMode.LAST:
+            self._sum, self._count = row.astype(np.float64), 1
+        elif self.rows.mode is PoolingMode.MEAN:
+            self._sum += row
+            self._count += 1
+
+    @property
+    def vector(self) -> F64Array | None:
+        """The pooled row [hidden]; None: no row has come."""
+        return None if self._sum is None else self._sum / self._count

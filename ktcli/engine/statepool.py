@@ -1,0 +1,208 @@
+"""The pool of states: slots, and the snapshots of which whoever begins with the same ids can go on."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ktcli.engine.pages import OTHERS_HOLD, Evicted, PoolCounts, PoolFull
+
+
+class Place(NamedTuple):
+    """The place of a snapshot in its sequence.
+
+    Attributes:
+        page_key: the key of the full pages before it.
+        position: the number of tokens before it.
+    """
+
+    page_key: bytes
+    position: int
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """A state that is kept beyond the sequence that computed it.
+
+    Attributes:
+        slot: where it lies.
+        at: the tokens that it is the state of.
+        line: the sequence that left it.
+        used: when it was last left or found, in uses of the pool.
+    """
+
+    slot: int
+    at: Place
+    line: int
+    used: int
+
+
+class StatePool:
+    """The slots of an engine for states, by number.
+
+    A slot is free, held, *spare* (its sequence has gone on, and would like to find it again) or of a snapshot. Spare
+    ones go first, the oldest first; then snapshots.
+
+    Args:
+        count: the number of slots.
+        snapshots: the most snapshots; the others are for sequences.
+        what, each_bytes: as of `PagePool`.
+    Attributes:
+        on_evict: called before a snapshot is dropped, for the next tier; None: nobody wants it.
+    """
+
+    def __init__(
+        self, count: int, snapshots: int, what: str = "the states", each_bytes: int = 0
+    ) -> None:
+        self.count, self.each_bytes, self._what = count, each_bytes, what
+        self._most = snapshots
+        self._free = list(range(count - 1, -1, -1))
+        self._holders = [0] * count
+        self._spare: OrderedDict[int, int] = OrderedDict()  # slot: its ticket
+        self._tickets = 0
+        self._snapshots: dict[bytes, _Snapshot] = {}
+        self._clock = 0
+        self.counts = PoolCounts()
+        self.on_evict: Evicted | None = None
+
+    @property
+    def free(self) -> int:
+        """The number of slots that are neither held nor spare nor of a snapshot."""
+        return len(self._free)
+
+    @property
+    def snapshots(self) -> int:
+        """The number of snapshots."""
+        return len(self._snapshots)
+
+    def take(self) -> int:
+        """Takes a slot, held once, and returns it.
+
+        Raises:
+            PoolFull: all are held.
+        """
+        if not self._free and self._spare:
+            self._free.append(self._spare.popitem(last=False)[0])
+        while not self._free and (alone := self._of_nobody()):
+            self._drop(self._victim(alone))
+            self.counts.evicted += 1
+        if not self._free:
+            raise PoolFull(self._what, self.each_bytes, 0, hint=OTHERS_HOLD)
+        slot = self._free.pop()
+        self._holders[slot] = 1
+        self.counts.most_held = max(self.counts.most_held, sum(map(bool, self._holders)))
+        return slot
+
+    def hold(self, slot: int) -> None:
+        """Adds a holder to a held slot, whose contents will not be written any more."""
+        assert self._holders[slot], f"slot {slot} has no holder"
+        self._holders[slot] += 1
+
+    def release(self, slot: int) -> None:
+        """Takes a holder from a slot."""
+        assert self._holders[slot] > 0, f"slot {slot} has no holder"
+        self._holders[slot] -= 1
+        if not self._holders[slot]:
+            self._free.append(slot)
+
+    def spare(self, slot: int) -> int | None:
+        """Takes a holder from a slot, and leaves the state until the slot is needed; returns the ticket with which
+        `back` finds it, None if others hold it or it is a snapshot."""
+        if self._holders[slot] > 1:
+            self.release(slot)
+            return None
+        self._holders[slot] = 0
+        self._tickets += 1
+        self._spare[slot] = self._tickets
+        return self._tickets
+
+    def has(self, slot: int, ticket: int) -> bool:
+        """Tells whether the spare state that the ticket is for is still there."""
+        return self._spare.get(slot) == ticket
+
+    def back(self, slot: int, ticket: int) -> bool:
+        """Holds a spare slot again, if the state that the ticket is for is still there; returns whether it is."""
+        if not self.has(slot, ticket):
+            return False
+        del self._spare[slot]
+        self._holders[slot] = 1
+        return True
+
+    def discard(self, slot: int, ticket: int) -> None:
+        """Frees a spare slot, if the state that the ticket is for is still there."""
+        if self.back(slot, ticket):
+            self.release(slot)
+
+    def keep(self, key: bytes, slot: int, at: Place, line: int) -> None:
+        """Makes a snapshot of a held slot, under the key of the tokens that it is the state of."""
+        self._clock += 1
+        if key in self._snapshots:
+            self._snapshots[key].used = self._clock
+            return
+        if not self._most:
+            return
+        if len(self._snapshots) >= self._most:
+            self._drop(self._victim(self._snapshots))
+            self.counts.evicted += 1
+        self.hold(slot)
+        self._snapshots[key] = _Snapshot(slot, at, line, self._clock)
+
+    def find(self, key: bytes) -> int | None:
+        """Returns the slot of a snapshot, to be held before anything else is taken; None: there is none."""
+        snapshot = self._snapshots.get(key)
+        if snapshot is None:
+            self.counts.missed += 1
+            return None
+        self._clock += 1
+        snapshot.used = self._clock
+        self.counts.found += 1
+        return snapshot.slot
+
+    def slot_of(self, key: bytes) -> int | None:
+        """Returns the slot of a snapshot, as `find`, but without counting or moving anything; None: there is none."""
+        snapshot = self._snapshots.get(key)
+        return None if snapshot is None else snapshot.slot
+
+    def places(self) -> list[tuple[Place, bytes]]:
+        """Returns the places of all snapshots, and their keys."""
+        return [(each.at, key) for key, each in self._snapshots.items()]
+
+    def forget(self) -> None:
+        """Drops every snapshot."""
+        for key in tuple(self._snapshots):
+            self._drop(key)
+
+    def _of_nobody(self) -> list[bytes]:
+        """The snapshots where no sequence stands: dropping another would free nothing."""
+        times = Counter(each.slot for each in self._snapshots.values())
+        return [
+            key
+            for key, each in self._snapshots.items()
+            if self._holders[each.slot] == times[each.slot]
+        ]
+
+    def _drop(self, key: bytes) -> None:
+        if self.on_evict is not None:
+            self.on_evict(self._snapshots[key].slot, key)
+        self.release(self._snapshots.pop(key).slot)
+
+    def _victim(self, among: Iterable[bytes]) -> bytes:
+        """The snapshot that is missed least: of the line that has most of them the one whose neighbours are closest
+        together, not one of its two latest; where no line has three, the least recently used."""
+        lines: dict[int, list[bytes]] = {}
+        for key in among:
+            lines.setdefault(self._snapshots[key].line, []).append(key)
+        crowd = max(lines.values(), key=lambda keys: (len(keys), -self._last_use(keys)))
+        if len(crowd) < 3:
+            return min(among, key=lambda key: self._snapshots[key].used)
+        ordered = sorted(crowd, key=lambda key: self._snapshots[key].at.position)
+        before = [0, *(self._snapshots[key].at.position for key in ordered)]
+        gaps = [
+            self._snapshots[ordered[i + 1]].at.position - before[i] for i in range(len(crowd) - 2)
+        ]
+        return ordered[gaps.index(min(gaps))]
+
+    def _last_use(self, keys: Iterable[bytes]) -> int:
+        return max(self._snapshots[key].used for key in keys)

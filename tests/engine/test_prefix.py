@@ -1,0 +1,22 @@
+"""The facts from which the keys of pages begin: what changes the bytes of pages makes other keys."""
+
+from __future__ import annotations
+
+from weights.fake_checkpoint import QWEN3
+
+from ktcli.engine.prefix import facts_of, seed
+from ktcli.models import build
+from ktcli.weights.formats import FORMATS, INT8_BEFORE
+from ktcli.weights.recipe import Recipe
+
+
+def test_other_rounding_makes_other_keys() -> None:
+    """int8 was not rotated, and beside weights with a scale per group a row of activations had one."""
+    bf16, model = FORMATS["bf16"], build(QWEN3)
+    recipes = (
+        *(Recipe(dense=dense) for dense in (FORMATS["int8"], INT8_BEFORE)),
+        *(Recipe(bf16, dense) for dense in (FORMATS["int8"], INT8_BEFORE)),
+    )
+    facts = [facts_of(model, recipe, "weights") for recipe in recipes]
+    assert len({seed(each) for each in facts}) == len(recipes)
+    assert facts[1]["activations"] == "by group" and "activations" not in facts[3]
