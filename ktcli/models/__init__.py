@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import completed, within_text
-from ktcli.models.model import Model, Spec
+from ktcli.models.model import DecoderModel, Model, Spec
+from ktcli.models.pooling import read_pooling
 from ktcli.unsupported import unsupported_type
 
 Config = Mapping[str, Any]
@@ -21,7 +22,7 @@ class Family(Protocol):
     # see `completed`.
     MODEL_TYPES: Mapping[str, Mapping[str, Any]]
 
-    def build(self, config: Config) -> Model:
+    def build(self, config: Config) -> DecoderModel:
         """Returns the model that a config describes."""
 
     def cut(self, config: Config, layers: int) -> dict[str, Any]:
@@ -88,7 +89,9 @@ def build(config: Config) -> Model:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
     """
     family, whole = _read(config)
-    return family.build(whole)
+    model = family.build(whole)
+    pooling = read_pooling(whole, model.spec.hidden)
+    return model if pooling is None else model.pooled(pooling)
 
 
 def cut(config: Config, layers: int) -> dict[str, Any]:

@@ -6,13 +6,14 @@ the tensors, so that nothing is counted twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
 from ktcli.layers.decoder import Decoder
 from ktcli.layers.rope import at_context
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.pooling import TextPooling
 from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.passes import reuse_buffers
@@ -38,6 +39,7 @@ class Spec:
         expert_hidden: width of the rows that experts read and give.
         glus: the activation of the experts of each MoE layer.
         scratch: what one step needs beside the residual stream.
+        embeds: whether a step gives hidden rows, of which embeddings are made, instead of logits.
     """
 
     family: str
@@ -53,6 +55,12 @@ class Spec:
     expert_hidden: int
     glus: tuple[Glu, ...]
     scratch: Scratch
+    embeds: bool = False
+
+    @property
+    def output_width(self) -> int:
+        """The width of the rows that a step gives: logits of the vocabulary, or hidden rows."""
+        return self.hidden if self.embeds else self.vocab
 
     @property
     def position_elements(self) -> int:
@@ -109,8 +117,12 @@ class Model(Protocol):
     def spec(self) -> Spec: ...
 
     @property
+    def pooling(self) -> TextPooling | None:
+        """How an embedding model makes one vector of a text; None: it is not one."""
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: embedding, layers in order, final norm, head."""
+        """The stored tensors: embedding, layers in order, final norm, and the head if there is one."""
 
     @property
     def counted(self) -> tuple[tuple[Tensor, int], ...]:
@@ -133,7 +145,8 @@ class Model(Protocol):
         embedding."""
 
     def forward(self, b: Backend) -> Value:
-        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab]."""
+        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows
+        [outputs, hidden] where `Spec.embeds` says so."""
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -150,13 +163,14 @@ class DecoderModel:
 
     Attributes:
         context: positions the model was made for.
-        ignored: see `Model`.
+        ignored, pooling: see `Model`.
     """
 
     family: str
     decoder: Decoder
     context: int
     ignored: tuple[str, ...] = ()
+    pooling: TextPooling | None = None
 
     @cached_property
     def spec(self) -> Spec:
@@ -177,6 +191,7 @@ class DecoderModel:
             expert_hidden=sparse[0].expert_hidden if sparse else 0,
             glus=tuple(mlp.glu for mlp in sparse),
             scratch=self.decoder.scratch,
+            embeds=self.decoder.headless,
         )
 
     @cached_property
@@ -203,8 +218,14 @@ class DecoderModel:
         """Returns the model with the rotary embeddings for a context of `context` positions."""
         return at_context(self, context)
 
+    def pooled(self, pooling: TextPooling) -> DecoderModel:
+        """Returns the model without its head, as one for embeddings that are made so."""
+        ignored = (*self.ignored, f"{self.decoder.head_source}.*")
+        headless = replace(self.decoder, headless=True)
+        return replace(self, decoder=headless, ignored=ignored, pooling=pooling)
+
     def forward(self, b: Backend) -> Value:
-        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab]."""
+        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows."""
         return self.decoder.forward(b)
 
     @property

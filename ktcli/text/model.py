@@ -8,18 +8,20 @@ from typing import Any
 
 from ktcli.resources import data_path
 from ktcli.store.entry import BUILTIN
+from ktcli.text.around import NOTHING_AROUND, AroundText
 from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
 from ktcli.text.files import read_json
 from ktcli.text.rows import KnownRows, read_rows
 from ktcli.text.settings import (
     Settings,
+    read_around_text,
     read_begin,
     read_settings,
     read_stop_ids,
     unused_settings,
 )
-from ktcli.text.template import ChatTemplate, load_template
+from ktcli.text.template import ChatTemplate, load_template, makes_embeddings
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -32,6 +34,8 @@ class TextModel:
         stop_ids: the ids of tokens that end an answer.
         settings: the model's own settings.
         begin: the ids in front of a text outside any turn; a template writes its own.
+        around: the ids before and behind a text of which an embedding is made.
+        embeds: whether it makes embeddings and generates no text.
         response_template: how the checkpoint says that its answers are read, unchecked; None: it does not.
         unused: a sentence on each of the model's own settings that is not used.
         rows: what it is told of kt's tables, where a question names a row; None: it is not the built-in model.
@@ -47,6 +51,8 @@ class TextModel:
     begin: tuple[int, ...] = ()
     rows: KnownRows | None = None
     unused: tuple[str, ...] = ()
+    around: AroundText = NOTHING_AROUND
+    embeds: bool = False
     can: Capabilities = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,4 +87,16 @@ def read_text_model(
     settings, begin = read_settings(folder), read_begin(folder, tokenizer)
     rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
     unused = unused_settings(folder)
-    return TextModel(tokenizer, control, template, stop_ids, settings, answers, begin, rows, unused)
+    return TextModel(
+        tokenizer,
+        control,
+        template,
+        stop_ids,
+        settings,
+        answers,
+        begin,
+        rows,
+        unused,
+        read_around_text(folder, tokenizer, begin),
+        makes_embeddings(folder),
+    )

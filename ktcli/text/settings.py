@@ -12,6 +12,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.sampling import SamplingSettings
+from ktcli.text.around import AroundText
 from ktcli.text.files import read_json
 from ktcli.text.template import ChatTemplate, special_tokens
 from ktcli.text.tokenizer import Tokenizer
@@ -155,6 +156,21 @@ def read_begin(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
         return ()
     id = tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
     return () if id is None else (id,)
+
+
+def read_around_text(folder: Path, tokenizer: Tokenizer, begin: tuple[int, ...]) -> AroundText:
+    """Returns the ids before and behind a text of which an embedding is made: those of the tokenizer's own
+    post-processor, else those that tokenizer_config.json says by `add_bos_token` and `add_eos_token`.
+
+    Args:
+        begin: see `read_begin`.
+    """
+    path, found = folder / "tokenizer_config.json", tokenizer.around
+    behind = found.behind
+    if not behind and path.is_file() and read_json(path).get("add_eos_token") is True:
+        id = tokenizer.id_of(special_tokens(folder).get("eos_token", ""))
+        behind = () if id is None else (id,)
+    return AroundText(found.before or begin, behind)
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 
 from ktcli.errors import BadCheckpoint
+from ktcli.models.pooling import KEY
 from ktcli.text.files import read_json, read_text, without_surrogates
 from ktcli.text.meter import Meter
 from ktcli.text.sandbox import GLOBALS, MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
@@ -157,7 +158,7 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def find_template(folder: Path, *, name: str) -> str:
-    """Returns the text of a model's template.
+    """Returns the text of a model's template; an empty one of an embedding model that has none.
 
     Raises:
         BadCheckpoint: the folder has none; base models do not, and some makers publish a program instead.
@@ -172,11 +173,21 @@ def find_template(folder: Path, *, name: str) -> str:
             found = _default_of(found)
         if isinstance(found, str):
             return found
+    if makes_embeddings(folder):
+        return ""
     raise BadCheckpoint(
         f"{name} has no chat template: it is a base model, or its publisher provides code instead, "
         f"which kt does not run",
         hint=f"use the instruction-tuned version, or put a chat_template.jinja into {folder}",
     )
+
+
+def makes_embeddings(folder: Path) -> bool:
+    """Tells whether a folder is that of an embedding model: a checkpoint of sentence-transformers, or a pack."""
+    config = folder / "config.json"
+    if (folder / "modules.json").is_file():
+        return True
+    return config.is_file() and read_json(config).get(KEY) is not None
 
 
 def _default_of(named: Sequence[Any]) -> str | None:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from ktcli.errors import BadCheckpoint
 from ktcli.text import sentencepiece, tiktoken
+from ktcli.text.around import NOTHING_AROUND, AroundText, read_around
 from ktcli.text.codec import BORDER, RESERVED, Codec, LibraryCodec
 from ktcli.text.components import Examined, examine
 from ktcli.text.files import read_text, without_surrogates
@@ -48,10 +49,13 @@ class Tokenizer:
         added: tokens that are found in a text before it is cut into words.
         special_ids: the ids of the added tokens that are left out of an answer's text.
         byte_level: whether tokens are bytes, each of which has a letter.
+        around: the ids that belong around a text of its own, for an embedding; `encode` puts none.
     """
 
-    def __init__(self, codec: Codec, found: Examined, where: Path) -> None:
-        self._codec, self._where = codec, where
+    def __init__(
+        self, codec: Codec, found: Examined, where: Path, around: AroundText = NOTHING_AROUND
+    ) -> None:
+        self._codec, self._where, self.around = codec, where, around
         self.rewrites = found.rewrites
         self.byte_level = list(found.decoder) == ["ByteLevel"]
         self._falls_back = "ByteFallback" in found.decoder
@@ -244,11 +248,11 @@ def _read_document(text: str, where: Path) -> Tokenizer:
         raise BadCheckpoint(f"{where} is not a tokenizer: invalid JSON: {why}") from error
     if not isinstance(document, dict):
         raise BadCheckpoint(f"{where} is not a tokenizer: it is not a JSON object")
-    found = examine(document, str(where))
+    found, around = examine(document, str(where)), read_around(document)
     del document
     with _silent_stderr():
         codec = _guarded(f"{where} is not a tokenizer", lambda: _made(text, found))
-    tokenizer = Tokenizer(codec, found, where)
+    tokenizer = Tokenizer(codec, found, where, around)
     ids = tokenizer.encode(_PROBE)
     if not ids:
         raise BadCheckpoint(f"{where} has no tokens")

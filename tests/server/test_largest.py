@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import pytest
 import requests
 from chat.fake_engine import TEMPLATE
-from server.running import Running, running, scripted
+from server.embedding import NAME, stored
+from server.running import Running, scripted, serving_models
+from server.sources import ScriptedModel
 from server.test_serving import until
 from starlette.routing import Route
 
@@ -36,6 +38,8 @@ TOOLS = (
 MOST = guard.BODY_BYTES - 1000
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, OLLAMA_TEXT = "/v1/messages", "/api/chat", "/api/generate"
+EMBEDDINGS, EMBED, EMBEDDING = "/v1/embeddings", "/api/embed", "/api/embeddings"
+EMBEDDED = 16_384  # the context of the model that makes embeddings
 ASKED = [{"role": "user", "content": "hi"}]
 IN_CHAT: dict[str, Any] = {"messages": ASKED}
 REST: dict[str, dict[str, Any]] = {
@@ -51,9 +55,12 @@ REST: dict[str, dict[str, Any]] = {
     "/api/show": {},
     "/tokenize": {},
     "/detokenize": {"tokens": []},
+    EMBEDDINGS: {"model": NAME, "input": "hi"},
+    EMBED: {"model": NAME, "input": "hi"},
+    EMBEDDING: {"model": NAME, "prompt": "hi"},
 }
 # Paths whose bodies do not reach the thread that makes prompts, or that only the server's owner may ask.
-ASIDE = re.compile(r"/engine.*|/api/(pull|delete|copy|embed.*)|/cancel/.*|/v1/responses/{id}")
+ASIDE = re.compile(r"/engine.*|/api/(pull|delete|copy)|/cancel/.*|/v1/responses/{id}")
 
 
 class Fill(NamedTuple):
@@ -135,6 +142,25 @@ def fills(path: str) -> Iterator[tuple[str, str, str]]:
         yield "ids that fit", "tokens", f"[{'300,' * (CONTEXT - 1)}7]"
     if path == "/api/show":
         yield "name", "model", texts("")[0].around
+    if path in (EMBEDDINGS, EMBED, EMBEDDING):
+        yield from of_embeddings(path)
+
+
+def of_embeddings(path: str) -> Iterator[tuple[str, str, str]]:
+    """As `fills`, for what requests for embeddings have."""
+    field = "prompt" if path == EMBEDDING else "input"
+    looked_at = [*texts("few", 4 * EMBEDDED - 99), *texts("many", 62 * EMBEDDED)]
+    for fill in [*texts("x"), *looked_at]:
+        yield fill.name, field, fill.around
+    yield "texts", field, Fill("texts", "[*]", '"ab"').of(MOST)
+    for n, size in ((2048, 900), (120, 16_000)):
+        for fill in texts("some", size):
+            yield f"{n} texts: {fill.name}", field, f"[{','.join([fill.around] * n)}]"
+    if path == EMBEDDINGS:
+        yield "ids", field, f"[{'300,' * 1_000_000}7]"
+        few = f"[{'300,' * 145}7]"
+        yield "lists of ids", field, f"[{','.join([few] * 2048)}]"
+        yield "many lists of ids", field, f"[{','.join(['[7]'] * 1_000_000)}]"
 
 
 def conversations(path: str) -> Iterator[tuple[str, str, str]]:
@@ -224,8 +250,11 @@ def spent() -> Iterator[Spent]:
 def server(tmp_path_factory: pytest.TempPathFactory, spent: Spent) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("model")
     model = scripted(folder, lambda question: "yes", CONTEXT, template=TOOLS + TEMPLATE)
-    with running(model) as found:
-        posted(found, CHAT, json.dumps(IN_CHAT).encode())  # what is made once is made
+    longer = {"max_position_embeddings": EMBEDDED}
+    embedder, _ = stored(tmp_path_factory.mktemp("embedder"), context=EMBEDDED, config=longer)
+    with serving_models([ScriptedModel(model), embedder]) as found:
+        for path in (CHAT, EMBEDDINGS):  # what is made once is made
+            posted(found, path, json.dumps(REST[path]).encode())
         yield found
 
 

@@ -84,7 +84,8 @@ def test_every_api_has_it(server: Running) -> None:
     )
     assert ollama["eval_count"] == text["eval_count"] == 3
     anthropic = ask(server, "/v1/messages", model="terse", messages=QUESTION, max_tokens=50)
-    assert anthropic["usage"]["input_tokens"] == prompt
+    usage = anthropic["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prompt
     assert anthropic["content"][0]["text"] == "one two three four "
     counted = ask(server, "/v1/messages/count_tokens", model="terse", messages=QUESTION)
     assert counted["input_tokens"] == prompt

@@ -82,6 +82,8 @@ def server(running: Running, models: list[ScriptedModel]) -> Iterator[Running]:
     models[1].gate.clear()
     yield running
     models[1].gate.set()
+    # Its load may still be under way when nobody waits for it any more: whoever asks is answered after it.
+    assert by_chat(running.url, "b") == "b heard hi"
     until(lambda: running.loaded == ["a"])
 
 

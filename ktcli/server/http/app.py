@@ -21,12 +21,14 @@ from ktcli.server.http.anthropic.messages import STREAM as ANTHROPIC
 from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.anthropic.messages import error_of as anthropic_error
 from ktcli.server.http.guard import Guard
+from ktcli.server.http.ollama import embed as ollama_embed
 from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import STREAM as OLLAMA
 from ktcli.server.http.ollama.chat import chat, generate
 from ktcli.server.http.openai import stored
 from ktcli.server.http.openai.chat import chat_completions, render
+from ktcli.server.http.openai.embeddings import embeddings
 from ktcli.server.http.openai.envelope import STREAM as OPENAI
 from ktcli.server.http.openai.envelope import encode, error_of
 from ktcli.server.http.openai.models import model, models
@@ -66,11 +68,12 @@ def application(state: ServerState) -> App:
         Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
         Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
         Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
+        Route("/v1/embeddings", _waiting(embeddings), methods=["POST"]),
         Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
         Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),
         Route("/v1/responses/{id}/input_items", stored.input_items),
         Route("/", page.root),
-        Route("/page/{name}", page.part, include_in_schema=False),
+        Route("/page/{name:path}", page.part, include_in_schema=False),
         Route("/api/version", ollama.version),
         Route("/api/tags", ollama.tags),
         Route("/api/ps", ollama.running),
@@ -80,8 +83,8 @@ def application(state: ServerState) -> App:
         Route("/api/pull", _waiting(ollama_library.pull), methods=["POST"]),
         Route("/api/delete", ollama_library.delete, methods=["DELETE"]),
         Route("/api/copy", ollama_library.copy, methods=["POST"]),
-        Route("/api/embed", ollama_library.embed, methods=["POST"], include_in_schema=False),
-        Route("/api/embeddings", ollama_library.embed, methods=["POST"], include_in_schema=False),
+        Route("/api/embed", _waiting(ollama_embed.embed), methods=["POST"]),
+        Route("/api/embeddings", _waiting(ollama_embed.embedding), methods=["POST"]),
         Route("/v1/messages", _waiting(messages, ANTHROPIC), methods=["POST"]),
         Route("/v1/messages/count_tokens", _waiting(count_tokens), methods=["POST"]),
     ]

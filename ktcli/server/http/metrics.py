@@ -67,6 +67,18 @@ class Metrics:
         self._whole.observe(seconds)
         self._queued.observe(stats.queued_s)
 
+    def embedded(self, tokens: int, reused: int, seconds: float) -> None:
+        """Counts a request for embeddings that has ended.
+
+        Args:
+            tokens, reused: of all texts, and those of them that were in the cache.
+        """
+        self._prompt.inc(tokens)
+        self._queries.inc(tokens)
+        self._hits.inc(reused)
+        self._ended.labels(Finish.STOP.value).inc()
+        self._whole.observe(seconds)
+
     def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"kt_{name}", what, labels, registry=self.registry)
 

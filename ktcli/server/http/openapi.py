@@ -16,11 +16,13 @@ from ktcli import __version__
 from ktcli.server.http import own
 from ktcli.server.http.anthropic.fields import MessagesBody
 from ktcli.server.http.anthropic.messages import count_tokens, messages
+from ktcli.server.http.ollama import embed as ollama_embed
 from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import chat, generate
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
 from ktcli.server.http.openai.chat import chat_completions, render
+from ktcli.server.http.openai.embeddings import EmbeddingsBody, embeddings
 from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.openai.fields import ChatBody, TextBody
 from ktcli.server.http.openai.response_fields import ResponseBody
@@ -34,12 +36,15 @@ BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
     chat_completions: ChatBody,
     render: ChatBody,
     completions: TextBody,
+    embeddings: EmbeddingsBody,
     responses: ResponseBody,
     input_tokens: ResponseBody,
     messages: MessagesBody,
     count_tokens: MessagesBody,
     chat: OllamaChatBody,
     generate: GenerateBody,
+    ollama_embed.embed: ollama_embed.EmbedBody,
+    ollama_embed.embedding: ollama_embed.EmbeddingsPromptBody,
     ollama.show: ollama.ModelAsked,
     ollama_library.pull: ollama_library.PullBody,
     ollama_library.delete: ollama_library.DeleteBody,

@@ -93,7 +93,7 @@ class ModelAbilities(NamedTuple):
     @classmethod
     def of(cls, answers: AnswerFormat) -> ModelAbilities:
         """Returns what a model can do; on the main thread, since its template is tried."""
-        can = ["completion"]
+        can = ["completion"]  # of one that generates text
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
         can += ["insert"] if Infill.of(answers.texts.tokenizer.added) else []
@@ -111,7 +111,7 @@ class ServerState:
         begun: whether the server's own model has been loaded once.
         since: when the server began, seconds since 1970.
         abilities: of models, by their keys and identities.
-        attached: the answers to attached chats, which are cancelled when the server ends.
+        attached: the answers to attached chats, and requests for embeddings, which are cancelled when the server ends.
         kept: the latest responses.
         seal: seals thoughts that clients keep.
     """
@@ -195,7 +195,10 @@ class ServerState:
                 read = lambda: AnswerFormat.of(source.read_text_model(tokenizer))  # noqa: E731
                 answers = await asyncio.wrap_future(self.jobs.ask(read))
             asked = self.jobs.ask(lambda: ModelAbilities.of(answers))
-            found = self.abilities[key] = await asyncio.wrap_future(asked)
+            found = await asyncio.wrap_future(asked)
+            if facts.pooling is not None:
+                found = found._replace(capabilities=[facts.task])
+            self.abilities[key] = found
         return found
 
     async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
@@ -238,6 +241,7 @@ class ServerState:
             KtError: as making the prompt.
             KtError, Refusal: as `answer`.
         """
+        _require_texts(lease.model)
         return await self.answer(lease, await self.prompt(lease.model, make), options)
 
     async def answer(
@@ -249,8 +253,9 @@ class ServerState:
 
         Raises:
             KtError: as `EngineThread.submit`.
-            Refusal: the answers cannot be held to what was asked for.
+            Refusal: the model generates no text, or the answers cannot be held to what was asked for.
         """
+        _require_texts(lease.model)
 
         def submit(constraints: Sequence[Constraint]) -> Generation:
             made = Generation(lease, prompt, options, self.metrics, constraints)
@@ -281,6 +286,14 @@ class ServerState:
             KtError: it cannot be made.
         """
         return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+
+
+def _require_texts(model: ServedModel) -> None:
+    """Checks that a model generates text. Raises: Refusal: it makes embeddings."""
+    if model.backend.engine.spec.embeds:
+        instead = "use /v1/embeddings or /api/embed, or another model"
+        said = f"{model.name} makes embeddings and generates no text: {instead}"
+        raise Refusal(400, said, "model", "unsupported_value")
 
 
 def _require_ids(ids: Collection[int], vocab: int) -> None:

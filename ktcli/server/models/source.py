@@ -17,7 +17,8 @@ from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import Busy, DeviceError, NotFound
 from ktcli.manifest import PACK
 from ktcli.models import build
-from ktcli.store import library
+from ktcli.models.pooling import TextPooling, read_pooling
+from ktcli.store import catalog, library
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 from ktcli.weights.pack import Pack
@@ -46,6 +47,8 @@ class ModelFacts:
         size_bytes: its weights, as they are stored.
         identity: equal ones have the same weights in the same formats.
         made: when it was converted, seconds since 1970.
+        pooling: how it makes embeddings; None: it generates text.
+        hidden: the width of its hidden rows: the length of its embeddings.
     """
 
     family: str
@@ -54,6 +57,13 @@ class ModelFacts:
     size_bytes: int
     identity: str
     made: int
+    pooling: TextPooling | None = None
+    hidden: int = 0
+
+    @property
+    def task(self) -> str:
+        """What it is for, in Ollama's words."""
+        return "completion" if self.pooling is None else "embedding"
 
 
 class ModelSource(Protocol):
@@ -178,7 +188,8 @@ class StoredModel:
 @lru_cache(256)
 def _facts_of(path: Path, made_ns: int) -> ModelFacts:
     pack = Pack.open(path)
-    spec = build(pack.config).spec
+    model = build(pack.config)
+    spec = model.spec
     return ModelFacts(
         spec.family,
         spec.context,
@@ -186,7 +197,22 @@ def _facts_of(path: Path, made_ns: int) -> ModelFacts:
         pack.size_bytes,
         library.identity(path),
         made_ns // 10**9,
+        _as_known(model.pooling, pack),
+        spec.hidden,
     )
+
+
+def _as_known(pooling: TextPooling | None, pack: Pack) -> TextPooling | None:
+    """Returns a model's pooling, with what the catalogue knows of it: that its vectors may be shortened, which few
+    models' files say."""
+    source = pack.manifest
+    if pooling is None or pooling.any_length or pooling.lengths or not source.repository:
+        return pooling
+    profile = catalog.by_repository(source.hub, source.repository)
+    known = (
+        None if profile is None else read_pooling(profile.config, build(pack.config).spec.hidden)
+    )
+    return pooling if known is None else replace(pooling, any_length=known.any_length)
 
 
 class _Stoppable:

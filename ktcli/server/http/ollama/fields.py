@@ -23,6 +23,16 @@ from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 
+def keep_s_of(keep_alive: float | str | None) -> float | None:
+    """Returns the seconds for which a request keeps a model in memory; None: as long as before.
+
+    Raises:
+        Refusal: it is not a duration.
+    """
+    with about("keep_alive"):
+        return None if keep_alive is None else keep_seconds(keep_alive, "keep_alive")
+
+
 class Options(msgspec.Struct):
     """The field `options`."""
 
@@ -60,13 +70,8 @@ class OllamaBody(ForeignLimits):
 
     @property
     def keep_s(self) -> float | None:
-        """Returns the seconds that the model is to stay in memory afterwards; None: as before.
-
-        Raises:
-            Refusal: it is not a duration.
-        """
-        with about("keep_alive"):
-            return None if self.keep_alive is None else keep_seconds(self.keep_alive, "keep_alive")
+        """The seconds that the model is to stay in memory afterwards; None: as before."""
+        return keep_s_of(self.keep_alive)
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer: sampling, limits and constraints.

@@ -83,11 +83,6 @@ async def copy(request: Request) -> Response:
     return _json(None)
 
 
-async def embed(request: Request) -> Response:
-    """Refuses to make embeddings."""
-    raise Refusal(400, "embeddings are not supported: the models of this server generate text")
-
-
 async def unsupported(request: Request) -> Response:
     """Refuses the paths of Ollama that this server does not support."""
     path = request.url.path[:200]

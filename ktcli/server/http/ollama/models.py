@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ktcli.models.pooling import PoolingMode
 from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.chat import stamp
 from ktcli.server.http.openai.envelope import encode
@@ -17,6 +18,8 @@ from ktcli.store.modelfile import parameter_lines
 from ktcli.store.preset import Preset
 
 VERSION = "0.12.0"  # of the API that is spoken; some clients want at least 0.6.4, in digits
+# llama.cpp's numbers, of metadata in GGUF files.
+POOLING_TYPES = {PoolingMode.MEAN: 1, PoolingMode.FIRST: 2, PoolingMode.LAST: 3}
 _NEVER = "9999-12-31T00:00:00Z"
 
 
@@ -64,10 +67,21 @@ async def show(request: Request) -> Response:
         "general.architecture": facts.family,
         f"{facts.family}.context_length": context or facts.context,
         "general.basename": source.name,
+        **_of_embeddings(facts),
     }
     about = {"details": _details(facts), "model_info": info, "capabilities": can.capabilities}
     said = {**about, "template": can.template, "modified_at": stamp(facts.made)}
     return _json({**said, **_preset(await state.preset(name, source))})
+
+
+def _of_embeddings(facts: ModelFacts) -> dict[str, Any]:
+    """Returns what GGUF files say of an embedding model; nothing for one that generates text."""
+    if facts.pooling is None:
+        return {}
+    return {
+        f"{facts.family}.embedding_length": facts.hidden,
+        f"{facts.family}.pooling_type": POOLING_TYPES[facts.pooling.mode],
+    }
 
 
 def _preset(preset: Preset) -> dict[str, str]:
@@ -85,6 +99,7 @@ def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
         "modified_at": stamp(facts.made),
         "size": facts.size_bytes,
         "digest": facts.identity,
+        "capabilities": [facts.task],
         "details": _details(facts),
     }
 

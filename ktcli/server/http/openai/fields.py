@@ -5,7 +5,6 @@ Unknown fields are ignored; a field with an unsupported value is refused by name
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -333,9 +332,7 @@ class TextBody(Sampled):
         options = self.answer_options(settings, most, self.logprobs, least=0)
         if not self.echo or self.logprobs is None:
             return replace(options, plain=True)
-        # What was computed before has no chances, so that nothing of it may be found.
-        salt = secrets.token_hex(16)
-        return replace(options, plain=True, salt=salt, prompt_logprobs=self.logprobs)
+        return replace(options, plain=True, prompt_logprobs=self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
         """Returns the prompts, each as text or token ids.

@@ -50,5 +50,6 @@ def _row(state: ServerState, source: ModelSource, facts: ModelFacts, name: str) 
         "owned_by": "kt",
         "max_model_len": context,
         "loaded": loaded is not None,
+        "capabilities": [facts.task],
         "meta": {**about, "n_ctx_train": facts.context},
     }

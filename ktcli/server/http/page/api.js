@@ -1,6 +1,8 @@
 // Asks the server that this page came from.
 
-const KEY = "kt.key";
+import { inSession } from "./preferences.js";
+
+const KEY = "key";
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -9,10 +11,15 @@ export class Refused extends Error {
   }
 }
 
-export const remember = (key) => sessionStorage.setItem(KEY, key);
+let key = inSession(KEY); // kept until the tab is closed
+
+export function remember(said) {
+  key = said;
+  inSession(KEY, said);
+}
 
 async function ask(path, about = {}) {
-  const key = sessionStorage.getItem(KEY), headers = { "Content-Type": "application/json" };
+  const headers = { "Content-Type": "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
   const reply = await fetch(path, { ...about, headers });
   if (reply.ok) return reply;
@@ -20,13 +27,17 @@ async function ask(path, about = {}) {
   throw new Refused(reply.status, said.error?.message ?? `the server answered with HTTP ${reply.status}`);
 }
 
+// Those that generate text.
 export async function models() {
-  return (await (await ask("v1/models")).json()).data;
+  const rows = (await (await ask("v1/models")).json()).data;
+  return rows.filter((row) => row.capabilities?.includes("completion") ?? true);
 }
 
 // The events of an answer, as they come.
-export async function* answer(model, messages, signal) {
-  const body = JSON.stringify({ model, messages, stream: true, stream_options: { include_usage: true }, return_progress: true });
+// options: fields of the request beside the messages.
+export async function* answer(model, messages, options, signal) {
+  const told = { stream: true, stream_options: { include_usage: true }, return_progress: true };
+  const body = JSON.stringify({ ...options, model, messages, ...told });
   const reply = await ask("v1/chat/completions", { method: "POST", body, signal });
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

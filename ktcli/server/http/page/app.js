@@ -1,285 +1,207 @@
-// The chat page: what is shown, and what buttons and keys do.
+// The chat page: starts it, and says what its buttons and keys do.
 
-import { Refused, answer, models, remember } from "./api.js";
-import { show } from "./markdown.js";
-import { begin, load, save } from "./store.js";
+import { COMPLETE } from "./answering.js";
+import { Attachments } from "./attachments.js";
+import { Conversations } from "./conversations.js";
+import { download, exported, importInto } from "./exchange.js";
+import { takeOver } from "./legacy.js";
+import { Log } from "./log.js";
+import { Models } from "./models.js";
+import { remember } from "./api.js";
+import { inBrowser, inSession } from "./preferences.js";
+import { SettingsDialog } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { Store } from "./store.js";
+import { StorageFull } from "./tables.js";
+import { listen } from "./tabs.js";
+import { Unsound } from "./records.js";
 
 const at = (id) => document.getElementById(id);
-const log = at("log"), prompt = at("prompt"), picker = at("model"), side = at("side");
+const prompt = at("prompt"), side = at("side");
+let editing = null; // what is being edited: { message, draft: what was written before, files }
+let undo = null;
 
-let conversations = load();
-let current = begin();
-let known = new Map(); // the models by their names
-let running = null; // the answer that comes: { message, view, stop }
-let editing = null; // the message that what is typed will replace, and what was typed before: { message, draft }
-const gone = []; // ids of conversations that were deleted here
+// --- what is said -----------------------------------------------------------------------------------------
 
-// --- parts of the page ---------------------------------------------------------------------------------
-
-function element(name, about = {}, ...children) {
-  const made = Object.assign(document.createElement(name), about);
-  made.append(...children);
-  return made;
+// Says what happened; `back` takes it back.
+function say(words, isWrong = false, back = null) {
+  at("status").textContent = words;
+  at("status").classList.toggle("wrong", isWrong);
+  at("status").classList.toggle("quiet", words === COMPLETE); // for readers; others see it
+  undo = back;
+  at("undo").hidden = !back;
 }
 
-const button = (text, label, run) => {
-  const made = element("button", { type: "button", textContent: text, onclick: run });
-  made.setAttribute("aria-label", label);
-  return made;
-};
+const FULL = "The browser's storage is full. What is new stays here until this tab is closed: delete some conversations, or export this one.";
+const BLOCKED = "The browser does not let this page store anything: conversations last until this tab is closed.";
 
-const say = (text, wrong = false) => {
-  at("status").textContent = text;
-  at("status").classList.toggle("wrong", wrong);
-};
-
-// The elements of a message, which `draw` fills.
-function viewOf(message) {
-  const own = message.role === "user", text = element("div", { className: "text" });
-  const thoughts = element("div", { className: "thoughts" }), row = element("div", { className: "row" });
-  const folded = element("details", {}, element("summary", { textContent: "Thoughts" }), thoughts);
-  const figures = element("span");
-  const whole = element("article", { className: own ? "own" : "other" }, folded, text, row);
-  whole.setAttribute("aria-label", own ? "You" : "Answer");
-  if (own) row.append(button("Edit", "Edit this message", () => edit(message)));
-  else row.append(element("span", { className: "last" }, button("Retry", "Answer again", () => retry(message))), figures);
-  const view = { message, whole, text, thoughts, folded, figures, row };
-  draw(view);
-  return view;
+// Says what is wrong with the storage, until it is right again.
+function warn(words) {
+  at("warning").textContent = words;
+  at("warning").hidden = !words;
 }
 
-function draw(view) {
-  const { message } = view;
-  if (message.role === "user") view.text.textContent = message.content;
-  else show(view.text, message.content);
-  view.folded.hidden = !message.thoughts;
-  if (view.thoughts.textContent !== (message.thoughts ?? "")) view.thoughts.textContent = message.thoughts ?? "";
-  view.figures.textContent = message.figures ?? "";
-  view.row.hidden = running?.message === message;
-}
+const failed = (error) => warn(error instanceof StorageFull ? FULL : `The browser cannot store conversations: ${error?.message ?? error}`);
+const saved = () => { if (store.isKept) warn(""); };
 
-function drawAll() {
-  log.replaceChildren(...current.messages.map((message) => viewOf(message).whole));
-  log.scrollTop = log.scrollHeight;
-  drawEditing();
-  drawSide();
+// --- the conversation -------------------------------------------------------------------------------------
+
+const lastOpen = inSession("open");
+const store = await Store.open();
+const models = new Models(at("model"), drawContext, (error) => {
+  if (error.status === 401) needsKey();
+  else say(`Cannot reach the server: ${error.message}`, true);
+});
+const conversations = new Conversations(store, {
+  draw, say, failed, saved, needsKey, grew: (message) => log.grew(message), model: () => models.chosen,
+});
+const log = new Log(at("log"), at("messages"), at("end"), {
+  edit,
+  retry: (message) => { endEdit(); conversations.retry(message); },
+  goOn: (message) => { endEdit(); conversations.goOn(message); },
+  choose(message, step) {
+    endEdit();
+    log.focusPager(conversations.choose(message, step), step);
+  },
+});
+const sidebar = new Sidebar({ list: at("conversations"), search: at("search"), deleted: at("deleted"), note: at("found") }, {
+  open: turnTo,
+  remove,
+  restore: (id) => conversations.restore(id),
+  erase: (id) => conversations.erase(id),
+  find: (words) => store.search(words).catch(() => new Set()),
+});
+const attachments = new Attachments(at("files"), () => {});
+const settings = new SettingsDialog(at("adjust"));
+
+function draw() {
+  const { current, running } = conversations;
+  const title = current.record.title, isRunning = running.has(current.id);
+  if (at("title").textContent !== title) at("title").textContent = title;
+  document.title = current.isEmpty ? "kt" : `${title} – kt`;
+  at("empty").hidden = !current.isEmpty;
+  log.draw(current, { running: running.get(current.id)?.message ?? null, live: conversations.live });
+  log.mark(editing?.message);
+  at("cancel").hidden = !editing;
+  at("send").hidden = isRunning;
+  at("stop").hidden = !isRunning;
+  at("log").setAttribute("aria-busy", String(isRunning));
+  sidebar.draw({ records: conversations.records, current: current.id, running });
+  inSession("open", current.id);
   drawContext();
 }
 
-// Shows what sending will replace.
-function drawEditing() {
-  const from = editing ? current.messages.indexOf(editing.message) : Infinity;
-  [...log.children].forEach((whole, place) => whole.classList.toggle("replaced", place >= from));
-  at("cancel").hidden = !editing;
-}
-
-function drawSide() {
-  at("conversations").replaceChildren(...conversations.map((each) => {
-    const open = button(each.title, each.title, () => turnTo(each));
-    open.setAttribute("aria-current", String(each === current));
-    return element("li", {}, open, button("✕", `Delete ${each.title}`, () => remove(each)));
-  }));
-}
-
 function drawContext() {
-  const most = known.get(picker.value)?.max_model_len, used = current.messages.at(-1)?.used;
+  const most = models.context, used = conversations.current.path().findLast((each) => each.used)?.used;
   const words = (number) => number.toLocaleString("en");
   at("context").textContent = most ? `${words(used ?? 0)} of ${words(most)} tokens` : "";
 }
 
-// --- conversations --------------------------------------------------------------------------------------
-
-// Puts a conversation first and keeps all.
-function keep(conversation) {
-  conversations = [conversation, ...conversations.filter((each) => each !== conversation)];
-  if (!save(conversations, gone)) say("The browser's storage is full: delete some conversations.", true);
-  drawSide();
-}
-
-function turnTo(conversation) {
-  running?.stop();
+async function turnTo(id) {
   endEdit();
-  current = conversation;
-  side.classList.remove("open");
-  at("menu").setAttribute("aria-expanded", "false");
+  closeSide();
   say("");
-  drawAll();
+  await conversations.open(id);
+  log.goToEnd();
   prompt.focus();
 }
 
-function remove(conversation) {
-  gone.push(conversation.id);
-  if (conversation === current) turnTo(begin());
-  conversations = conversations.filter((each) => each !== conversation);
-  save(conversations, gone);
-  drawSide();
+function begin() {
+  endEdit();
+  closeSide();
+  say("");
+  conversations.begin();
+  prompt.focus();
 }
 
-// Lets a message be changed: it and all behind it stay, here and in the browser, until another one is answered.
+async function remove(id) {
+  if (id === conversations.current.id) endEdit();
+  const record = await conversations.remove(id);
+  if (record) say(`Deleted “${record.title}”.`, false, () => conversations.restore(id, true));
+  at("fresh").focus();
+}
+
+// --- the message that is written --------------------------------------------------------------------------
+
+function compose(text, files) {
+  prompt.value = text;
+  attachments.set(files);
+  grow();
+  inSession("draft", text);
+  prompt.focus();
+}
+
+// Lets a question be changed: it and all behind it stay, and what is sent becomes another version beside it.
 function edit(message) {
   endEdit();
-  editing = { message, draft: prompt.value };
-  compose(message.content);
-  drawEditing();
-  say("Sending replaces this message and all that follow; Escape cancels.");
+  editing = { message, draft: prompt.value, files: attachments.files };
+  compose(message.content, message.files ?? []);
+  say("Sending makes another version of this message; the conversation as it is stays. Escape cancels.");
+  draw();
 }
 
 function endEdit() {
   if (!editing) return;
-  compose(editing.draft);
+  const { draft, files } = editing;
   editing = null;
-  drawEditing();
+  compose(draft, files);
   say("");
+  draw();
 }
 
-function compose(text) {
-  prompt.value = text;
-  grow();
+function send() {
+  const text = prompt.value.trim(), { files } = attachments;
+  if ((!text && !files.length) || conversations.isRunning) return;
+  const { message, draft, files: before } = editing ?? { message: null, draft: "", files: [] };
+  editing = null;
+  compose(draft, before);
+  conversations.ask(text, files, message);
+  log.goToEnd();
+}
+
+async function attach(files) {
+  const wrong = await attachments.add(files);
+  say(wrong.join(" "), wrong.length > 0);
   prompt.focus();
 }
 
-// Takes the messages from a place on out of the conversation. Until there is a new answer they can come back.
-function setAside(from, text = "") {
-  return { from, text, title: current.title, messages: current.messages.splice(from) };
+function grow() {
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }
 
-function bringBack(conversation, { from, text, title, messages }) {
-  conversation.messages.splice(from, Infinity, ...messages);
-  conversation.title = title;
-  if (conversation !== current) return;
-  if (editing) {
-    if (!current.messages.includes(editing.message)) editing.message = messages[0];
-  } else if (text && !prompt.value) {
-    editing = { message: messages[0], draft: "" };
-    compose(text);
-  }
+// --- dialogs, files, theme --------------------------------------------------------------------------------
+
+function needsKey() {
+  if (!at("ask").open) at("ask").showModal();
 }
 
-function retry(message) {
-  if (running) return;
-  endEdit();
-  const aside = setAside(current.messages.indexOf(message));
-  drawAll();
-  reply(aside);
+async function adjust() {
+  const { current } = conversations;
+  const said = await settings.ask(current.record.title, current.record.settings);
+  if (said) await conversations.change(current, { title: said.title || current.record.title, settings: said.settings });
+  if (said?.isDefault) conversations.defaults = said.settings;
 }
 
-// --- answers --------------------------------------------------------------------------------------------
+const day = () => new Date().toISOString().slice(0, 10);
 
-function send() {
-  const text = prompt.value.trim();
-  if (!text || running) return;
-  const aside = setAside(editing ? current.messages.indexOf(editing.message) : current.messages.length, text);
-  if (!aside.from) current.title = text.slice(0, 60);
-  current.messages.push({ role: "user", content: text });
-  if (!aside.messages.length) keep(current);
-  compose(editing?.draft ?? "");
-  editing = null;
-  drawAll();
-  reply(aside);
-}
-
-const asked = (messages) => messages.map((each) => ({
-  role: each.role, content: each.content, ...(each.thoughts ? { reasoning_content: each.thoughts } : {}),
-}));
-
-async function reply(aside) {
-  const conversation = current, message = { role: "assistant", content: "" }, control = new AbortController();
-  const messages = asked(conversation.messages);
-  conversation.messages.push(message);
-  const view = (running = { message, stop: () => control.abort() }, viewOf(message));
-  log.append(view.whole);
-  busy(true);
-  say("Waiting for the answer …");
-  let drawing = 0;
+async function exportTo(name, ids = null) {
   try {
-    for await (const event of answer(picker.value, messages, control.signal)) {
-      take(message, event);
-      if (aside.messages.length && !isEmpty(message)) { aside.messages = []; keep(conversation); }
-      drawing ||= requestAnimationFrame(() => { drawing = 0; follow(() => draw(view)); });
-    }
-    say("The answer is complete.");
+    const records = conversations.records.filter((each) => (ids ? ids.includes(each.id) : !each.deleted));
+    download(await exported(records, (id) => conversations.messages(id)), `${name}-${day()}.json`);
   } catch (error) {
-    failed(message, error);
-  } finally {
-    cancelAnimationFrame(drawing);
-    running = null;
-    busy(false);
-    if (conversation === current) { follow(() => draw(view)); drawContext(); }
-    if (conversations.includes(conversation)) finish(conversation, aside); // else it was deleted meanwhile
+    failed(error);
   }
 }
 
-const isEmpty = (message) => !message.content && !message.thoughts;
-
-function finish(conversation, aside) {
-  const last = conversation.messages.at(-1);
-  if (last?.role === "assistant" && isEmpty(last)) {
-    conversation.messages.pop();
-    if (aside.messages.length) bringBack(conversation, aside);
-    if (conversation === current) drawAll();
-  }
-  keep(conversation);
-}
-
-function take(message, event) {
-  const delta = event.choices[0]?.delta ?? {};
-  message.content += delta.content ?? "";
-  if (delta.reasoning_content) message.thoughts = (message.thoughts ?? "") + delta.reasoning_content;
-  if (delta.reasoning_content) say("Thinking …");
-  else if (delta.content) say("Answering …");
-  const progress = event.prompt_progress;
-  if (progress && progress.processed < progress.total) {
-    say(`Reading ${progress.processed.toLocaleString("en")} of ${progress.total.toLocaleString("en")} tokens …`);
-  }
-  if (event.usage) message.used = event.usage.total_tokens;
-  if (event.timings) message.figures = figures(event.timings);
-}
-
-const figures = (timings) => {
-  const cached = timings.cache_n ? `, ${timings.cache_n} from cache` : "";
-  return `${timings.predicted_per_second.toFixed(1)} tokens/s · ${timings.predicted_n} tokens${cached}`;
-};
-
-function failed(message, error) {
-  if (error.name === "AbortError") {
-    message.figures = "stopped";
-    say("Stopped.");
-  } else if (error.status === 401) {
-    say("This server needs an API key.", true);
-    at("ask").showModal();
-  } else {
-    message.figures = "interrupted";
-    say(error instanceof Refused ? error.message : `Cannot reach the server: ${error.message}`, true);
-  }
-}
-
-// Draws, and stays at the end of the conversation where it was there.
-function follow(drawNow) {
-  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-  drawNow();
-  if (isAtEnd) log.scrollTop = log.scrollHeight;
-}
-
-function busy(is) {
-  at("send").hidden = is;
-  at("stop").hidden = !is;
-  log.setAttribute("aria-busy", String(is));
-  if (!is && document.activeElement === document.body) prompt.focus();
-}
-
-// --- models, theme, keys ----------------------------------------------------------------------------------
-
-async function loadModels() {
+async function importFrom(file) {
   try {
-    const rows = await models();
-    known = new Map(rows.map((row) => [row.id, row]));
-    picker.replaceChildren(...rows.map((row) => new Option(row.id, row.id)));
-    const chosen = localStorage.getItem("kt.model");
-    if (known.has(chosen)) picker.value = chosen;
-    drawContext();
+    say(await importInto(store, file));
   } catch (error) {
-    failed({}, error);
+    if (error instanceof Unsound) say(error.message, true);
+    else failed(error);
   }
+  await conversations.reread();
 }
 
 function dress(theme) {
@@ -290,32 +212,72 @@ function otherTheme() {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
   const now = document.documentElement.dataset.theme ?? (isDark ? "dark" : "light");
   const next = now === "dark" ? "light" : "dark";
-  localStorage.setItem("kt.theme", next);
+  inBrowser("theme", next);
   dress(next);
 }
 
-function grow() {
-  prompt.style.height = "auto";
-  prompt.style.height = `${prompt.scrollHeight + 2}px`;
+function openSide() {
+  at("menu").setAttribute("aria-expanded", String(side.classList.toggle("open")));
 }
 
+function closeSide() {
+  side.classList.remove("open");
+  at("menu").setAttribute("aria-expanded", "false");
+}
+
+// --- buttons and keys -------------------------------------------------------------------------------------
+
+const pressed = (id, run) => at(id).addEventListener("click", run);
+
+pressed("stop", () => conversations.stop());
+pressed("cancel", endEdit);
+pressed("fresh", begin);
+pressed("theme", otherTheme);
+pressed("menu", openSide);
+pressed("settings", adjust);
+pressed("attach", () => at("attached").click());
+pressed("import", () => at("imported").click());
+pressed("export", () => exportTo("kt-conversations"));
+pressed("undo", () => { const back = undo; say(""); back?.(); });
+at("adjust").querySelector(".one").addEventListener("click", () => exportTo("kt-conversation", [conversations.current.id]));
 at("form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
-at("stop").addEventListener("click", () => running?.stop());
-at("cancel").addEventListener("click", endEdit);
-at("fresh").addEventListener("click", () => turnTo(begin()));
-at("theme").addEventListener("click", otherTheme);
-at("menu").addEventListener("click", () => at("menu").setAttribute("aria-expanded", String(side.classList.toggle("open"))));
-at("ask").addEventListener("close", () => { remember(at("key").value); at("key").value = ""; loadModels(); });
-picker.addEventListener("change", () => { localStorage.setItem("kt.model", picker.value); drawContext(); });
-prompt.addEventListener("input", grow);
+at("ask").addEventListener("close", () => { remember(at("key").value); at("key").value = ""; models.load(); });
+at("attached").addEventListener("change", ({ target }) => { const files = [...target.files]; target.value = ""; attach(files); });
+at("imported").addEventListener("change", ({ target }) => { const [file] = target.files; target.value = ""; if (file) importFrom(file); });
+prompt.addEventListener("input", () => { grow(); inSession("draft", prompt.value); });
 prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !event.isComposing) { if (editing) endEdit(); else running?.stop(); }
-  if (event.altKey && event.code === "KeyN") { event.preventDefault(); turnTo(begin()); }
+  if (event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open]")) {
+    if (editing) endEdit();
+    else if (side.classList.contains("open")) { closeSide(); at("menu").focus(); }
+    else conversations.stop();
+  }
+  if (event.altKey && event.code === "KeyN") { event.preventDefault(); begin(); }
 });
+document.addEventListener("dragover", (event) => { if (event.dataTransfer?.types.includes("Files")) event.preventDefault(); });
+document.addEventListener("drop", (event) => {
+  if (!event.dataTransfer?.files.length) return;
+  event.preventDefault();
+  attach([...event.dataTransfer.files]);
+});
+document.addEventListener("visibilitychange", () => conversations.saveRunning());
+addEventListener("pagehide", () => conversations.leave());
 
-dress(localStorage.getItem("kt.theme"));
-drawAll();
-loadModels();
+// --- the start --------------------------------------------------------------------------------------------
+
+dress(inBrowser("theme"));
+listen(conversations.handlers);
+draw();
+models.load();
+try {
+  await takeOver(store);
+} catch (error) {
+  failed(error);
+}
+await conversations.start(lastOpen);
+log.goToEnd();
+if (!prompt.value) compose(inSession("draft") ?? "", []);
+if (!store.isKept) warn(BLOCKED);
+document.documentElement.dataset.ready = "yes"; // for what waits until the page can be used

@@ -7,27 +7,47 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ktcli.server.http.page.libraries import LIBRARIES
 from ktcli.server.http.refusals import Refusal
 
 _FOLDER = Path(__file__).parent
-_SCRIPT = "text/javascript"
+_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".LICENSE": "text/plain",
+}
+_MODULES = """
+    answering api app attachments conversation conversations copying elements exchange legacy libraries log markdown
+    mathematics mathletters messages models preferences records sampling sanitizing settings sidebar store tables
+    tabs textview
+""".split()
+_VENDORED = tuple(f"vendor/{name}" for each in LIBRARIES for _, name, _ in each.files)
 PARTS = {
-    "index.html": "text/html",
-    "style.css": "text/css",
-    **dict.fromkeys(("app.js", "api.js", "markdown.js", "store.js"), _SCRIPT),
+    name: _TYPES[Path(name).suffix]
+    for name in (
+        "index.html",
+        "style.css",
+        "text.css",
+        *(f"{each}.js" for each in _MODULES),
+        *_VENDORED,
+    )
 }
 PATHS = frozenset({"/", *(f"/page/{name}" for name in PARTS)})
+# Markup becomes elements in one place only, the library that cleans it: browsers that know trusted types enforce it.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
-    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types dompurify"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",
 }
+_CHANGES, _STAYS = "no-cache", "private, max-age=31536000, immutable"
 
 
 async def root(request: Request) -> Response:
@@ -46,4 +66,11 @@ async def part(request: Request) -> Response:
 
 
 def _sent(name: str) -> Response:
-    return Response((_FOLDER / name).read_bytes(), media_type=PARTS[name], headers=_HEADERS)
+    cache = (
+        _STAYS if name in _VENDORED else _CHANGES
+    )  # a library's file has its version in its name
+    return Response(
+        (_FOLDER / name).read_bytes(),
+        media_type=PARTS[name],
+        headers={**_HEADERS, "Cache-Control": cache},
+    )

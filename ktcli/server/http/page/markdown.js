@@ -1,242 +1,142 @@
-// Markdown as elements of the page. What a model says may be hostile: text becomes text nodes only, links lead to
-// http and https only, nothing is loaded, and every expression looks ahead a bounded way.
+// Markdown as markup, made by markdown-it. An answer may be hostile: what the libraries are given is bounded, and text beyond
+// the bounds is shown as it was written. Nothing made here reaches the page but through sanitizing.js.
 
-const DEEPEST = 8;
+import { highlighter, markdownIt } from "./libraries.js";
+import { escaped, mathematics } from "./mathematics.js";
 
-// Brings `container` to show `text`; blocks that did not change stay as they are.
-export function show(container, text) {
-  let there = container.firstElementChild; // one after the other: a place in a list of elements is counted anew after each change
-  for (const block of split(text)) {
-    const next = there?.nextElementSibling ?? null;
-    if (there?.markdown !== block) {
-      const made = build(block, 0);
-      made.markdown = block;
-      if (there) there.replaceWith(made); else container.append(made);
+export const TEXT_MOST = 400_000; // characters of a text
+const BLOCK_MOST = 50_000; // of a list, a table, a paragraph …
+const INLINE_MOST = 20_000; // of a text with marks in it
+const CODE_MOST = 20_000; // of code that is coloured
+const COLOURED_MOST = 60_000; // in one go
+const BLOCKS_MOST = 3000; // of a text: making and laying out elements takes longest
+const CACHED_MOST = 200;
+const DEEPEST = 24; // lists or quotes in each other, and marks in marks
+
+const cached = new Map(); // coloured code
+
+function coloured(code, language, env) {
+  const key = `${language} ${code}`;
+  if (cached.has(key)) return cached.get(key);
+  env.coloured = (env.coloured ?? 0) + code.length;
+  if (!highlighter.getLanguage(language) || code.length > CODE_MOST || env.coloured > COLOURED_MOST) return escaped(code);
+  const made = highlighter.highlight(code, { language, ignoreIllegals: true }).value;
+  if (cached.size >= CACHED_MOST) cached.clear();
+  cached.set(key, made);
+  return made;
+}
+
+const parser = markdownIt({ html: false, linkify: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false }); // main.py is no address in Paraguay
+parser.linkify.add("//", null); // a comment in a text is not an address
+parser.validateLink = (address) => /^(?:https?:|mailto:)/i.test(address);
+mathematics(parser);
+
+const { rules } = parser.renderer;
+const codeBlock = (code, language, env) =>
+  `<pre class="code" title="${escaped(language)}"><code>${coloured(code, language.toLowerCase(), env)}</code></pre>\n`;
+rules.fence = (tokens, at, _options, env) => codeBlock(tokens[at].content, tokens[at].info.trim().split(/\s/)[0].slice(0, 40), env);
+rules.code_block = (tokens, at, _options, env) => codeBlock(tokens[at].content, "", env);
+rules.plain = (tokens, at) => `<div class="plain">${escaped(tokens[at].content)}</div>`;
+rules.table_open = () => '<div class="wide"><table>';
+rules.table_close = () => "</table></div>";
+rules.image = (tokens, at) => { // which is not loaded
+  const address = tokens[at].attrGet("src"), words = escaped(tokens[at].content || "image");
+  return address ? `<a href="${escaped(address)}">${words}</a>` : words;
+};
+for (const name of ["th_open", "td_open"]) {
+  rules[name] = (tokens, at) => {
+    const side = /(left|center|right)/.exec(tokens[at].attrGet("style") ?? "")?.[1];
+    return `<${tokens[at].tag}${side ? ` class="${side}"` : ""}>`;
+  };
+}
+
+// --- bounds ----------------------------------------------------------------------------------------------
+
+// The blocks of the outermost level, each as { from, to }: places in a list of tokens.
+function blocksOf(tokens) {
+  const found = [];
+  let from = 0, depth = 0;
+  for (const [at, token] of tokens.entries()) {
+    depth += token.nesting;
+    if (depth) continue;
+    found.push({ from, to: at + 1 });
+    from = at + 1;
+  }
+  return found;
+}
+
+function isTooDeep(line) {
+  const lead = /^[ \t>*+\-.)\d]*/.exec(line)[0];
+  if (lead.length <= 2 * DEEPEST) return false;
+  const marks = lead.match(/>|[-*+](?=[ \t])|\d[.)](?=[ \t])/g)?.length ?? 0;
+  return marks > DEEPEST || (marks > 0 && lead.search(/[^ \t]/) > 2 * DEEPEST);
+}
+
+// Replaces blocks that are too large or too deep by their text.
+function bounded(state) {
+  const lines = state.src.split("\n"), kept = [];
+  for (const { from, to } of blocksOf(state.tokens)) {
+    const first = state.tokens[from];
+    const source = lines.slice(...(first.map ?? [0, 0]));
+    const isCode = first.type === "fence" || first.type === "code_block";
+    const length = source.reduce((sum, line) => sum + line.length + 1, 0);
+    if (isCode || (length <= BLOCK_MOST && !source.some(isTooDeep))) {
+      for (let at = from; at < to; at++) kept.push(state.tokens[at]);
+      continue;
     }
-    there = next;
+    const plain = new state.Token("plain", "div", 0);
+    Object.assign(plain, { content: source.join("\n"), map: first.map, block: true });
+    kept.push(plain);
   }
-  while (there) {
-    const next = there.nextElementSibling;
-    there.remove();
-    there = next;
-  }
+  state.tokens = kept;
 }
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]{0,40})/;
-const ITEM = /^(\s{0,20})([-*+]|\d{1,9}[.)])\s+/;
-const QUOTE = /^ {0,3}> ?/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const RULE = /^ {0,3}(?:-\s*-\s*-[-\s]*|\*\s*\*\s*\*[*\s]*|_\s*_\s*_[_\s]*)$/;
-const TABLE_RULE = /^[\s|:-]+$/;
-
-// The sources of the blocks of a text.
-function split(text) {
-  const lines = text.replace(/\r\n?/g, "\n").split("\n"), blocks = [];
-  let at = 0;
-  while (at < lines.length) {
-    if (!lines[at].trim()) { at++; continue; }
-    const end = endOf(lines, at);
-    blocks.push(lines.slice(at, end).join("\n"));
-    at = end;
-  }
-  return blocks;
-}
-
-// The line behind the block that begins at a line.
-function endOf(lines, at) {
-  const fence = FENCE.exec(lines[at]);
-  let end = at + 1;
-  if (fence) {
-    while (end < lines.length && !closes(lines[end], fence[1])) end++;
-    return Math.min(end + 1, lines.length);
-  }
-  if (HEADING.test(lines[at]) || RULE.test(lines[at])) return end;
-  const item = ITEM.exec(lines[at]), isQuote = QUOTE.test(lines[at]);
-  while (end < lines.length) {
-    const line = lines[end];
-    if (item) {
-      const next = ITEM.exec(line);
-      if (next && next[1].length <= item[1].length && isNumber(next[2]) !== isNumber(item[2])) return end; // another list
-      if (!line.trim()) { // a list goes on behind an empty line with an item or an indented one
-        if (end + 1 < lines.length && (ITEM.test(lines[end + 1]) || /^\s{2}/.test(lines[end + 1]))) { end++; continue; }
-        return end;
-      }
-      if (!/^\s/.test(line) && (FENCE.test(line) || HEADING.test(line) || QUOTE.test(line))) return end;
-    } else {
-      if (!line.trim() || FENCE.test(line) || HEADING.test(line)) return end;
-      if (isQuote !== QUOTE.test(line) || (ITEM.test(line) && !isQuote)) return end;
+function inline(state) {
+  for (const token of state.tokens) {
+    if (token.type !== "inline") continue;
+    if (token.content.length <= INLINE_MOST) state.md.inline.parse(token.content, state.md, state.env, token.children);
+    if (token.content.length > INLINE_MOST || depthOf(token.children) > DEEPEST) {
+      const text = new state.Token("text", "", 0);
+      text.content = token.content;
+      token.children = [text];
     }
-    end++;
   }
-  return end;
 }
 
-const isNumber = (mark) => /^\d/.test(mark);
-
-const closes = (line, mark) => line.trim().startsWith(mark) && !line.trim().slice(mark.length).replaceAll(mark[0], "");
-
-// The element of a block.
-function build(block, depth) {
-  const lines = block.split("\n"), first = lines[0];
-  const fence = FENCE.exec(first), heading = HEADING.exec(first);
-  if (fence) return code(lines, fence);
-  if (heading) return inline(element(`h${Math.min(6, heading[1].length + 1)}`), heading[2].replace(/\s#+\s*$/, ""), 0);
-  if (RULE.test(first) && lines.length === 1) return element("hr");
-  if (depth < DEEPEST) {
-    if (QUOTE.test(first)) return nested(element("blockquote"), lines.map((line) => line.replace(QUOTE, "")), depth);
-    if (ITEM.test(first)) return list(lines, depth);
-  }
-  if (lines.length > 1 && first.includes("|") && lines[1].includes("-") && TABLE_RULE.test(lines[1])) return table(lines);
-  return inline(element("p"), block, 0);
+function depthOf(tokens) {
+  let depth = 0, most = 0;
+  for (const { nesting } of tokens) most = Math.max(most, (depth += nesting));
+  return most;
 }
 
-function element(name, text) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
+// The page has a heading of the first level already; no level is left out on the way down.
+function headings(state) {
+  let last = 1;
+  for (const token of state.tokens) {
+    if (token.type === "heading_open") last = Math.min(last + 1, Number(token.tag[1]) + 1, 6);
+    if (token.type.startsWith("heading_")) token.tag = `h${last}`;
+  }
+}
+
+parser.core.ruler.at("inline", inline);
+parser.core.ruler.before("inline", "bounded", bounded);
+parser.core.ruler.push("headings", headings);
+
+// --- what the page asks for ------------------------------------------------------------------------------
+
+// The blocks of a text, each as { line, markup }: its first line and what becomes one element.
+// env: what the parser remembers from one part of a text to the next; `isOpen` while the text is being written.
+// before: how many blocks there are before this part.
+export function blocks(text, env, before = 0) {
+  const tokens = parser.parse(text, env), found = blocksOf(tokens), most = Math.max(0, BLOCKS_MOST - before);
+  env.formulas = env.coloured = 0;
+  const made = found.slice(0, most).map(({ from, to }) => ({
+    line: tokens[from].map?.[0] ?? 0,
+    markup: parser.renderer.render(tokens.slice(from, to), parser.options, env),
+  }));
+  if (found.length > most) made.push(rest(text, tokens[found[most].from].map?.[0] ?? 0));
   return made;
 }
 
-function nested(into, lines, depth) {
-  for (const block of split(lines.join("\n"))) into.append(build(block, depth + 1));
-  return into;
-}
-
-function code(lines, fence) {
-  const closed = lines.length > 1 && closes(lines.at(-1), fence[1]);
-  const text = lines.slice(1, closed ? -1 : undefined).join("\n");
-  const pre = element("pre");
-  pre.tabIndex = 0; // what scrolls can be reached with the keyboard
-  pre.setAttribute("role", "group");
-  pre.setAttribute("aria-label", fence[2] ? `Code in ${fence[2]}` : "Code");
-  if (navigator.clipboard) pre.append(copier(text)); // browsers have none for pages of other machines without TLS
-  pre.append(element("code", text));
-  return pre;
-}
-
-function copier(text) {
-  const copy = element("button", "Copy");
-  copy.type = "button";
-  copy.className = "copy";
-  copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    copy.textContent = "Copied";
-  });
-  return copy;
-}
-
-function list(lines, depth) {
-  const first = ITEM.exec(lines[0]), ordered = isNumber(first[2]);
-  const made = element(ordered ? "ol" : "ul");
-  if (ordered) made.start = parseInt(first[2], 10);
-  const items = [];
-  for (const line of lines) {
-    const item = ITEM.exec(line);
-    if (item && item[1].length <= first[1].length) items.push([line.slice(item[0].length)]);
-    else items.at(-1).push(line.slice(Math.min(first[0].length, line.length - line.trimStart().length)));
-  }
-  for (const item of items) {
-    const entry = nested(element("li"), item, depth);
-    const only = entry.children.length && entry.firstElementChild.tagName === "P" ? entry.firstElementChild : null;
-    if (only) only.replaceWith(...only.childNodes);
-    made.append(entry);
-  }
-  return made;
-}
-
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|");
-
-function table(lines) {
-  const around = element("div"), made = element("table"), head = element("thead"), body = element("tbody");
-  around.className = "wide";
-  head.append(rowOf(lines[0], "th"));
-  for (const line of lines.slice(2)) body.append(rowOf(line, "td"));
-  made.append(head, body);
-  around.append(made);
-  return around;
-}
-
-function rowOf(line, name) {
-  const row = element("tr");
-  for (const cell of cells(line)) row.append(inline(element(name), cell.trim(), 0));
-  return row;
-}
-
-const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
-const LONGEST = 4000; // characters between two marks
-const LINK = /^!?\[([^\]\n]{0,500})\]\(\s*<?([^\s()<>]{1,2000}(?:\([^\s()<>]{0,500}\)[^\s()<>]{0,500})?)>?(?:\s+"[^"\n]{0,300}")?\s*\)/;
-const ADDRESS = /^https?:\/\/[^\s<>"'`]{1,2000}/;
-
-// Appends a text with its marks to an element.
-function inline(into, text, depth) {
-  let plain = "", at = 0;
-  const flush = () => { if (plain) into.append(plain); plain = ""; };
-  while (at < text.length) {
-    const found = depth < DEEPEST ? special(text, at, depth) : null;
-    if (found) {
-      flush();
-      into.append(found.node);
-      at = found.end;
-    } else plain += text[at++];
-  }
-  flush();
-  return into;
-}
-
-// What is no plain text at a place: its node, and where it ends.
-function special(text, at, depth) {
-  const letter = text[at];
-  if (letter === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) return { node: document.createTextNode(text[at + 1]), end: at + 2 };
-  if (letter === "\n") {
-    return { node: /(?: {2}|\\)$/.test(text.slice(Math.max(0, at - 2), at)) ? element("br") : document.createTextNode("\n"), end: at + 1 };
-  }
-  if (letter === "`") return verbatim(text, at);
-  if (letter === "[" || (letter === "!" && text[at + 1] === "[")) return linked(text, at, depth);
-  if (letter === "h" && !/\w/.test(text[at - 1] ?? "")) return address(text, at);
-  if ("*_~".includes(letter)) return marked(text, at, depth);
-  return null;
-}
-
-function verbatim(text, at) {
-  let mark = 1;
-  while (text[at + mark] === "`" && mark < 9) mark++;
-  const end = text.slice(at + mark, at + mark + LONGEST).indexOf("`".repeat(mark));
-  return end < 1 ? null : { node: element("code", text.slice(at + mark, at + mark + end)), end: at + 2 * mark + end };
-}
-
-function linked(text, at, depth) {
-  const near = text.slice(at, at + LONGEST);
-  const found = near[near.indexOf("]") + 1] === "(" ? LINK.exec(near) : null;
-  return found && { node: link(found[2], found[1] || found[2]), end: at + found[0].length };
-}
-
-function address(text, at) {
-  const found = ADDRESS.exec(text.slice(at, at + LONGEST));
-  if (!found) return null;
-  const said = found[0].replace(/[.,;:!?)\]*_]+$/, "");
-  return { node: link(said, said), end: at + said.length };
-}
-
-function link(to, text) {
-  let url = null;
-  try { url = new URL(to); } catch { /* it leads nowhere */ }
-  if (!url || !["http:", "https:"].includes(url.protocol)) return document.createTextNode(text);
-  const made = element("a", text);
-  made.href = url.href;
-  made.target = "_blank";
-  made.rel = "noopener noreferrer";
-  made.title = url.href;
-  return made;
-}
-
-function marked(text, at, depth) {
-  for (const [mark, name] of MARKS) {
-    if (!text.startsWith(mark, at)) continue;
-    const from = at + mark.length, inside = /\w/.test(text[at - 1] ?? "") && mark[0] === "_";
-    if (inside || /\s/.test(text[from] ?? " ")) continue;
-    const end = text.slice(from, from + LONGEST).indexOf(mark, 1);
-    if (end < 1 || /\s/.test(text[from + end - 1])) continue;
-    if (mark[0] === "_" && /\w/.test(text[from + end + mark.length] ?? "")) continue;
-    return { node: inline(element(name), text.slice(from, from + end), depth + 1), end: from + end + mark.length };
-  }
-  return null;
-}
+const rest = (text, line) => ({ line, markup: `<div class="plain">${escaped(text.split("\n").slice(line).join("\n"))}</div>` });

@@ -1,0 +1,134 @@
+"""Embeddings of the texts of a request, whatever API it came by: the model's pooling, its limits, and the refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ktcli.models.pooling import TextPooling
+from ktcli.server.http.answering import Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.state import ServerState
+from ktcli.server.models.embedding import EmbeddingRun, Embeddings, F32Array
+from ktcli.server.models.textids import EmbeddingRequest, Text, require_few, shortened
+
+_ROWS = 32  # vectors that are written at once
+USUAL = "qwen3-embedding-0.6b"  # the model of the catalogue that refusals name
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsAsked:
+    """A request for embeddings, as its fields say.
+
+    Attributes:
+        model: the name of the model; field: what the API calls the texts.
+        prompt_name: of the prompt of the model that goes before each text; None: its default.
+        truncate, most: see `EmbeddingRequest`.
+        dimensions: the length of the vectors; None: the model's own.
+        keep_s: the seconds that the model is to stay in memory; None: as before.
+    """
+
+    model: str
+    texts: Sequence[Text]
+    caller: str
+    field: str = "input"
+    prompt_name: str | None = None
+    truncate: bool = False
+    most: int = 0
+    dimensions: int | None = None
+    keep_s: float | None = None
+
+
+async def embeddings_of(state: ServerState, asked: EmbeddingsAsked) -> tuple[str, Embeddings]:
+    """Returns the name of the model that a request names, and the embeddings of the texts.
+
+    Raises:
+        Refusal: it makes no embeddings, or a field cannot be used.
+        KtError: see `EmbeddingRun.compute`.
+    """
+    source = await state.named(asked.model)
+    facts = await state.facts(source)
+    if (pooling := facts.pooling) is None:
+        raise _not_embedding(asked.model, source.name)
+    with about("dimensions"):
+        length = shortened(pooling, asked.dimensions, facts.hidden, source.name)
+    with about(asked.field):
+        require_few(len(asked.texts), length or facts.hidden, asked.field)
+    request = EmbeddingRequest(
+        asked.texts,
+        asked.caller,
+        _prompt(pooling, asked.prompt_name, source.name),
+        asked.truncate,
+        asked.most,
+        length,
+        asked.field,
+    )
+    with await state.lease(asked.model, asked.keep_s) as lease, about(asked.field):
+        run, began_s = EmbeddingRun(lease.model, pooling, request), time.monotonic()
+        state.attached.add(run)
+        found = await run.compute(state.jobs)
+        state.metrics.embedded(found.tokens, found.reused, time.monotonic() - began_s)
+        return lease.model.name, found
+
+
+def _prompt(pooling: TextPooling, name: str | None, model: str) -> str:
+    """Returns the text before each text.
+
+    Raises:
+        Refusal: the model has no prompt of that name.
+    """
+    if name is None:
+        name = pooling.default_prompt
+        return pooling.prompts[name] if name else ""
+    if name not in pooling.prompts:
+        known = ", ".join(repr(each[:60]) for each in pooling.prompts) or "none"
+        said = f"prompt_name: {model} has no prompt {name[:60]!r}; its prompts: {known}"
+        raise Refusal(400, said, "prompt_name", "unsupported_value")
+    return pooling.prompts[name]
+
+
+def _not_embedding(asked: str, own: str) -> Refusal:
+    """Returns the refusal of a model that generates text."""
+    who = (
+        own
+        if not asked or asked.lower() == own.lower()
+        else f"{asked[:200]!r} is {own} here, which"
+    )
+    said = f"{who} generates text and makes no embeddings, as its files say nothing of pooling"
+    beside = f"run kt convert {USUAL} on the server once, then name {USUAL} in the request"
+    return Refusal(400, f"{said}; to have both, {beside}", "model", "unsupported_value")
+
+
+@dataclass(frozen=True, slots=True)
+class VectorsReply:
+    """An ASGI application that sends embeddings as one JSON document, some vectors at a time: as text they take ten
+    times the memory.
+
+    Attributes:
+        begin, end: the document before the first vector and behind the last one.
+        row: returns the JSON of a vector, given its number.
+    """
+
+    found: Embeddings
+    begin: bytes
+    end: bytes
+    row: Callable[[int, F32Array], bytes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counts = {"prompt_tokens": self.found.tokens, "cached_tokens": self.found.reused}
+        scope["kt.noted"] |= {**counts, "tokens": 0}
+        with contextlib.suppress(TimeoutError):  # the client takes nothing any more
+            await send_start(send, 200, "application/json", {})
+            await send_body(send, self.begin)
+            for first in range(0, len(self.found.vectors), _ROWS):
+                await send_body(send, await asyncio.to_thread(self._rows, first))
+            await send_body(send, self.end, more=False)
+
+    def _rows(self, first: int) -> bytes:
+        """Returns the JSON of some vectors, with the commas before them."""
+        some = enumerate(self.found.vectors[first : first + _ROWS], first)
+        rows = b",".join(self.row(number, vector) for number, vector in some)
+        return b"," + rows if first else rows

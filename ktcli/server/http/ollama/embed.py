@@ -1,0 +1,111 @@
+"""`/api/embed`, and `/api/embeddings` as it was before: embeddings for Ollama's clients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+
+from ktcli.server.http.body import body_of
+from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
+from ktcli.server.http.ollama.fields import keep_s_of
+from ktcli.server.http.openai.embeddings import numbers
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import caller_of, state_of
+
+
+class EmbedOptions(msgspec.Struct):
+    """The field `options`, of which embeddings depend on one."""
+
+    num_ctx: int | None = None
+
+
+class _EmbedFields(msgspec.Struct):
+    """The fields that both requests have."""
+
+    model: str = ""
+    options: EmbedOptions | None = None
+    keep_alive: float | str | None = None
+    prompt_name: str | None = None
+
+    @property
+    def most(self) -> int:
+        """Returns the most tokens of a text; 0: as many as the model takes.
+
+        Raises:
+            Refusal: it is less than one.
+        """
+        asked = None if self.options is None else self.options.num_ctx
+        if asked is not None and asked < 1:
+            words = f"options.num_ctx must be at least 1, not {asked}"
+            raise Refusal(400, words, "options.num_ctx", "unsupported_value")
+        return asked or 0
+
+
+class EmbedBody(_EmbedFields):
+    """A request for embeddings of texts."""
+
+    input: str | list[str] | None = None
+    truncate: bool = True
+    dimensions: int | None = None
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Returns the texts; an empty one alone only loads the model.
+
+        Raises:
+            Refusal: there are none.
+        """
+        if self.input is None:
+            raise Refusal(400, "input is required", "input", "missing")
+        return [self.input] * bool(self.input) if isinstance(self.input, str) else self.input
+
+
+class EmbeddingsPromptBody(_EmbedFields):
+    """A request for the embedding of one text, as Ollama had it first."""
+
+    prompt: str = ""
+
+
+async def embed(request: Request) -> VectorsReply:
+    """Returns a vector for each text, with the counts and times."""
+    body, began_s = await body_of(request, EmbedBody), time.monotonic()
+    asked = EmbeddingsAsked(
+        body.model,
+        body.texts,
+        caller_of(request),
+        prompt_name=body.prompt_name,
+        truncate=body.truncate,
+        most=body.most,
+        dimensions=body.dimensions,
+        keep_s=keep_s_of(body.keep_alive),
+    )
+    name, found = await embeddings_of(state_of(request), asked)
+    totals = {
+        "total_duration": int(1e9 * (time.monotonic() - began_s)),
+        "load_duration": 0,
+        "prompt_eval_count": found.tokens,
+    }
+    begin = encode({"model": name})[:-1] + b',"embeddings":['
+    return VectorsReply(found, begin, b"]," + encode(totals)[1:], lambda _, row: numbers(row))
+
+
+async def embedding(request: Request) -> VectorsReply:
+    """Returns the vector of one text; none of an empty one, which only loads the model."""
+    body = await body_of(request, EmbeddingsPromptBody)
+    asked = EmbeddingsAsked(
+        body.model,
+        [body.prompt] * bool(body.prompt),
+        caller_of(request),
+        "prompt",
+        prompt_name=body.prompt_name,
+        truncate=True,
+        most=body.most,
+        keep_s=keep_s_of(body.keep_alive),
+    )
+    _, found = await embeddings_of(state_of(request), asked)
+    begin, end = (b'{"embedding":', b"}") if found.vectors else (b'{"embedding":[', b"]}")
+    return VectorsReply(found, begin, end, lambda _, row: numbers(row))

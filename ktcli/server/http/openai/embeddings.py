@@ -1,0 +1,105 @@
+"""`/v1/embeddings`: a vector for each text."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from ktcli.server.http.body import body_of
+from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
+from ktcli.server.http.foreign import not_supported
+from ktcli.server.http.openai.envelope import encode
+from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import caller_of, state_of
+from ktcli.server.models.embedding import F32Array
+from ktcli.server.models.textids import Text
+
+FORMATS = "float", "base64"
+
+
+class EmbeddingsBody(msgspec.Struct):
+    """A request for embeddings."""
+
+    input: str | list[Any] | None = None
+    model: str = ""
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    prompt_name: str | None = None  # of sentence-transformers, and of TEI
+    truncate_prompt_tokens: Any = None
+
+    @property
+    def texts(self) -> list[Text]:
+        """Returns the texts, each as text or token ids.
+
+        Raises:
+            Refusal: there are none, or they are neither.
+        """
+        said = self.input
+        if said is None or said == []:
+            raise Refusal(400, "input is required", "input", "missing")
+        several = isinstance(said, list) and isinstance(said[0], str | list)
+        return [_text(each) for each in (said if isinstance(said, list) and several else [said])]
+
+    def require_known(self) -> None:
+        """Checks that no field asks for what kt does not do. Raises: Refusal: one does."""
+        if self.encoding_format not in (None, *FORMATS):
+            said = f"encoding_format must be float or base64, not {self.encoding_format[:40]!r}"
+            raise Refusal(400, said, "encoding_format", "unsupported_value")
+        if self.truncate_prompt_tokens is not None:
+            raise not_supported("truncate_prompt_tokens", "/api/embed truncates")
+
+
+def _text(said: Any) -> Text:
+    """Returns one text, or the ids of one. Raises: Refusal: it is neither, or empty."""
+    if isinstance(said, str) and said:
+        return said
+    ids = said if isinstance(said, list) else []
+    ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
+    if said == "" or not ids or not all(type(each) is int for each in ids):
+        words = (
+            "input must be a string or a list of token ids, or a list of either, none of them empty"
+        )
+        raise Refusal(400, words, "input", "unsupported_value")
+    return ids
+
+
+async def embeddings(request: Request) -> VectorsReply:
+    """Returns a vector for each text."""
+    state, body = state_of(request), await body_of(request, EmbeddingsBody)
+    body.require_known()
+    asked = EmbeddingsAsked(
+        body.model,
+        body.texts,
+        caller_of(request),
+        prompt_name=body.prompt_name,
+        dimensions=body.dimensions,
+    )
+    name, found = await embeddings_of(state, asked)
+    row = _in_base64 if body.encoding_format == "base64" else _in_numbers
+    usage = {
+        "prompt_tokens": found.tokens,
+        "total_tokens": found.tokens,
+        "prompt_tokens_details": {"cached_tokens": found.reused},
+    }
+    end = b"]," + encode({"model": name, "usage": usage})[1:]
+    return VectorsReply(found, b'{"object":"list","data":[', end, row)
+
+
+_ROW = b'{"object":"embedding","index":%d,"embedding":%b}'
+
+
+def _in_base64(number: int, vector: F32Array) -> bytes:
+    return _ROW % (number, b'"%b"' % base64.b64encode(vector.astype("<f4").tobytes()))
+
+
+def _in_numbers(number: int, vector: F32Array) -> bytes:
+    return _ROW % (number, numbers(vector))
+
+
+def numbers(vector: F32Array) -> bytes:
+    """Returns a vector as a JSON list."""
+    return encode(vector.tolist())

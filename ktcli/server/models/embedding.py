@@ -1,0 +1,149 @@
+"""Makes embeddings of texts: their ids on the main thread, their hidden rows by the engine, in turn with others'.
+
+Whole texts are checked and cut into ids first, some at a time, so that no other client's prompt waits long. Then a
+few of them are with the engine at once: it computes short ones together, and others' requests between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.pooling import PooledRows
+from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
+from ktcli.errors import Busy, KtError, UsageError
+from ktcli.models.pooling import TextPooling
+from ktcli.server.models.jobs import Jobs
+from ktcli.server.models.model import ServedModel
+from ktcli.server.models.textids import TOKENS_MOST, EmbeddingRequest, TextCutter, TextIds
+
+_AT_ONCE = 32  # texts that are with the engine at once, of one request
+
+F32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The embeddings of a request.
+
+    Attributes:
+        vectors: one for each text, in order.
+        tokens: the tokens of all texts, with those around them.
+        reused: those of them that were in the cache.
+    """
+
+    vectors: Sequence[F32Array]
+    tokens: int
+    reused: int
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class EmbeddingRun:
+    """One request for embeddings that a model works on, for the event loop.
+
+    Args:
+        pooling: of the model.
+    """
+
+    model: ServedModel
+    pooling: TextPooling
+    asked: EmbeddingRequest
+    _answers: set[Answer] = field(default_factory=set)  # that the engine works on
+    _cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Ends it at the next step."""
+        self._cancelled = True
+        for each in self._answers:
+            each.cancel()
+
+    async def compute(self, jobs: Jobs) -> Embeddings:
+        """Returns the embeddings of all texts.
+
+        Args:
+            jobs: of the main thread.
+        Raises:
+            UsageError, ContextFull: a text cannot be embedded; its number is named.
+            QueueFull, Busy, KtError: see `EngineThread.submit`, and where the engine fails.
+        """
+        cutter = TextCutter(self.model, self.pooling, self.asked)
+        prompts: list[TextIds] = []
+        for some in cutter.parts():
+            prompts += await asyncio.wrap_future(jobs.ask(partial(cutter.cut, some)))
+            if sum(each.ids.size for each in prompts) > TOKENS_MOST:
+                raise UsageError(
+                    f"the texts have more than {TOKENS_MOST:,} tokens, the most of one request"
+                )
+        try:
+            found = await self._computed(prompts)
+        finally:
+            self.cancel()
+        vectors, reused = [each for each, _ in found], sum(each for _, each in found)
+        return Embeddings(vectors, sum(each.ids.size for each in prompts), reused)
+
+    async def _computed(self, prompts: Sequence[TextIds]) -> list[tuple[F32Array, int]]:
+        """Returns the embeddings of all texts, in order, each with the number of its tokens that were in the cache;
+        only so many texts are with the engine at once."""
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(prompt: TextIds) -> tuple[F32Array, int]:
+            async with room:
+                answer = await self._one(prompt)
+            return self._vector(answer), answer.stats.reused_tokens
+
+        tasks = [asyncio.ensure_future(one(each)) for each in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for each in tasks:
+                each.cancel()
+
+    async def _one(self, prompt: TextIds) -> Answer:
+        """Returns the answer of the engine to one prompt, which has its hidden rows."""
+        ended: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+
+        def hear(event: Event) -> None:  # on the engine's thread
+            if isinstance(event, Finished):
+                self.model.queue.put(_settle, (ended, event))
+
+        rows = PooledRows(self.pooling.mode, prompt.since)
+        request = GenerationRequest(
+            prompt.ids.tolist(), max_tokens=0, caller=self.asked.caller, pooled=rows
+        )
+        answer = self.model.thread.submit(request, hear)
+        self._answers.add(answer)
+        if self._cancelled:
+            answer.cancel()
+        finished = await ended
+        self._answers.remove(answer)
+        if finished.finish in (Finish.FAILED, Finish.CANCELLED):
+            ending = Busy("the server is shutting down", hint="try again once it has restarted")
+            raise finished.error or ending
+        return answer
+
+    def _vector(self, answer: Answer) -> F32Array:
+        """Returns the embedding: the pooled row, shortened, and normalized if the model's are.
+
+        Raises:
+            KtError: it is not finite.
+        """
+        row = None if answer.pooled is None else answer.pooled.vector
+        if row is None or not np.isfinite(row).all():
+            raise KtError(
+                "the model computed hidden states that are not numbers",
+                hint="kt verify NAME checks its files; KT_ISA=portable uses the plainest kernels",
+            )
+        row = row[: self.asked.dimensions or row.size]
+        length = float(np.sqrt(row @ row)) if self.pooling.normalize else 1.0
+        return (row / (length or 1.0)).astype(np.float32)
+
+
+def _settle(ending: tuple[asyncio.Future[Finished], Finished]) -> None:
+    ended, event = ending
+    if not ended.done():
+        ended.set_result(event)
