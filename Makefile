@@ -28,7 +28,7 @@ CHECKED := $(VENV)/$(if $(wildcard $(VENV)/.kt-test),.kt-test,.kt-check)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat install uninstall check test test-all published fakecuda bench bench-peers lint native wheel pythons clean lost
+.PHONY: help chat install uninstall check test test-all published fakecuda bench bench-peers lint native page wheel pythons clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -78,6 +78,9 @@ native: $(if $(wildcard $(BIN)/python),,$(VENV)/.kt-test) ## rebuild the library
 	    $(CMAKE) -S native -B build/native -D KT_INPLACE=ON \
 	        -D Python_EXECUTABLE="$(abspath $(BIN)/python)" >build/native.log || { cat build/native.log; exit 1; }; \
 	    $(CMAKE) --build build/native --parallel'
+
+page: ## fetch the pinned libraries of the chat page again, with npm
+	@$(PYTHON) tests/server/fetch_libraries.py
 
 wheel: $(VENV)/.kt-test ## dist/: the sdist and the wheel for PyPI, whose name says which glibc it needs
 	@rm -rf build/dist dist && mkdir -p build/dist dist

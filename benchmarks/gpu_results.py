@@ -46,11 +46,16 @@ class Found:
         return known | dict(self.rest)
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """The rows that have a speed, with their section."""
+        """The rows that have a speed, with their section, or the name of the file with kt's own documents."""
         for name, section in self.sections.items():
             for row in section.get("rows", ()):
                 if "tok_s" in row:
                     yield name, row
+        for name, documents in self.rest.items():
+            for document in documents if isinstance(documents, list) else ():
+                for row in document.get("results", ()):
+                    if "tok_s" in row:
+                        yield name, row
 
 
 def found_in(folder: Path) -> Found:
@@ -104,7 +109,17 @@ def table(found: Found) -> str:
 
 def _what(row: Row) -> str:
     """What tells a row from the others of its section."""
-    shown = ("model", "way", "policy", "handoff", "n_tokens", "batch", "gpu_experts", "defer")
+    shown = (
+        "work",
+        "model",
+        "way",
+        "policy",
+        "handoff",
+        "n_tokens",
+        "batch",
+        "gpu_experts",
+        "defer",
+    )
     return ", ".join(f"{key.replace('_', ' ')} {row[key]}" for key in shown if key in row)
 
 

@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        adapter|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -36,15 +36,15 @@ _kt() {
                 --allow-origin) words='ORIGIN' ;;
                 --allow-host|--parallel|--model-alias|--context|--threads|--defer)  ;;
                 --root-path) words='PATH' ;;
+                --max-pause|--drain) words='SECONDS' ;;
                 --keep-alive) words='TIME' ;;
-                --drain) words='SECONDS' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --model-alias --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
@@ -56,8 +56,8 @@ _kt() {
         'plan')
             case $before in
                 --context|--threads|--defer)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -83,11 +83,12 @@ _kt() {
         'convert')
             case $before in
                 --out) files='folders' ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --calibrate) files='any' ;;
-                --threads)  ;;
-                *) options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help' names='here' files='.gguf' ;;
+                --adapter) words='ADAPTER' ;;
+                --as|--threads)  ;;
+                *) options='--out --experts --dense --mixed --calibrate --adapter --as --threads --json --quiet --help' names='here' files='.gguf' ;;
             esac ;;
         'list') options='--all --json --quiet --help' ;;
         'alias')
@@ -108,6 +109,27 @@ _kt() {
                 --as)  ;;
                 *) options='--as --json --quiet --help' files='any' ;;
             esac ;;
+        'adapter') options='--help' words='import list show export verify rm' ;;
+        'adapter import')
+            case $before in
+                --as)  ;;
+                --base) names='all' files='.gguf' ;;
+                *) options='--as --base --json --quiet --help' files='folders' ;;
+            esac ;;
+        'adapter list') options='--json --quiet --help' ;;
+        'adapter show')
+            case $before in
+                --base) names='all' files='.gguf' ;;
+                *) options='--base --json --quiet --help' words='ADAPTER' ;;
+            esac ;;
+        'adapter export')
+            case $before in
+                --layout) words='LAYOUT' ;;
+                --base) names='all' files='.gguf' ;;
+                *) options='--layout --base --json --quiet --help' words='ADAPTER' ;;
+            esac ;;
+        'adapter verify') options='--json --quiet --help' words='ADAPTER' ;;
+        'adapter rm') options='--yes --json --quiet --help' words='ADAPTER' ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;
@@ -127,8 +149,8 @@ _kt() {
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -142,8 +164,8 @@ _kt() {
         'bench prefill')
             case $before in
                 --layers|--tokens|--context|--threads|--defer|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -156,8 +178,8 @@ _kt() {
         'bench resume')
             case $before in
                 --layers|--tokens|--threads|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 *) options='--layers --tokens --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
@@ -165,7 +187,7 @@ _kt() {
             case $before in
                 --work) words='decode prefill linear' ;;
                 --shape) words='A B C' ;;
-                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --tokens|--threads|--isa|--runs)  ;;
                 --numa) words='auto off' ;;
                 *) options='--work --shape --format --tokens --threads --numa --isa --runs --json --help' ;;
@@ -173,8 +195,8 @@ _kt() {
         'bench mixed')
             case $before in
                 --layers|--streams|--tokens|--threads|--defer)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
@@ -194,16 +216,16 @@ _kt() {
         'eval')
             case $before in
                 --against) names='all' files='.gguf' ;;
-                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32' ;;
+                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --defer|--tokens|--context|--stride|--threads)  ;;
                 --kv) words='bf16 f32 fp8' ;;
                 --text|--plot) files='any' ;;
                 --numa) words='auto off' ;;
-                *) options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--against --formats --defer --kv --split --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -220,10 +242,11 @@ _kt() {
                 host) words='ADDRESS' ;;
                 port) words='PORT' ;;
                 api-key-file) files='any' ;;
+                max-pause) words='SECONDS' ;;
                 keep-alive) words='TIME' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -53,6 +53,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-origin -d 'Allow 
 complete -c kt -n '__fish_seen_subcommand_from serve' -l allow-host -d 'Allow requests to this host name, such as behind a proxy; may be repeated. * allows every name and needs an API key' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path under which a proxy publishes the server, such as /kt; the proxy may forward it or strip it' -x -a 'PATH'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations to answer at the same time, each with the full context' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l max-pause -d 'Longest pause of running answers while a new prompt is read; a shorter one makes prompts take longer' -x -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'Another name for the model; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests for other models instead of answering them with this one'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever' -x -a 'TIME'
@@ -92,8 +93,8 @@ complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this mes
 complete -c kt -n __fish_use_subcommand -a plan -d 'Show which models run here, or where one model goes and how fast it is'
 complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Context length in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
@@ -128,10 +129,12 @@ complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this messa
 complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into the files that kt runs'
 complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Output folder' -x -a '(__fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Use the next more precise format for the experts’ down projections'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first, so that 4-bit formats are most precise where activations are large' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l adapter -d 'Merge this adapter into the weights: a name of kt adapter list, or a folder' -x -a 'ADAPTER'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l as -d 'Name of the merged model' -x
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'
@@ -210,6 +213,43 @@ complete -c kt -n '__fish_seen_subcommand_from import' -l as -d 'Name of the mod
 complete -c kt -n '__fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from import' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a adapter -d 'Import LoRA adapters, list, check and convert them'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -a import -d 'Copy an adapter into the library'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from import' -a '(__fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from import' -l as -d 'Name in the library' -x
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from import' -l base -d 'Model that the adapter changes' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from import' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -a list -d 'List the adapters in the library'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -a show -d 'Show what an adapter changes, and by how much'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from show' -a 'ADAPTER'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from show' -l base -d 'Model that the adapter changes' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from show' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -a export -d 'Write an adapter in the layout that another program reads'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from export' -a 'ADAPTER'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from export' -l layout -d 'One of peft, per-expert, kt-kernel' -x -a 'LAYOUT'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from export' -l base -d 'Model that the adapter changes' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from export' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from export' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -a verify -d 'Check the files of adapters against their hashes'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from verify' -a 'ADAPTER'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from verify' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from verify' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from adapter' -a rm -d 'Remove adapters from the library'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -a 'ADAPTER'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a cache -d 'Show, check and remove the KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much disk space KV pages use, per model, and how much they may use'
@@ -269,8 +309,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens per run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l context -d 'Tokens in the cache before each run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l batch -d 'Number of answers written at the same time; one result row for each number' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
@@ -290,8 +330,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens per run' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l context -d 'Tokens in the cache before each run' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l kv -d 'Number format of the KV cache. fp8 needs half the memory; models with sparse attention support only bf16' -x -a 'bf16 fp8'
@@ -309,8 +349,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench' -a resume -d 'Measure how 
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l tokens -d 'Length of the conversation so far, in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from resume' -l runs -d 'Number of runs with warm files, and again with cold files' -x
@@ -319,7 +359,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Measure the experts of one layer, and dense matrix products'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l work -d 'What to measure; may be repeated' -x -a 'decode prefill linear'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, number of experts, experts per token; may be repeated' -x -a 'A B C'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert in a prefill; may be repeated' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
@@ -332,8 +372,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l layers -d 'Number of decoder layers' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l streams -d 'Number of answers in progress' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l tokens -d 'Length of the prompt, in tokens' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32 auto'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
@@ -361,9 +401,10 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
 complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Model or conversion to compare with, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that finish one layer later, e.g. 0,3,6' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8' -x -a 'bf16 f32 fp8'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l split -d 'Show what a conversion’s weights, activations and cache each cost, against the model in f32'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text file to predict' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Maximum number of tokens to read' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens per window; each window starts with an empty context' -x
@@ -383,12 +424,12 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, its meaning and possible values on standard error'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Change a setting for all commands from now on'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = libraries' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = model' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
@@ -406,13 +447,14 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = host' -a 'ADDRESS'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = port' -a 'PORT'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = api-key-file' -F
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = max-pause' -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = keep-alive' -a 'TIME'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = heat' -a 'on off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Reset a setting to its default'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel keep-alive heat cache pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'

@@ -47,7 +47,8 @@ LONG = 2000  # columns of what shows one line of JSON
 ASKED = (
     "kt list", "kt show kt-mini", "kt verify kt-mini", "kt convert kt-mini", "kt pull kt-mini",
     "kt plan kt-mini --machine laptop-16gb", "kt plan --machine laptop-16gb", "kt doctor",
-    'kt chat kt-mini "hi"', "kt eval kt-mini --tokens 300 --formats int8", "kt bench decode kt-mini --runs 1 -n 4",
+    'kt chat kt-mini "hi"', "kt eval kt-mini --tokens 300 --formats int8",
+    "kt eval kt-mini --tokens 300 --formats int8 --split", "kt bench decode kt-mini --runs 1 -n 4",
     "kt chats", "kt cache du", "kt cache ls", "kt cache verify", "kt config list", "kt config get model",
     "kt search qwen3", "kt alias big kimi-k2", "kt alias", "kt alias --rm big",
     "kt names", "kt export kt-mini kt-mini.tar", "kt import kt-mini.tar",

@@ -300,6 +300,11 @@ TABLE: tuple[Setting, ...] = (
         "Conversations to answer at the same time, each with the full context.", option="--parallel",
     ),
     Setting(
+        "max-pause", real_numbers(0.01, 60), "SECONDS", "as short as costs at most 5% of the speed",
+        "Longest pause of running answers while a new prompt is read; a shorter one makes prompts take longer.",
+        option="--max-pause",
+    ),
+    Setting(
         "keep-alive",
         words_like(r"[-+]?[0-9][0-9a-z.µ]{0,40}", "a duration, such as 5m, 1h30m, 300 (seconds), 0 or -1"),
         "TIME", "forever for NAME, 5m for other models",

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 from amx import cmake_flags
+from tiers import TURN
 
 from ktcli.native import isa_rows
 
@@ -95,14 +96,23 @@ def compiler() -> str:
     return os.environ.get("CC") or "cc"
 
 
-def rows_of(name: str) -> str:
+def rows_of(name: str, turn: int | None) -> str:
     """The rows of kernels that run here, the emulated ones too: to compile others takes most of a build, and no
     program of it could run them. Rows differ in arithmetic, not in how threads share it: for data races one with
-    vectors and the one with tiles will do."""
+    vectors and the one with tiles will do.
+
+    Args:
+        turn: of `make test`, in which one row has its turn beside the portable one; None: all have.
+    """
     usable = {row.name for row in isa_rows() if row.usable}
     if name == "thread":
         return "avx512;amx" if "avx512" in usable else "avx2"
-    return ";".join(sorted(usable | ({"amx"} if "avx512" in usable else set())))
+    rows = sorted(usable | ({"amx"} if "avx512" in usable else set()))
+    if turn is None:
+        return ";".join(rows)
+    others = [row for row in rows if row != "portable"] or rows
+    row = others[turn % len(others)]
+    return f"avx512;{row}" if row == "amx" else row  # tiles are compared with it
 
 
 def emulator(folder: Path) -> Path:
@@ -128,7 +138,7 @@ def start_prefix(folder: Path, flags: list[str], name: str) -> list[str]:
     pytest.skip(f"a program with -fsanitize={name} does not start on this machine")
 
 
-def build(name: str, folder: Path) -> Build:
+def build(name: str, folder: Path, turn: int | None) -> Build:
     """Configure and build the library; `folder` is empty."""
     cmake = shutil.which(
         "cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -140,7 +150,7 @@ def build(name: str, folder: Path) -> Build:
     prefix = start_prefix(folder, flags, name)
     must(cmake, "-S", NATIVE, "-B", folder, "-DCMAKE_BUILD_TYPE=Sanitized", f"-DCMAKE_C_COMPILER={compiler()}",
          f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}",
-         f"-DKT_ROWS={rows_of(name)}", *cmake_flags())  # fmt: skip
+         f"-DKT_ROWS={rows_of(name, turn)}", *cmake_flags())  # fmt: skip
     must(cmake, "--build", folder, "--target", "libkt", "--parallel", CPUS)
     must(compiler(), "-O3", "-Wall", "-Werror", "-c", EMULATOR, "-o", emulator(folder))
     return Build(flags, folder, prefix)
@@ -152,10 +162,13 @@ class Runs:
     Args:
         wanted: (sanitizer, name of the source) of the programs that are asked for.
         folder: for everything that is made; it exists.
+        turn: see `rows_of`.
     """
 
-    def __init__(self, wanted: Iterable[tuple[str, str]], folder: Path) -> None:
-        self._folder = folder
+    def __init__(
+        self, wanted: Iterable[tuple[str, str]], folder: Path, turn: int | None = None
+    ) -> None:
+        self._folder, self._turn = folder, turn
         self._builder, self._workers = ThreadPoolExecutor(1), ThreadPoolExecutor(CPUS)
         ordered = sorted(wanted, key=lambda pair: list(SANITIZERS).index(pair[0]))
         names = dict.fromkeys(name for name, _ in ordered)
@@ -170,7 +183,7 @@ class Runs:
     def _build(self, name: str) -> Build:
         folder = self._folder / name
         folder.mkdir()
-        return build(name, folder)
+        return build(name, folder, self._turn)
 
     def _test(self, ready: Future[Build], sanitizer: str, source: str) -> None:
         try:
@@ -212,7 +225,8 @@ def begin(config: pytest.Config, ids: Iterable[str]) -> None:
     if RUNS in config.stash or config.option.collectonly:
         return
     if wanted := [(found[1], found[2]) for each in ids if (found := CASE.search(each))]:
-        config.stash[RUNS] = Runs(wanted, config.stash[FOLDER])
+        turn = config.stash[TURN] if config.getoption("--tier") == "test" else None
+        config.stash[RUNS] = Runs(wanted, config.stash[FOLDER], turn)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -46,6 +46,7 @@ LEVELS = [
     {"layers"},
     {"models"},
     {"weights", "planner"},
+    {"adapters"},
     {"engine", "text"},
     {"measure"},
     {"answers"},

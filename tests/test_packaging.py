@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ktcli.resources import data_path
+from ktcli.server.http.page.files import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -102,6 +103,7 @@ def test_wheel_holds_the_product_only(wheel: Path):
         names = archive.namelist()
         library = archive.read("ktcli/libkt.so")
     assert {"kt/py.typed", "ktcli/_native.py", "ktcli/py.typed", "ktcli/resources.py"} <= set(names)
+    assert {f"ktcli/server/http/page/{name}" for name in PARTS} <= set(names)
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"kt", "ktcli"}
     assert not [name for name in names if "/recipe/" in name]
     assert [name for name in names if name.endswith(".data/data/share/man/man1/kt.1")]

@@ -58,6 +58,14 @@ CachesOpt = Annotated[
         help="Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
     ),
 ]
+SplitOpt = Annotated[
+    bool,
+    typer.Option(
+        "--split",
+        help="Show what a conversion's weights, activations and cache each cost, against the model in f32. It is"
+        " converted to f32 as well, if need be.",
+    ),
+]
 TextOpt = Annotated[
     Path | None,
     typer.Option(
@@ -96,6 +104,7 @@ def evaluate(
     formats: FormatsOpt = None,
     defer: DepthsOpt = "0",
     kv: CachesOpt = "bf16",
+    split: SplitOpt = False,
     text: TextOpt = None,
     tokens: TokensOpt = TOKENS,
     context: LengthOpt = LENGTH,
@@ -121,11 +130,13 @@ def evaluate(
 
       kt eval kt-mini --formats bf16-bf16,int8,int4 --plot formats.svg
 
+      kt eval kt-mini --formats int4,int8 --split
+
       kt eval qwen3-30b-a3b --defer 0,3,6 --text notes.txt
 
       kt eval ./tuned --against qwen3-30b-a3b --json
     """
-    asked = EvalRequest(context, stride or context, tokens, _depths(defer), _caches(kv))
+    asked = EvalRequest(context, stride or context, tokens, _depths(defer), _caches(kv), split)
     asked.require()
     passage = read_passage(text)
     ways = ways_of(model, against, formats, asked, threads, numa, out)

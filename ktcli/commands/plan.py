@@ -13,7 +13,15 @@ from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.plan import host_described, plan_subject
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_subject
-from ktcli.assembly.survey import READING_TOK_S, Formats, Surveyed, best_here, ranked, survey
+from ktcli.assembly.survey import (
+    READING_TOK_S,
+    Formats,
+    Surveyed,
+    best_here,
+    generating,
+    ranked,
+    survey,
+)
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
 from ktcli.commands.cli.options import (
@@ -28,6 +36,7 @@ from ktcli.commands.view.survey import render_survey, survey_document
 from ktcli.errors import ExitCode, gib
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.numa import parse_numa
+from ktcli.models.pooling import KEY
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.plan import Plan
@@ -117,7 +126,7 @@ def _plan_all(wanted: Wanted, formats: Formats, machine: Path | None) -> None:
     host = host_described(wanted, machine)
     warn_of_faults()
     found = []
-    with out.progress("Planning", len(catalog.names()), unit="models") as bar:
+    with out.progress("Planning", len(generating()), unit="models") as bar:
         for each in survey(host, wanted, formats):
             found.append(each)
             bar.advance()
@@ -177,6 +186,6 @@ def _next(
         return [out.fold(_short_of_disk(disk, name), "  ")]
     fetched = f" fetches {gib(disk.download_bytes)} and" if disk.download_bytes else ""
     first = f"; first it{fetched} writes {gib(disk.pack_bytes)}" if disk.need_bytes else ""
-    command = f"kt chat {name}"
+    command = f"kt {'chat' if subject.config.get(KEY) is None else 'serve'} {name}"
     line = out.fold(f"Next: {command}{first}", "  ")
     return [line.replace(command, out.style(command, "bold"), 1)]

@@ -80,6 +80,9 @@ RootPathOpt = Annotated[
     ),
 ]
 ParallelOpt = Annotated[int, setting_option("parallel", min=1, max=64, callback=preferred)]
+MaxPauseOpt = Annotated[
+    float | None, setting_option("max-pause", min=0.01, max=60, callback=preferred)
+]
 AliasOpt = Annotated[
     list[str] | None,
     typer.Option(
@@ -136,6 +139,7 @@ def serve(
     allow_host: AllowHostOpt = None,
     root_path: RootPathOpt = "",
     parallel: ParallelOpt = 4,
+    max_pause: MaxPauseOpt = None,
     model_alias: AliasOpt = None,
     strict_model: StrictOpt = False,
     keep_alive: KeepAliveOpt = None,
@@ -212,7 +216,9 @@ def serve(
             rules.address if not ollama else f"{rules.address.rpartition(':')[0]}:{OLLAMA_PORT}"
         )
         plan, pack = plan_of(own.ready, how), own.ready.pack.name  # while the memory is free
-        about = first_lines(own.name, pack, plan, rules.address, parallel, of_ollama)
+        embeds = own.facts().pooling is not None
+        where = rules.address, parallel, of_ollama
+        about = first_lines(own.name, pack, plan, *where, embeds=embeds)
 
         def ready() -> None:
             out.note(f"{said}; press Ctrl-C to stop")
@@ -226,7 +232,8 @@ def serve(
             (out.record if log_json else _log)(entry)
             shorten(log_path(port))
 
-        others, limits = LibraryReader(own, how, others_s), Limits(active=parallel)
+        others = LibraryReader(own, how, others_s)
+        limits = Limits(active=parallel, pause_s=max_pause)
         sockets, again = [*listening, *owners], _reload_of(keys, api_key_file)
         Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready, again)).run()
     out.note("the server has stopped")

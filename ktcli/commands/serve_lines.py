@@ -13,7 +13,14 @@ _PROBES = frozenset({"/health", "/server", "/engine"})
 
 
 def first_lines(
-    model: str, pack: str, plan: Plan, address: str, streams: int, ollama: str
+    model: str,
+    pack: str,
+    plan: Plan,
+    address: str,
+    streams: int,
+    ollama: str,
+    *,
+    embeds: bool = False,
 ) -> list[str]:
     """Returns the lines about a server that is ready: where it is, and what it takes and gives.
 
@@ -23,17 +30,20 @@ def first_lines(
         address: the server's: "http://127.0.0.1:11435".
         streams: the conversations that are answered at the same time.
         ollama: the address for clients of Ollama.
+        embeds: whether the model makes embeddings.
     """
     device = f" and {gib(plan.device.need.total)} of the GPU" if plan.device else ""
     memory = f"{gib(plan.need_bytes)} of {gib(plan.host.available_bytes)}{device}"
-    each = f", for each of {streams} conversations at once" if streams > 1 else ""
+    what, rate = ("text", plan.speed.prefill) if embeds else ("conversation", plan.speed.decode)
+    each = f", for each of {streams} {what}s at once" if streams > 1 else ""
+    speed = f"{plan.rate(rate)} tokens/s" if embeds else plan.speed_words
     rows = {
         "page": address,
         "APIs": f"OpenAI {address}/v1, Anthropic {address}, Ollama {ollama}",
         "model": pack if pack.startswith(model) else f"{model} ({pack})",
         "context": f"{plan.context:,} tokens{each}",
         "memory": memory,
-        "speed": f"{plan.speed_words} predicted for one conversation (kt plan {model} says why)",
+        "speed": f"{speed} predicted for one {what} (kt plan {model} says why)",
     }
     return [f"  {name:<8} {words}" for name, words in rows.items()]
 

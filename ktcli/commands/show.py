@@ -19,6 +19,7 @@ from ktcli.store.preset import Preset
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
+    from ktcli.models.pooling import TextPooling
     from ktcli.weights.recipe import Recipe
 
 
@@ -146,6 +147,19 @@ def _architecture(
         "active_parameters": total - sum(t.elements for t in experts) + active,
         "kv_bytes_per_token": kv_bytes_per_token(spec),
         "pack_bytes": sizes,
+        **({} if built.pooling is None else {"embedding": _embedding(built.pooling, spec.hidden)}),
+    }
+
+
+def _embedding(pooling: TextPooling, hidden: int) -> dict[str, Any]:
+    """How an embedding model makes a vector of a text."""
+    return {
+        "dimensions": hidden,
+        "shorter": "any" if pooling.any_length else list(pooling.lengths),
+        "pooling": pooling.mode.value,
+        "normalized": pooling.normalize,
+        "prompts": sorted(pooling.prompts),
+        "words": pooling.words,
     }
 
 
@@ -188,8 +202,10 @@ def _render(document: dict[str, Any]) -> str:
     text = out.table([(f"{key}:", safe(value)) for key, value in rows])
     found = [place for place in document["on_disk"] if place["fidelity"]]
     named = len(document["on_disk"]) == 1
+    again = any(place["kind"] == EntryKind.CHECKPOINT.value for place in document["on_disk"])
     reports = [
-        render_report(safe(place["name"]), place["fidelity"], layers=named) for place in found
+        render_report(safe(place["name"]), place["fidelity"], layers=named, again=again)
+        for place in found
     ]
     return "\n\n".join([text, *reports])
 
@@ -217,8 +233,24 @@ def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
             "Context",
             f"{facts['context']:,} positions, {gib(facts['kv_bytes_per_token'])} of cache each",
         ),
+        *_of_embeddings(facts.get("embedding")),
         ("Converted", packs),
     ]
+
+
+def _of_embeddings(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """The row of an embedding model; none of one that generates text."""
+    if facts is None:
+        return []
+    lengths = facts["shorter"]
+    also = (
+        ", or fewer"
+        if lengths == "any"
+        else f", or {', '.join(map(str, lengths))}"
+        if lengths
+        else ""
+    )
+    return [("Embeddings", f"{facts['dimensions']:,} dimensions{also}; pools {facts['words']}")]
 
 
 def _count(parameters: int) -> str:

@@ -1,8 +1,8 @@
 """Measures decode and prefill against what the machine can do at that moment.
 
-Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing
-its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
-token say nothing about those of the next and the weights never come from a cache.
+Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing its operations at
+the arithmetic peaks, several answers at once with the slower of the two. Ids are drawn anew for every run, so that the
+experts of one token say nothing about those of the next and the weights never come from a cache.
 
 An engine's times are compared with a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
 """

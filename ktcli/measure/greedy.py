@@ -15,7 +15,7 @@ class GreedyChoice:
     """Chooses the likeliest token of rows of logits, in the way that answers do."""
 
     def __init__(self, engine: Engine) -> None:
-        self._chooser = Chooser(engine.pool, engine.spec.vocab)
+        self._chooser = Chooser(engine.pool, engine.spec.output_width)
         self._sampler = Sampler(SamplingSettings(greedy=True))
         self._nothing = History((), counts=False)
 

@@ -97,7 +97,15 @@ class FakeEngine:
         streams: int = 2,
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
-        self.spec = SimpleNamespace(vocab=VOCAB, moe_layers=2, experts=4, top_k=1, context=most)
+        self.spec = SimpleNamespace(
+            vocab=VOCAB,
+            output_width=VOCAB,
+            embeds=False,
+            moe_layers=2,
+            experts=4,
+            top_k=1,
+            context=most,
+        )
         self.pool, self.max_tokens, self.max_outputs = POOL, CHUNK, 9
         self.max_rows = CHUNK + self.max_outputs
         self._ids = np.zeros((streams * pages_for(context), PAGE_TOKENS), dtype=np.int64)

@@ -30,6 +30,7 @@ def asked(*words: str) -> Attaching:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A server that has the model or can load it, by `facts`; `loads` counts."""
+    monkeypatch.delenv("KT_TILE_MIN", raising=False)  # tests set it on a CPU with tiles
     state: dict[str, Any] = {"facts": FACTS, "loads": 0}
 
     def load(*_: object) -> EngineFacts:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -264,6 +265,8 @@ WRONG = {
     "window": (["--context", "2048"], 2, "use --context 2047 or less"),
     "plot": (["--plot", "plot.pdf"], 2, "end the name in .svg"),
     "plot's folder": (["--plot", "/no/such/folder/plot.svg"], 2, "cannot be written"),
+    "split of deferral": (["--split", "--defer", "3"], 2, "--split measures without deferral"),
+    "split against": (["--split", "--against", MINI], 2, "leave out --against"),
     "other": (["--against", "no-such-model"], 3, "no-such-model"),
 }
 
@@ -303,3 +306,45 @@ def test_text_is_plain_and_read_up_to_a_bound(capsys: Capture, tmp_path: Path) -
         patch.setattr("ktcli.text.passage.MAX_BYTES", 1001)  # in the middle of a character
         found = document(capsys, MINI, "--text", str(text), "-n", "300")
     assert found["text"]["tokens"] == 300
+
+
+def test_a_split_says_where_the_loss_comes_from(capsys: Capture) -> None:
+    """Of the built-in model: what its 4-bit weights cost is most of it, and bf16 costs next to nothing."""
+    found = document(capsys, MINI, "--formats", "int4,bf16-bf16", "--split", "-n", "1500")
+    fours, plain = found["split"]
+    assert [row["part"] for row in found["results"]][:2] == ["reference", "weights"]
+    assert [fours["conversion"], plain["conversion"]] == [f"{MINI}@int4-int8", f"{MINI}@bf16-bf16"]
+    parts = ["reference", "weights", "activations", "cache", "together"]
+    assert list(fours) == ["conversion", "kv", *parts] and set(plain) == set(fours)
+    assert found["first"] == f"{MINI}@f32-f32: reference" and len(found["results"]) == 8
+    assert fours["reference"] == plain["reference"] and fours["cache"] == plain["cache"]
+
+    def kl(parts: dict[str, Any], name: str) -> float:
+        return float(parts[name]["kl"]["mean"])
+
+    assert kl(plain, "weights") < 1e-9  # its checkpoint is bf16
+    assert 0 < kl(plain, "activations") < 0.001 and 0 < kl(plain, "cache") < 0.001
+    assert kl(plain, "activations") < kl(fours, "activations") < kl(fours, "weights")
+    assert 0.5 < kl(fours, "weights") / kl(fours, "together") < 1.5
+
+
+def test_a_split_as_a_table(capsys: Capture) -> None:
+    assert main(["eval", f"{MINI}@int4-g32-int8", "--split", "--kv", "fp8", "-n", "300"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.partition("  ")[0] for line in lines if line.startswith(f"{MINI}@")]
+    rows = [
+        f"{MINI}@int4-g32-int8: weights",
+        f"{MINI}@int4-g32-int8: activations",
+        f"{MINI}@f32-f32: fp8 cache",
+        f"{MINI}@int4-g32-int8: together, fp8 cache",
+    ]
+    assert named == [f"{MINI}@f32-f32: reference", *rows, *rows]
+
+
+def test_a_split_needs_a_checkpoint(capsys: Capture, home: Path, tmp_path: Path) -> None:
+    assert main(["eval", f"{MINI}@int4-int8", "-n", "300"]) == 0
+    pack = tmp_path / "alone"
+    shutil.copytree(home / "packs" / f"{MINI}@int4-int8", pack)
+    assert main(["eval", str(pack), "--split", "-n", "300"]) == 2
+    said = capsys.readouterr().err
+    assert "--split converts the checkpoint of" in said and "kt pull" in said

@@ -63,8 +63,14 @@ class Bench:
         self.how = Opening(Wanted(), 0, False, listener=SILENT)
         opened = open_model(Ready("one", folder / "one"), "one", self.how)
         self.chat = Chat(opened.backend)
+        self.systems = {"one": "", "two": ""}
+        self.chat.conversation.system = self.systems["one"]
         self.choice = ModelChoice(
-            self.chat, opened, self.how, lambda backend: backend.texts.settings
+            self.chat,
+            opened,
+            self.how,
+            lambda backend: backend.texts.settings,
+            lambda backend: self.systems[backend.name],
         )
         del opened
 
@@ -128,6 +134,16 @@ def test_the_conversation_goes_on_with_another_model(bench: Bench, fits: bool) -
     gc.collect()
     assert [engine() is not None for engine in bench.engines] == [False, True]
     assert bench.alive == [0, int(fits)]  # the first one made room where both do not fit
+
+
+def test_the_system_text_is_the_models_unless_somebody_set_another(bench: Bench) -> None:
+    bench.systems.update(one="Be brief.", two="Sing.")
+    bench.chat.conversation.system = "Be brief."
+    bench.choice.go_to("two")
+    assert bench.chat.conversation.system == "Sing."
+    bench.chat.conversation.system = "Whisper."
+    bench.choice.go_to("one")
+    assert bench.chat.conversation.system == "Whisper."
 
 
 class Person(SimpleNamespace):

@@ -126,7 +126,9 @@ def test_chats_with_one_system_text_share_it(model: LocalBackend) -> None:
     second = chat_with(model)
     said = ask(second, "And that of snow?")
     shared = second.reply.stats.reused_tokens
-    assert shared == (HEADER if first.session.sequence.recurrent else HEADER // 64 * 64)
+    # Pages are shared as far as they are equal; of a latent model's prompt the last part of one has another form.
+    recurrent, latent = first.session.sequence.recurrent, model.engine.pools.latent
+    assert shared == HEADER if recurrent else shared >= (HEADER // 64 * 64 if latent else HEADER)
     model.engine.pools.forget()
     for chat in (first, second):
         chat.session.sequence.close()
@@ -219,11 +221,9 @@ def test_a_resumed_chat_finds_what_its_answers_deferred(
     again, recorder, _ = resumed(model)
     again.settings = chat.settings
     answer = ask(again, questions[2])
-    found = known if again.session.sequence.recurrent else known // 64 * 64
-    assert again.reply.stats.reused_tokens == found
-    assert again.timeline.depths[:found] == whole.timeline.depths[:found]
-    if found == known:  # else a part of a page was read again, without deferral
-        assert answer == said[2]
+    assert again.reply.stats.reused_tokens == known
+    assert again.timeline.depths[:known] == whole.timeline.depths[:known]
+    assert answer == said[2]
     recorder.close()
 
 

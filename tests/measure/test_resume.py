@@ -42,10 +42,11 @@ def test_the_prefix_comes_back_in_one_document(
     assert (row["work"], row["n_tokens"], row["restored_tokens"], row["layers"]) == (
         "resume",
         200,
-        192,
+        200,
         2,
     )
-    assert row["restored_bytes"] <= row["file_bytes"] <= 1.05 * row["restored_bytes"]
+    # Four pages, and the last of them once more, with the token that was computed behind it.
+    assert row["restored_bytes"] <= row["file_bytes"] <= 1.05 * 5 / 4 * row["restored_bytes"]
     assert not list(home.glob("resume-*")) and not (home / "kv").exists()
     assert main(words) == 0
     assert "s to the next token" in capsys.readouterr().out

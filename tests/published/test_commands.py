@@ -23,7 +23,8 @@ from ktcli.server.process.listening import tcp_socket
 
 pytestmark = pytest.mark.published
 Capture = pytest.CaptureFixture[str]
-QUESTION = "What is the capital of France?"
+# What SmolLM2 begins with is decided here: "The" is 0.8 nats ahead in f32 (0.1 at "What is the capital of France?").
+QUESTION = "Name the capital city of France."
 
 
 @pytest.fixture(autouse=True)

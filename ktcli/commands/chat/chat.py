@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
     from ktcli.dialogue.backend import ChatBackend
     from ktcli.engine.drafting import DraftOptions
-    from ktcli.store.preset import Preset
     from ktcli.terminal.replstate import ReplState
     from ktcli.text.model import TextModel
     from ktcli.text.settings import Settings
@@ -175,7 +174,7 @@ def chat(
     attaching = Attaching.of(here)
     with asked.telling_whose_model(model):
         opened = _opened(model, asked, how, attaching)
-    made = _begun(opened, asked, preset)
+    made = _begun(opened, asked)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
             _converse(made, models, asked, opened.place)
@@ -196,12 +195,13 @@ def _draft_options(option: str | None) -> DraftOptions:
 
 def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching) -> ChatModel:
     from ktcli.answers.format import AnswerFormat
-    from ktcli.assembly.talking import open_model, prepared
+    from ktcli.assembly.talking import open_model, prepared, require_text
 
     ready = prepared(model, how)
 
     def hear(texts: TextModel) -> None:
-        """Says which options mean nothing to this model."""
+        """Says which options mean nothing to this model; refuses one that generates no text."""
+        require_text(ready.name, embeds=texts.embeds)
         if asked.thinking is not None and not texts.may_think:
             flag = "--think" if asked.thinking else "--no-think"
             out.warn(
@@ -216,14 +216,13 @@ def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching
     return attaching.attach(ready, name, hear) or open_model(ready, name, how, hear)
 
 
-def _begun(opened: ChatModel, asked: AnswerRequest, preset: Preset) -> Chat:
+def _begun(opened: ChatModel, asked: AnswerRequest) -> Chat:
     from ktcli.chat.chat import Chat
 
     backend = opened.backend
     made = Chat(backend, _settings(backend, asked), asked.draft)
     made.form = asked.form
-    said = (asked.system, preset.get("system"), config.value("system"))
-    made.conversation.system = next((text for text in said if text is not None), "")
+    made.conversation.system = _system(backend, asked)
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
         out.warn(f"--seed {sampling.seed} has no effect: the most likely token is always chosen")
@@ -238,13 +237,25 @@ def _settings(backend: ChatBackend, asked: AnswerRequest) -> Settings:
     return asked.over(preset_over(aliases.preset_of(backend.model.asked), own))
 
 
+def _system(backend: ChatBackend, asked: AnswerRequest) -> str:
+    """The system text with which a chat with a model begins: the one asked for, its name's, the person's."""
+    preset = aliases.preset_of(backend.model.asked)
+    said = (asked.system, preset.get("system"), config.value("system"))
+    return next((text for text in said if text is not None), "")
+
+
 def _choice(
     made: Chat, opened: ChatModel, how: Opening, asked: AnswerRequest, attaching: Attaching
 ) -> ModelChoice:
     from ktcli.commands.chat.model_choice import ModelChoice
 
     return ModelChoice(
-        made, opened, how, lambda backend: _settings(backend, asked), attaching.attach
+        made,
+        opened,
+        how,
+        lambda backend: _settings(backend, asked),
+        lambda backend: _system(backend, asked),
+        attaching.attach,
     )
 
 

@@ -54,7 +54,7 @@ class ModelChoice:
 
     Args:
         chat: the chat that it answers.
-        settings_of: the settings with which a chat with a model begins.
+        settings_of, system_of: the settings and the system text with which a chat with a model begins.
         attach: returns the model of a server, for a conversion and a name that finds it again; None: none has it.
     """
 
@@ -64,10 +64,11 @@ class ModelChoice:
         opened: ChatModel,
         how: Opening,
         settings_of: Callable[[ChatBackend], Settings],
+        system_of: Callable[[ChatBackend], str],
         attach: Callable[[Ready, str], ChatModel | None] = lambda ready, asked: None,
     ) -> None:
         self._chat, self._open, self._how = chat, opened, how
-        self._settings_of, self._attach = settings_of, attach
+        self._settings_of, self._system_of, self._attach = settings_of, system_of, attach
 
     def names(self) -> Sequence[tuple[str, str]]:
         """Returns the names of the library's models, each with a word about it, see `Models`."""
@@ -93,6 +94,7 @@ class ModelChoice:
         if ready.pack.samefile(before.ready.pack):
             raise UsageError(f"{ready.name} is already the current model")
         settings = self._chat.settings, self._settings_of(before.backend)
+        conversation, system = self._chat.conversation, self._system_of(before.backend)
         asked = lasting_name(name)
         if (attached := self._attach(ready, asked)) is not None:
             self._leave()
@@ -103,6 +105,10 @@ class ModelChoice:
         self._chat.go_to(backend, carried(*settings, self._settings_of(backend)))
         said = f"{backend.name}, {place}," if place else backend.name
         self._how.listener.note(f"{said} answers from now on")
+        now = self._system_of(backend)
+        if conversation.system == system != now:  # nobody has set another in the chat
+            conversation.system = now
+            self._how.listener.note(f"system: {now or '(none)'}")
 
     def outlives(self, error: DeviceError) -> bool:
         """Tells whether the chat can go on after its GPU failed: not where the GPU was asked for, or a server has the

@@ -113,6 +113,12 @@ COMMANDS: dict[str, Row] = {
         "Import a model from a file written by kt export.",
         "Models",
     ),
+    "adapter": Row(
+        "ktcli.commands.adapter:app",
+        "Import LoRA adapters, list, check and convert them.",
+        "Models",
+        least_bytes=_ARRAYS,
+    ),
     "cache": Row(
         "ktcli.commands.cache:app",
         "Show, check and remove the KV pages on disk.",

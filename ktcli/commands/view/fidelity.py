@@ -7,6 +7,7 @@ from typing import Any
 
 from ktcli.errors import KtError
 from ktcli.output import out
+from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import TensorKind, format_of_kind
 
@@ -16,10 +17,13 @@ WORDS = {
     TensorKind.DENSE: "dense",
 }
 
+OUTDATED = "  int8 is more precise in this version of kt"
+AGAIN = ": to convert it again, run kt rm {name}, then kt convert {name}"
+
 
 def error_report(path: Path) -> dict[str, Any] | None:
-    """Returns the number formats, the errors of the whole model, and by file the errors and cosines of each kind; None
-    if the pack cannot be read."""
+    """Returns the number formats, the errors of the whole model, by file the errors and cosines of each kind, and
+    whether its int8 is that of before; None if the pack cannot be read."""
     from ktcli.models import build
     from ktcli.weights.losses import overall
     from ktcli.weights.pack import weight_files
@@ -29,20 +33,25 @@ def error_report(path: Path) -> dict[str, Any] | None:
         whole = overall(weight_files(build(pack.config).tensors, pack.recipe), pack.manifest)
     except KtError:
         return None
-    formats = {kind.value: format_of_kind(kind, pack.recipe).name for kind in WORDS}
+    chosen = [format_of_kind(kind, pack.recipe) for kind in WORDS]
+    formats = {kind.value: fmt.name for kind, fmt in zip(WORDS, chosen, strict=True)}
     files = [
         {"file": record.name, "error": dict(record.error), "cosine": dict(record.cosine)}
         for record in pack.manifest.files
     ]
     error = {kind.value: whole[kind.value] for kind in WORDS if kind.value in whole}
-    return {"formats": formats, "error": error, "files": files}
+    outdated = INT8_BEFORE in (pack.recipe.experts, pack.recipe.dense)
+    return {"formats": formats, "error": error, "files": files, "outdated": outdated}
 
 
-def render_report(name: str, report: dict[str, Any], *, layers: bool = False) -> str:
+def render_report(
+    name: str, report: dict[str, Any], *, layers: bool = False, again: bool = False
+) -> str:
     """Returns the report in words, a line per kind: over all layers, and its worst one. Older packs have no cosines.
 
     Args:
         layers: whether a line per layer follows.
+        again: whether it can be converted again.
     """
     rows = [("", "format", "error (rms)", "worst layer", "lowest cosine")]
     for kind, words in WORDS.items():
@@ -59,6 +68,8 @@ def render_report(name: str, report: dict[str, Any], *, layers: bool = False) ->
             (f"  {words}", fmt, f"{whole:.2%}", f"{worst:.2%} ({_layer(at['file'])})", least)
         )
     text = f"{name}:\n{out.table(rows)}"
+    if report["outdated"]:
+        text += f"\n{OUTDATED}{AGAIN.format(name=name) if again else '.'}"
     return f"{text}\n\n{_layers(report)}" if layers else text
 
 

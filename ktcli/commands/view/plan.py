@@ -71,7 +71,7 @@ def lever_document(lever: Lever) -> dict[str, Any]:
         "context": plan.context,
         "experts": plan.recipe.experts_name,
         "dense": plan.recipe.dense.name,
-        "cache": plan.use.cache,
+        "cache": plan.use.cache_format.name,
         "defer": plan.depths[0][1],
         "decode_tok_s": plan.speed.decode,
         "prefill_tok_s": plan.speed.prefill,

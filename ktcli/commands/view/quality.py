@@ -8,7 +8,7 @@ from hashlib import sha256
 from textwrap import wrap
 from typing import Any
 
-from ktcli.assembly.ways import EvalRequest, Way
+from ktcli.assembly.ways import EvalRequest, SplitPart, Way
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
 from ktcli.output import out, safe
@@ -96,7 +96,30 @@ def document(found: Found) -> dict[str, Any]:
         "method": METHOD,
         "first": found.results[0].way.label,
         "results": [_row(result, found.reading) for result in found.results],
+        **({"split": _splits(found)} if found.asked.split else {}),
     }
+
+
+def _splits(found: Found) -> list[dict[str, Any]]:
+    """The parts of each conversion's loss, one document for each conversion and cache."""
+    return [
+        {
+            "conversion": whole.way.conversion,
+            "kv": whole.way.cache,
+            **{
+                str(each.way.part): _part(each)
+                for each in found.results
+                if each.way.beside(whole.way)
+            },
+        }
+        for whole in found.results
+        if whole.way.part is SplitPart.TOGETHER
+    ]
+
+
+def _part(result: WayResult) -> dict[str, Any]:
+    against = result.against
+    return {"nll": _figures(result.nll)} if against is None else _differences(against)
 
 
 def _row(result: WayResult, reading: Reading) -> dict[str, Any]:
@@ -108,17 +131,22 @@ def _row(result: WayResult, reading: Reading) -> dict[str, Any]:
         "dense": way.recipe.dense.name,
         "defer": way.defer,
         "kv": way.cache,
+        "part": way.part,
         "nll": _figures(result.nll),
         "perplexity": _figures(result.nll.exp()),
         "nll_per_byte": _figures(result.nll.scaled(1 / reading.bytes_per_token)),
     }
     if against is not None:
-        row["against_first"] = {
-            "delta_nll": _figures(against.nll),
-            "kl": None if against.kl is None else _figures(against.kl),
-            "same_top_token": _figures(against.same_best),
-        }
+        row["against_first"] = _differences(against)
     return row
+
+
+def _differences(against: Difference) -> dict[str, Any]:
+    return {
+        "delta_nll": _figures(against.nll),
+        "kl": None if against.kl is None else _figures(against.kl),
+        "same_top_token": _figures(against.same_best),
+    }
 
 
 def _figures(value: Interval) -> dict[str, float]:

@@ -133,7 +133,7 @@ def batch_words(
         )
         for row in rows
     ]
-    titles = ("answers", "tokens/s", "each", "gain", "experts", "of the read bandwidth")
+    titles = ("answers", "tokens/s", "each", "gain", "experts", "of the slower limit")
     return "\n".join(head) + "\n\n" + out.table(lines, titles, right=(0, 1, 2, 3, 4, 5))
 
 

@@ -22,6 +22,7 @@ FORMAT_WORDS = {
     "nl4-g32": "with non-linear steps, closer together near zero,",
     "int4-row-had": "rotated by a Hadamard matrix so that one scale serves a whole row,",
     "mxfp4": "with a small exponent of its own, as gpt-oss is published,",
+    "int8-row": "with one scale per row, not rotated",
     "fp8": "with an exponent of its own, as deepseek-v3 is published,",
 }
 
