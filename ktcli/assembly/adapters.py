@@ -79,7 +79,7 @@ def base_of(settings: AdapterSettings, asked: str | None, listener: Listener = S
     """
     if asked is not None:
         found = _base_named(asked)
-        _compare(settings.base, found, listener)
+        compare_base(settings.base, found, listener)
         return found
     if not settings.base:
         raise UsageError(
@@ -129,7 +129,7 @@ def _config_of(entry: Entry) -> Mapping[str, Any]:
         return Pack.open(entry.path).config
 
 
-def _compare(said: str, found: BaseModel, listener: Listener) -> None:
+def compare_base(said: str, found: BaseModel, listener: Listener) -> None:
     """Warns if an adapter names another base than the one that was asked for."""
     if said and not any(_is_it(text, found) for text in _readings(said)):
         listener.warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ktcli.assembly.adapted import with_room
 from ktcli.assembly.planner import planner_of
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.talking import Opening
@@ -72,7 +73,8 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
     """
     pack = Pack.open(ready.pack)
-    planner = planner_of(build(pack.config), pack.recipe, how.wanted, ready.pack)
+    wanted = with_room(ready, how.wanted)
+    planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack)
     free = max(0, planner.host.available_bytes - held.owed_bytes)
     most = free + held.taken_bytes
     alone = planner.on(most).place()

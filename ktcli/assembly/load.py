@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktcli.adapters.packed import PackedAdapter
+from ktcli.assembly.adapted import read_adapter, with_room
 from ktcli.assembly.host import machine_here, torch_device
 from ktcli.assembly.listener import SILENT, Bar, Listener
 from ktcli.assembly.planner import Planner, host_for, planner_of
@@ -43,9 +45,11 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
     """
     with library.repairable(ready.pack):
         pack = Pack.open(ready.pack)
+        wanted = with_room(ready, wanted)
         planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
         plan = planner.place()
         _note_use(ready.pack, listener)
+        adapter = read_adapter(ready, pack, exact=wanted.exact, listener=listener)
         engine: Engine | None = None
         if plan.device is not None:
             plan, engine = _with_device(ready, pack, planner, plan, listener)
@@ -56,7 +60,11 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
                 )
             with _bar(ready, listener) as bar:
                 engine = _on_cpu(
-                    pack, planner, plan, lambda done, of: bar.update(done=done, total=of)
+                    pack,
+                    planner,
+                    plan,
+                    lambda done, of: bar.update(done=done, total=of),
+                    adapter,
                 )
     for warning in engine.warnings:
         listener.warn(warning)
@@ -75,18 +83,22 @@ def _note_use(pack: Path, listener: Listener) -> None:
 
 
 def load_pack(
-    path: Path, wanted: Wanted | None = None, progress: Progress | None = None
+    path: Path,
+    wanted: Wanted | None = None,
+    progress: Progress | None = None,
+    adapter: PackedAdapter | None = None,
 ) -> CpuEngine:
     """Returns the engine of the conversion in a folder, loaded with every layer on the CPU.
 
     Args:
         progress: called with the bytes that are placed and their total.
+        adapter: the adapter of all sequences, for which `wanted` has room.
     Raises:
         UsageError, NotEnoughMemory, BadPack: as `load`.
     """
     pack = Pack.open(path)
     planner = planner_of(build(pack.config), pack.recipe, wanted or Wanted(), path)
-    return _on_cpu(pack, planner, planner.place(), progress)
+    return _on_cpu(pack, planner, planner.place(), progress, adapter)
 
 
 def load_random(
@@ -110,11 +122,17 @@ def load_random(
     return random_engine(model, plan, planned_team(machine.cpu, plan.host), progress)
 
 
-def _on_cpu(pack: Pack, planner: Planner, plan: Plan, progress: Progress | None) -> CpuEngine:
+def _on_cpu(
+    pack: Pack,
+    planner: Planner,
+    plan: Plan,
+    progress: Progress | None,
+    adapter: PackedAdapter | None = None,
+) -> CpuEngine:
     plan.require(WHAT)
     pool = planner.start(plan.host)
     source = PackSource.planned(pack, pool, plan)
-    return CpuEngine(planner.model, source, pool, plan, progress)
+    return CpuEngine(planner.model, source, pool, plan, progress, adapter)
 
 
 def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:

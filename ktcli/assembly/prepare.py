@@ -20,17 +20,17 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.planner import verdict
-from ktcli.assembly.ready import Ready, meant, usable
+from ktcli.assembly.ready import Ready, adapted, meant, usable
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
-from ktcli.store import catalog, download, library, removal
+from ktcli.store import adapters, catalog, download, library, removal
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
-from ktcli.store.reference import Reference
+from ktcli.store.reference import Reference, split_adapter
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe
 
@@ -54,6 +54,20 @@ def prepare(
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
         KtError: whatever stops a pull or a conversion; whoever listens does not agree to a pull.
     """
+    model, adapter = split_adapter(name)
+    if adapter:
+        adapters.resolve(adapter)  # before anything is fetched
+    return adapted(_prepared(model, wanted, check, formats, listener), adapter)
+
+
+def _prepared(
+    name: str,
+    wanted: Wanted,
+    check: Callable[[str, Path], object] | None,
+    formats: str,
+    listener: Listener,
+) -> Ready:
+    """The same of a name without an adapter."""
     reference, entry = meant(name, formats)
     if (ready := usable(reference, entry)) is not None:
         return ready
@@ -84,15 +98,18 @@ def prepare(
 
 
 def converted(name: str) -> Ready | None:
-    """Returns the conversion that `prepare` would return, if it already exists; None: it is not.
+    """Returns the conversion that `prepare` would return, if it already exists; None: it does not.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.
     """
-    reference, entry = meant(name)
-    if entry is None or entry.kind is EntryKind.PACK:
-        return None if entry is None else Ready(entry.shown, entry.path)
-    return _made(entry, recipe_named(entry, reference.formats), reference)
+    model, adapter = split_adapter(name)
+    reference, entry = meant(model)
+    if entry is None:
+        return None
+    if entry.kind is EntryKind.PACK:
+        return adapted(Ready(entry.shown, entry.path), adapter)
+    return adapted(_made(entry, recipe_named(entry, reference.formats), reference), adapter)
 
 
 def _brought(

@@ -8,10 +8,10 @@ from pathlib import Path
 from ktcli.assembly.convert import newest_ns
 from ktcli.errors import UsageError
 from ktcli.manifest import PACK as PACK_MANIFEST
-from ktcli.store import library
+from ktcli.store import adapters, library
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
-from ktcli.store.reference import Reference, parse
+from ktcli.store.reference import Reference, parse, split_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +21,43 @@ class Ready:
     Attributes:
         name: the name for people.
         pack: its folder, which holds the tokenizer's files too.
+        adapter: the adapter of the library that it is used with; empty: none.
     """
 
     name: str
     pack: Path
+    adapter: str = ""
+
+    @property
+    def base(self) -> str:
+        """The name without the adapter."""
+        return self.name.removesuffix(f"+{self.adapter}") if self.adapter else self.name
 
 
 def at_hand(name: str, formats: str = "") -> Ready | None:
-    """Returns the conversion that `name` means; None: there is none, or none that may be used as it is.
+    """Returns the conversion that `name` means, with its adapter; None: there is none, or none that may be used as it
+    is.
 
     Args:
         formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
     Raises:
         UsageError: the name means nothing, or a conversion to other formats than those.
+        NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
     """
-    return usable(*meant(name, formats))
+    model, adapter = split_adapter(name)
+    return adapted(usable(*meant(model, formats)), adapter)
+
+
+def adapted(ready: Ready | None, adapter: str) -> Ready | None:
+    """Returns a model with the adapter of a name; as given if that is empty, or the model is not there.
+
+    Raises:
+        NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
+    """
+    if ready is None or not adapter:
+        return ready
+    name = adapters.resolve(adapter).name
+    return replace(ready, name=f"{ready.name}+{name}", adapter=name)
 
 
 def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:

@@ -12,7 +12,7 @@ from ktcli.hardware.numa import Numa
 from ktcli.hardware.text import whole
 from ktcli.models.model import Spec
 from ktcli.planner.experts import WISHES, Wish, parse_mask
-from ktcli.planner.memory import Use
+from ktcli.planner.memory import AdapterRoom, Use
 from ktcli.planner.plan import Request
 from ktcli.planner.prefill import NEVER
 from ktcli.weights.recipe import Recipe
@@ -73,6 +73,7 @@ class Wanted:
         numa: the teams and their memory; None: KT_NUMA, else one team per node.
         isa: the row of kernels; None: the portable one if exact, else KT_ISA, else the best.
         rounding: the recipe as whose products exact ones round their activations; None: they do not.
+        adapters: the room for adapters, which are used on the CPU; None: there is none.
     """
 
     context: int | None = None
@@ -86,12 +87,13 @@ class Wanted:
     device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
     isa: str | None = None
     rounding: Recipe | None = None
+    adapters: AdapterRoom | None = None
 
     @property
     def use(self) -> Use:
         """The use of the engine, on which its memory depends."""
         return Use(
-            self.exact, self.all_logits, self.cache, self.streams, self.served, self.rounding
+            self.exact, self.all_logits, self.cache, self.streams, self.served, self.rounding, self.adapters
         )
 
     @property

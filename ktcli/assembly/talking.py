@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ktcli.answers.format import AnswerFormat
+from ktcli.assembly.adapted import with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.listener import SILENT, Listener
@@ -181,7 +182,8 @@ def plan_of(ready: Ready, how: Opening) -> Plan:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
     """
     pack = Pack.open(ready.pack)
-    return planner_of(build(pack.config), pack.recipe, how.wanted, ready.pack).place()
+    wanted = with_room(ready, how.wanted)
+    return planner_of(build(pack.config), pack.recipe, wanted, ready.pack).place()
 
 
 def give_back_memory() -> None:

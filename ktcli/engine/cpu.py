@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.adapters.packed import PackedAdapter
+from ktcli.engine.adapters import Adapters
 from ktcli.engine.arenas import refusals
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
@@ -56,8 +58,10 @@ class CpuEngine:
         pool: the teams of the plan's host.
         plan: a plan of this model, with every layer on the CPU.
         progress: called with the bytes placed so far and the bytes in all.
+        adapter: the adapter of all sequences that name none; the plan has room for it.
     Attributes:
         program: the recorded forward.
+        adapters: those that are attached; None: there is room for none.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class CpuEngine:
         pool: Pool,
         plan: Plan,
         progress: Progress | None = None,
+        adapter: PackedAdapter | None = None,
     ) -> None:
         assert plan.device is None, "a plan with a GPU is for an engine with one"
         self.model = model = model.at(plan.context)
@@ -78,7 +83,7 @@ class CpuEngine:
         key = seed(_facts(model, plan, pool, source.identity))
         self.max_tokens = min(PREFILL_CHUNK, plan.use.streams * self.context)
         self._cache = cache = KvCache(self.spec, plan.use, plan.context, pool, key)
-        self.program, outputs, self.routings = self._record()
+        self.program, outputs, self.routings, self.adapters = self._record()
         self.max_rows, self.max_outputs = self.program.max_tokens, self.program.max_outputs
         memory = (cache.memory.arena, cache.layout.page_bytes, cache.state_memory)
         self.program.attach(*memory, cache.states.size_bytes)
@@ -87,6 +92,9 @@ class CpuEngine:
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
         outputs_of = (self.program.rows(view, self.max_outputs) for view in views)
         self._rows = list(zip(*outputs_of, strict=True))
+        if adapter is not None:
+            assert self.adapters is not None, "the plan has no room for it"
+            self.pools.adapter = self.adapters.attach(adapter)
 
     @property
     def pools(self) -> Pools:
@@ -177,7 +185,7 @@ class CpuEngine:
         counts = [self.program.chosen(routing) for routing in self.routings]
         return np.array(counts, dtype=np.int64).reshape(shape)
 
-    def _record(self) -> tuple[Program, Outputs, tuple[int, ...]]:
+    def _record(self) -> tuple[Program, Outputs, tuple[int, ...], Adapters | None]:
         plan = self.plan
         program = Program(
             self.pool,
@@ -186,6 +194,9 @@ class CpuEngine:
             exact=plan.use.exact,
             cache=plan.use.cache_format.name,
         )
+        room = plan.use.adapters
+        if room is not None:
+            program.take_adapters(room.most, room.ranks)
         defers = self.spec.deferrable and any(depth for _, depth in plan.depths)
         deferring = self.spec.moe_layers - 1 if defers else 0
         layout = self._cache.layout
@@ -193,7 +204,10 @@ class CpuEngine:
         places = Places(tensors, layout.offsets, self._cache.states.offsets, layout.windowed)
         recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
         made = assemble(recording, program, places)
-        return program, Outputs(*made.results), made.routings
+        adapters = None
+        if room is not None:
+            adapters = Adapters(program, made.products, room.most, room.ranks)
+        return program, Outputs(*made.results), made.routings, adapters
 
 
 def _rounding(

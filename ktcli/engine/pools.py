@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ktcli.engine.adapters import AttachedAdapter
 from ktcli.engine.forms import ABSORBED
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import WindowPages
@@ -46,6 +47,7 @@ class Pools:
         tier: where pages and states go that leave memory, and come back from; None: nowhere.
         windows: the pages of the layers with a window; None: they have none of their own.
         latent: whether the model has latent attention, see `forms`.
+        adapter: the adapter of sequences that name none; None: they have none.
     """
 
     pages: PagePool
@@ -56,6 +58,7 @@ class Pools:
     tier: Tier | None = None
     windows: WindowPages | None = None
     latent: bool = False
+    adapter: AttachedAdapter | None = None
 
     def how(self, depth: int) -> int:
         """Returns the byte that encodes how an id is computed that is not expanded, with this depth of deferral."""

@@ -72,10 +72,17 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
     return digest.digest()
 
 
-def salted(seed: bytes, salt: str) -> bytes:
-    """Returns the key of the empty prefix for those who name this salt: they share pages with each other only.
-    Without a salt it is the seed."""
-    return hashlib.sha256(seed + salt.encode("utf-8", "replace")).digest() if salt else seed
+def salted(seed: bytes, salt: str, adapter: str = "") -> bytes:
+    """Returns the key of the empty prefix for those who name this salt, and use this adapter: they share pages with
+    each other only. Without either it is the seed.
+
+    Args:
+        adapter: the digest of the adapter's files.
+    """
+    for mark, said in ((b"", salt), (b"\0adapter ", adapter)):
+        if said:
+            seed = hashlib.sha256(seed + mark + said.encode("utf-8", "replace")).digest()
+    return seed
 
 
 @dataclass(frozen=True, slots=True)

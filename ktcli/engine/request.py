@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
+from ktcli.engine.adapters import AttachedAdapter
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.engine.forcing import ForcedIds
@@ -91,6 +92,7 @@ class GenerationRequest:
             computed so is found again, or computed again in the same form of latent attention.
         said: the prompt's last ids that belong to the answer, which another request began: penalties count them so.
         salt: what is computed is shared with requests of the same salt only.
+        adapter: whose updates the rows get; None: that of all sequences of the engine, if there is one.
         marks: positions of the prompt from which other prompts will probably go on, see `Sequence.adopt`.
         shared: the prompt's first ids with which other conversations begin, too: where layers keep states only these
             may be expanded, see `forms`. All requests of a conversation say the same.
@@ -114,6 +116,7 @@ class GenerationRequest:
     depths: bytes = b""
     said: int = 0
     salt: str = ""
+    adapter: AttachedAdapter | None = None
     marks: Sequence[int] = ()
     shared: int = 0
     ends: Callable[[int], bool] = lambda id: False

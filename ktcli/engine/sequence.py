@@ -16,6 +16,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.adapters import AttachedAdapter
 from ktcli.engine.forms import ABSORBED, How, expanded_spans, how_to_read
 from ktcli.engine.own_states import OwnStates, SpareState
 from ktcli.engine.pages import PoolFull
@@ -49,7 +50,8 @@ class Sequence:
         self._windows: PageTable | None = None  # of the layers with a window
         if windows is not None:
             self._windows = PageTable(windows.pool, windows.copy, pools.context, windows)
-        self._root: bytes = pools.seed  # the key of the empty prefix
+        self._adapter = pools.adapter
+        self._root = self._empty("")  # the key of the empty prefix
         self._keys: list[bytes] = []  # of the full pages
         self._line = next(_LINES)
         self._states = None if pools.states is None else OwnStates(pools.states)
@@ -144,6 +146,7 @@ class Sequence:
             chunk,
             None if self._windows is None else self._windows.numbers[: pages_for(end)],
             self._expanded(end),
+            self._adapter.number if self._adapter else 0,
         )
 
     def _expanded(self, end: int) -> tuple[int, int]:
@@ -256,6 +259,7 @@ class Sequence:
     def fork(self) -> Sequence:
         """Returns another sequence with the same ids, which shares all pages and the state."""
         made = Sequence(self._pools)
+        made._adapter = self._adapter
         made._ids[: self.length] = self._ids[: self.length]
         made._how[:], made._planned = self._how, self._planned
         made._keys, made._root, made.length = list(self._keys), self._root, self.length
@@ -272,6 +276,7 @@ class Sequence:
         how: How | None = None,
         marks: Iterable[int] = (),
         salt: str = "",
+        adapter: AttachedAdapter | None = None,
         *,
         bring: bool = True,
     ) -> int:
@@ -283,10 +288,12 @@ class Sequence:
                 sequence holds itself is taken as it is.
             marks: positions from which other prompts will probably go on; see `mark`. Those that are not worth a step
                 are left out.
-            salt: pages are shared with sequences of the same salt only.
+            salt: pages are shared with sequences of the same salt only, and of the same adapter.
+            adapter: whose updates its ids get; None: that of all sequences, if there is one.
             bring: whether pages may come from disk, which takes room in memory.
         """
-        root = salted(self._pools.seed, salt)
+        self._adapter = adapter or self._pools.adapter
+        root = self._empty(salt)
         if root != self._root:
             self.truncate(0)
             self._root = root
@@ -314,6 +321,10 @@ class Sequence:
         for position in worth_a_step(marks, self.length, wanted.size):
             self.mark(position)
         return self.length
+
+    def _empty(self, salt: str) -> bytes:
+        """The key of the empty prefix with a salt."""
+        return salted(self._pools.seed, salt, self._adapter.digest if self._adapter else "")
 
     def close(self) -> None:
         """Releases all pages and states; what was computed can still be found by others: as far as it goes, or, where

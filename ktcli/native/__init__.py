@@ -27,7 +27,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Glu, View
+from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Glu, Update, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
@@ -60,6 +60,7 @@ __all__ = [
     "Run",
     "Scale",
     "Team",
+    "Update",
     "View",
     "Weight",
     "amx_info",

@@ -26,6 +26,7 @@ class Run(NamedTuple):
             ones must.
         window_pages: the page of each 64 positions for the layers with a window, int32, read from the first on that the
             run's first token sees; None: they have no pages of their own.
+        adapter: the number of the adapter whose updates its rows get; 0: none.
         expanded: the first position that takes the expanded form of latent attention, and the one behind the last; all
             others take the absorbed form.
     """
@@ -41,6 +42,7 @@ class Run(NamedTuple):
     chunk: tuple[int, int] | None = None
     window_pages: NDArray[np.int32] | None = None
     expanded: tuple[int, int] = (0, 0)
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import pi, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.native.library import PANEL_ROWS
 
@@ -45,3 +48,29 @@ class View:
     buffer: int
     column: int
     width: int
+
+
+class Update(NamedTuple):
+    """What an adapter adds to rows of a product y = W x: y[rows] += scale * B (A x); see kt_update.
+
+    Attributes:
+        first_panel: of the rows, which lie in panels of 16 of W's; each panel_step-th of W's from there on is one of B's.
+        a: [count, rank, k rounded up to 16], bf16 bits or f32, zeros behind k.
+        b: [count, panels, rank, 16], of the same type, zeros for rows that are not changed.
+    """
+
+    rank: int
+    first_panel: int
+    panel_step: int
+    scale: float
+    a: NDArray[Any]
+    b: NDArray[Any]
+
+    def packed(self, ffi: Any) -> tuple[Any, ...]:
+        """Returns the fields of its kt_update, which borrows the memory of `a` and `b`."""
+        in_f32 = self.a.dtype == np.float32
+        where = (ffi.cast("void *", each.ctypes.data) for each in (self.a, self.b))
+        panels = self.b.shape[1]
+        return (
+            self.rank, self.first_panel, self.panel_step, panels, self.scale, in_f32, *where
+        )  # fmt: skip

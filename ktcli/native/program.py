@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ktcli.errors import KtError, NativeError, NoMemoryLeft
 from ktcli.native.batch import Batch, Run
 from ktcli.native.library import ERROR_BYTES, Arena, library, require
-from ktcli.native.operands import View
+from ktcli.native.operands import Update, View
 from ktcli.native.packing import packing
 from ktcli.native.pool import Pool
 
@@ -83,6 +83,7 @@ class Program:
         self._step = ffi.new("kt_step *")
         self._runs = ffi.new("kt_run[]", 1)  # as many as a step had, at most
         self._keep: list[Any] = []  # objects whose memory C borrows
+        self._updates: dict[tuple[int, int, int], tuple[Update, ...]] = {}  # likewise
 
     # -- recording -----------------------------------------------------------------------------------
 
@@ -137,6 +138,31 @@ class Program:
             raise NoMemoryLeft("the system does not provide memory for the buffers of a step")
         self._check(result)
         return int(size[0])
+
+    # -- adapters --------------------------------------------------------------------------------------
+
+    def take_adapters(self, most: int, ranks: int) -> None:
+        """Lets runs name adapters 1..most; called before operations are appended.
+
+        Args:
+            ranks: the most that the updates of one product by one adapter have together.
+        """
+        self._check(self._lib.kt_program_adapters(self.handle, most, ranks))
+
+    def adapt(self, adapter: int, operation: int, part: int, updates: Sequence[Update]) -> None:
+        """Sets the updates of one product by an adapter, from the next step on; (): none.
+
+        Args:
+            operation: the number of the operation, in the order in which they were appended.
+            part: 0, or 1 for down of experts.
+        Raises:
+            NativeError: there is no such product, or an update does not fit it.
+        """
+        made = self._ffi.new("kt_update[]", [each.packed(self._ffi) for each in updates])
+        self._check(
+            self._lib.kt_program_adapt(self.handle, adapter, operation, part, made, len(updates))
+        )
+        self._updates[adapter, operation, part] = tuple(updates)
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -198,7 +224,7 @@ class Program:
         windows = null if run.window_pages is None else self._pointer(run.window_pages)
         require(run.window_pages is None or run.window_pages.size == run.pages.size, "other tables")
         chunk_start, chunk_tokens = run.chunk or (0, 0)
-        self._runs[i] = (  # all fields at once, in their order: one call instead of eleven
+        self._runs[i] = (  # all fields at once, in their order: one call instead of twelve
             run.ids.size,
             run.start,
             run.first_output,
@@ -212,6 +238,7 @@ class Program:
             run.defer,
             run.state,
             run.next_state,
+            run.adapter,
         )
         return pages, windows
 

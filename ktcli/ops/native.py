@@ -18,7 +18,8 @@ from ktcli.ops.kvformat import FORMATS
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.recording import Number, Recording
-from ktcli.ops.table.experts import Route
+from ktcli.ops.table.experts import Experts, Route
+from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Tensor
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
@@ -52,10 +53,13 @@ class Assembled:
     Attributes:
         results: the views of the recording's results.
         routings: the numbers of the routers' results, in layer order.
+        products: of each tensor that rows are multiplied with, the products that an adapter may change: the number of
+            the operation, and the part of it.
     """
 
     results: tuple[View, ...]
     routings: tuple[int, ...]
+    products: Mapping[str, Sequence[tuple[int, int]]]
 
 
 def assemble(recording: Recording, program: Program, places: Places) -> Assembled:
@@ -65,15 +69,25 @@ def assemble(recording: Recording, program: Program, places: Places) -> Assemble
         program.buffer(buffer.width, outputs=buffer.outputs)
     numbers: dict[Number, int] = {}
     routings: list[int] = []
+    products: dict[str, list[tuple[int, int]]] = {}
     for each in recording.records:
         name = each.operation.name
+        for part, tensor in enumerate(_multiplied(each.operation)):
+            products.setdefault(tensor.name, []).append((len(program.labels), part))
         told = dict(_told(each.operation, places, numbers, FORMATS[program.cache].element_bytes))
         first = program.append(name, (*each.outs, *each.operands), **told)
         numbers |= {number: first + i for i, number in enumerate(each.numbers)}
         if isinstance(each.operation, Route):
             routings.append(first)
     program.finish()
-    return Assembled(recording.results, tuple(routings))
+    return Assembled(recording.results, tuple(routings), products)
+
+
+def _multiplied(operation: Operation) -> tuple[Tensor, ...]:
+    """The tensors of the products that adapters may change, by part."""
+    if isinstance(operation, Linear):
+        return (operation.weight,)
+    return (operation.gate_up, operation.down) if isinstance(operation, Experts) else ()
 
 
 def _told(

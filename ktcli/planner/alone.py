@@ -122,6 +122,8 @@ class Alone:
         yield line(ModelPart.CACHE, fmt, spread, cache, use.cache_words(spec, context))
         if states:
             yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
+        if adapters := use.adapter_bytes(spec):
+            yield Line.reserved("adapters", "bf16", "memory", adapters, "their factors")
         buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
         scratch = scratch_bytes(model, use.streams) + use.logits_bytes(spec, context)
         yield Line.reserved("scratch", "f32", spread, scratch, buffers)

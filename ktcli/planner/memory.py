@@ -55,6 +55,26 @@ def margin_bytes(total_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRoom:
+    """The room that an engine has for adapters.
+
+    Attributes:
+        most: how many it can have at a time.
+        ranks: the most ranks that one has in one product.
+        size_bytes: the bytes of the factors of all.
+    """
+
+    most: int
+    ranks: int
+    size_bytes: int
+
+    def bytes_of(self, spec: Spec, streams: int) -> int:
+        """Returns the bytes of all factors, and of what they make of the rows of a step on the way."""
+        rows = (PREFILL_CHUNK + streams - 1) * (1 + spec.top_k) + streams
+        return self.size_bytes + 4 * self.ranks * rows
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """How an engine is used, as far as its memory depends on it.
 
@@ -65,6 +85,7 @@ class Use:
         streams: the sequences that can have the whole context, and be computed, at the same time.
         served: whether programs ask, whose prompts are long.
         rounding: the recipe as whose products exact ones round their activations; None: they do not.
+        adapters: the room for adapters; None: there is none.
     """
 
     exact: bool = False
@@ -73,6 +94,7 @@ class Use:
     streams: int = 1
     served: bool = False
     rounding: Recipe | None = None
+    adapters: AdapterRoom | None = None
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -128,6 +150,10 @@ class Use:
         """Returns the bytes of the states that layers keep of sequences whatever their length."""
         return sequence_bytes(spec, self.streams)
 
+    def adapter_bytes(self, spec: Spec) -> int:
+        """Returns the bytes of adapters."""
+        return 0 if self.adapters is None else self.adapters.bytes_of(spec, self.streams)
+
     def outputs(self, spec: Spec, context: int) -> int:
         """Returns the number of positions of a step that can give logits, or hidden rows: of these all can."""
         if not self.all_logits and not spec.embeds:
@@ -155,7 +181,7 @@ def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
     """Returns the bytes of memory beside the weights: cache, scratch and the process itself."""
     spec = model.spec
     logits = use.logits_bytes(spec, context)
-    cache = use.cache_bytes(spec, context) + use.states_bytes(spec)
+    cache = use.cache_bytes(spec, context) + use.states_bytes(spec) + use.adapter_bytes(spec)
     return cache + scratch_bytes(model, use.streams) + logits + PROCESS_BYTES
 
 

@@ -12,6 +12,7 @@ https://huggingface.co/…    the page of a repository, of a revision or of a GG
 ./folder@int4-int8          the conversion of it to these formats
 model.gguf                  a GGUF file; of a numbered set, any one of its files
 ollama:NAME[:TAG]           the GGUF file that Ollama keeps under this name (see `ollama`)
+MODEL+ADAPTER               any of these with an adapter of the library (`split_adapter`)
 lmstudio:NAME               the folder or GGUF file that LM Studio keeps under this name (see `lmstudio`)
 """
 
@@ -119,6 +120,17 @@ def parse(text: str) -> Reference:
         found_there = _repository(text, "hf", text)
         return replace(found_there, anywhere=not found_there.revision)
     return _short(text)
+
+
+def split_adapter(text: str) -> tuple[str, str]:
+    """Returns the texts of the model and of the adapter that "MODEL+ADAPTER", or an alias of that, means; the text
+    itself and "" if it names no adapter."""
+    if places.is_name(text) and catalog.find(text) is None:
+        target = aliases.target_of(text)
+        return split_adapter(target) if "+" in target else (text, "")
+    stem, _, adapter = text.rpartition("+")
+    is_path = "/" in text and os.path.lexists(_expanded(text))
+    return (stem, adapter) if stem and places.is_name(adapter) and not is_path else (text, "")
 
 
 def is_elsewhere(text: str) -> bool:

@@ -22,6 +22,7 @@
 #include "kt_weights.h"
 #include "kt_program.h"
 #include "kt_operations.h"
+#include "kt_adapters.h"
 #include "kt_offload.h"
 #include "kt_sample.h"
 

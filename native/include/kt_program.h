@@ -77,6 +77,7 @@ typedef struct kt_run {
      * is not written, so that a step that counts for nothing leaves no trace; runs may read the same one. */
     int32_t state;          /* -1, only at start 0: zeros */
     int32_t next_state;     /* no slot that this or another run of the step reads or writes */
+    int32_t adapter;        /* whose updates its rows get (kt_adapters.h); 0: none */
 } kt_run;
 
 /* Everything that changes from step to step. Its rows are the tokens of its runs, run after run. */

@@ -27,6 +27,9 @@ static int check_run(kt_program *p, const kt_run *run, int64_t r)
         return program_fail(p, KT_ERR_RANGE, "run %lld: positions %lld..%lld are no piece of a chunk of %lld from %lld on",
                             (long long)r, (long long)run->start, (long long)run_end(run), (long long)c.tokens,
                             (long long)c.start);
+    if (run->adapter < 0 || run->adapter > p->adapters)
+        return program_fail(p, KT_ERR_RANGE, "run %lld: adapter is %d, outside 0..%d", (long long)r, run->adapter,
+                            p->adapters);
     if (run->defer < 0)
         return program_fail(p, KT_ERR_RANGE, "run %lld: defer is %d; 0 or more is possible", (long long)r, run->defer);
     if (!(run->temperature >= 0 && run->temperature <= FLT_MAX))
@@ -212,11 +215,12 @@ void batch_derive(batch *b, const kt_step *s)
 {
     b->runs = s->runs;
     b->n_runs = s->n_runs;
-    b->rows = b->outputs = b->defer = 0;
+    b->rows = b->outputs = b->defer = b->adapted = 0;
     for (int64_t r = 0; r < s->n_runs; r++) {
         const kt_run *run = &s->runs[r];
         b->first[r] = b->rows;
         b->defer = run->defer > b->defer ? run->defer : b->defer;
+        b->adapted |= run->adapter != 0;
         for (int64_t t = 0; t < run->n_tokens; t++, b->rows++) {
             b->run[b->rows] = (int32_t)r;
             b->position[b->rows] = (int32_t)(run->start + t);

@@ -11,6 +11,7 @@ typedef struct batch {
     const kt_run *runs;
     int64_t n_runs, rows, outputs;
     int32_t defer;              /* the greatest of all runs */
+    int32_t adapted;            /* whether a run names an adapter */
     int64_t *first;             /* [n_runs + 1] first row of each run, then the number of rows */
     int32_t *run;               /* [rows] */
     int32_t *position;          /* [rows] */

@@ -29,7 +29,9 @@ static void reserve(kt_program *p, moe *o)
         own->act_offset = size_mul(size_mul((size_t)o->max_slots, (size_t)own->h_stride), sizeof(float));
         size_t act_size = act_bytes(o->kind, o->max_slots, act_stride(o->kind, own->width));
         own->sum_offset = size_add(own->act_offset, size_add(act_size, 63)) / 64 * 64;
-        program_reserve_node(p, o->nodes > 1 ? size_add(own->sum_offset, rows_bytes) : own->sum_offset);
+        own->inner_offset = o->nodes > 1 ? size_add(own->sum_offset, rows_bytes) : own->sum_offset;
+        size_t inner = o->down_updates < 0 ? 0 : size_mul((size_t)o->max_slots, (size_t)p->ranks * sizeof(float));
+        program_reserve_node(p, size_add(own->inner_offset, inner));
         widest = max64(widest, own->h_stride);
     }
     size_t rows = o->largest ? 0 : size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)widest);
@@ -39,13 +41,22 @@ static void reserve(kt_program *p, moe *o)
 static void record(kt_program *p, moe *o, kt_view in)
 {
     int32_t routed = p->routings.at[o->routing].resource;
-    program_operation(p);
     o->in = program_source(p, in, o->gate_up);
     p->late = p->routings.at[o->routing].late;
+    if (o->gate_up_updates >= 0) {
+        program_phase(p, gate_up_inner_run, o);
+        program_touch_view(p, in, ANY_ROWS);
+        program_touch(p, routed, 0, 1, ANY_ROWS);
+        program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    }
     program_phase(p, gate_up_run, o);
     program_touch_source(p, &o->in);
     program_touch(p, routed, 0, 1, ANY_ROWS);
     program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    if (o->down_updates >= 0) {
+        program_phase(p, down_inner_run, o);
+        program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    }
     if (o->down->rotation) {
         program_phase(p, rotate_run, o);
         program_touch_node_scratch(p, ANY_ROWS | WRITES);
@@ -94,6 +105,7 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
         if (width && !(matrices_read_alike(&own->down, o->down) && matrices_read_alike(&own->gate_up, o->gate_up)))
             return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
         own->width = down[i].k;
+        own->column = width;
         own->rotated = rotated_columns(&down[i].format, down[i].k);
         own->h_stride = max64(padded, own->rotated);
         own->gate_up_bias = given->gate_up_bias ? given->gate_up_bias + o->per_pair * width : NULL;
@@ -105,6 +117,7 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
         }
         width += own->width;
     }
+    o->width = width;
     o->bias_stride = o->glu.ungated ? width : (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2;
     return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
 }
@@ -138,6 +151,11 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *
         if (!o->largest)
             return KT_ERR_MEMORY;
     }
+    program_operation(p);
+    int64_t panels = (o->bias_stride + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS;
+    o->x = x;
+    o->gate_up_updates = lowrank_product(p, 0, o->experts, x.width, panels);
+    o->down_updates = lowrank_product(p, 1, o->experts, o->width, (o->out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS);
     reserve(p, o);
     record(p, o, x);
     return KT_OK;

@@ -8,7 +8,7 @@
  * caches themselves and fetch ahead within a call; tokens are cut only when panels are too few for all
  * threads.
  */
-#include "program.h"
+#include "lowrank.h"
 
 #define TASKS_PER_THREAD 8              /* so that a slow thread delays the others by an eighth of its share */
 #define MOST_PANELS 64                  /* of one task with one token, or whose results are joined */
@@ -31,6 +31,8 @@ typedef struct linear {
     part *parts;                        /* [nodes] */
     const float *bias;
     int32_t kind, domain;
+    kt_view x, inner;
+    int32_t updates;                    /* lowrank_product */
 } linear;
 
 /* How a step is cut into tasks. */
@@ -67,6 +69,25 @@ static void join_wide(const worker *w, const product *p, int64_t tokens, int64_t
         if (bias)
             w->kernels->add(out, bias, width, out);
     }
+}
+
+static void inner_run(const void *arg, worker *w)
+{
+    const linear *o = arg;
+    if (w->batch->adapted)
+        lowrank_inner_shared(w, o->updates, o->domain, o->x, o->inner);
+}
+
+/* What adapters add to `columns` columns of the output, from `column` on. */
+static void add_updates(const linear *o, const worker *w, int64_t token, int64_t tokens, int64_t column, int64_t columns)
+{
+    int64_t panel = column / KT_PANEL_ROWS;
+    adapted_rows rows = {.product = o->updates, .domain = o->domain, .n = tokens, .first = token,
+                         .inner = view_row(w, o->inner, token), .inner_stride = view_stride(w, o->inner)};
+    adapted_output out = {.y = view_row(w, o->out, token) + column, .y_stride = view_stride(w, o->out),
+                          .columns = columns, .panel = panel,
+                          .last_panel = panel + (columns + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS};
+    lowrank_outer(w, &rows, &out);
 }
 
 static void linear_run(const void *arg, worker *w)
@@ -107,6 +128,8 @@ static void linear_run(const void *arg, worker *w)
         product_run(w, o->kind, &p);
         if (wide)
             join_wide(w, &p, tokens, p.n, bias, out, view_stride(w, o->out));
+        if (o->updates >= 0 && w->batch->adapted)
+            add_updates(o, w, token, tokens, column, p.n);
     }
 }
 
@@ -144,6 +167,18 @@ static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, i
     return KT_OK;
 }
 
+static void record_inner(kt_program *p, linear *o, kt_view x)
+{
+    o->updates = lowrank_product(p, 0, 1, x.width, (o->out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS);
+    if (o->updates < 0)
+        return;
+    o->x = x;
+    o->inner = lowrank_inner_view(p, o->domain);
+    program_phase(p, inner_run, o);
+    program_touch_view(p, x, ANY_ROWS);
+    program_touch_view(p, o->inner, ANY_ROWS | WRITES);
+}
+
 int kt_program_linear(kt_program *p, kt_view out, kt_view x, const kt_linear *given)
 {
     int failed = program_open(p);
@@ -169,8 +204,11 @@ int kt_program_linear(kt_program *p, kt_view out, kt_view x, const kt_linear *gi
     if (act_is_wide(o->kind))
         program_reserve(p, 0, (size_t)(2 * WIDE_TOKENS * MOST_PANELS * KT_PANEL_ROWS) * sizeof(float));
     o->in = program_source(p, x, common);
+    record_inner(p, o, x);
     program_phase(p, linear_run, o);
     program_touch_source(p, &o->in);
+    if (o->updates >= 0)
+        program_touch_view(p, o->inner, ANY_ROWS);
     program_touch_view(p, out, ANY_ROWS | WRITES);
     return KT_OK;
 }

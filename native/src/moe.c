@@ -55,6 +55,58 @@ static float *sum_row(const moe *o, const worker *w, int node, int64_t t)
     return (float *)(void *)(node_scratch(w, node) + o->parts[node].sum_offset) + t * o->sum_stride;
 }
 
+/* ---- adapters ------------------------------------------------------------------------------------ */
+
+/* The slots [row, last_row) of an expert, in sorted order, as products that adapters update. */
+static adapted_rows updated_rows(const moe *o, const worker *w, const groups *g, int32_t product, int32_t expert,
+                                 int64_t row, int64_t last_row)
+{
+    float *inner = (float *)(void *)(node_scratch(w, w->own.node) + own_part(o, w)->inner_offset);
+    int64_t stride = w->program->ranks;
+    return (adapted_rows){.product = product, .domain = o->domain, .matrix = expert, .n = last_row - row,
+                          .tokens = g->token + row, .inner = inner + row * stride, .inner_stride = stride};
+}
+
+/* A x of all slots, for gate_up or for down. */
+static void inner_of_slots(const moe *o, worker *w, const groups *g, int down)
+{
+    const part *own = own_part(o, w);
+    int64_t ranks = w->program->ranks, parts = (ranks + INNER_RANKS - 1) / INNER_RANKS;
+    for (int64_t i; own->width && (i = worker_take_own(w, 1)) < g->n_active * parts;) {
+        int32_t expert = g->active[i / parts];
+        int64_t row = g->first[expert], rank = i % parts * INNER_RANKS;
+        adapted_rows rows = updated_rows(o, w, g, down ? o->down_updates : o->gate_up_updates, expert, row,
+                                         g->first[expert + 1]);
+        adapted_input in = {.k = o->out.width, .x = view_row(w, o->x, 0), .x_stride = view_stride(w, o->x),
+                            .x_rows = rows.tokens};
+        if (down)
+            in = (adapted_input){.k = own->width, .column = own->column, .x = hidden(w) + row * own->h_stride,
+                                 .x_stride = own->h_stride};
+        lowrank_inner(w, &rows, &in, rank, rank + INNER_RANKS);
+    }
+}
+
+void gate_up_inner_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    const routing *r = &w->program->routings.at[o->routing];
+    groups g = own_groups(o, w);
+    if (!w->batch->adapted)
+        return;
+    group_slots(&g, r->ids, r->gate, rows_of(w, o->domain), o->top_k);
+    inner_of_slots(o, w, &g, 0);
+}
+
+void down_inner_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    groups g = own_groups(o, w);
+    if (!w->batch->adapted)
+        return;
+    groups_again(&g);
+    inner_of_slots(o, w, &g, 1);
+}
+
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
 
 /* Rows [row, last_row) of one expert and hidden columns [16 * pair, 16 * last_pair). */
@@ -83,6 +135,16 @@ static float largest_of(const moe *o, int64_t row)
     return top;
 }
 
+/* What adapters add to y, gate and up of a piece. */
+static void update_gate_up(const moe *o, const worker *w, const groups *g, const piece *b, float *y, int64_t columns)
+{
+    int64_t first = own_part(o, w)->column / KT_PANEL_ROWS;
+    adapted_rows rows = updated_rows(o, w, g, o->gate_up_updates, b->expert, b->row, b->last_row);
+    adapted_output out = {.y = y, .y_stride = columns, .columns = columns,
+                          .panel = o->per_pair * (first + b->pair), .last_panel = o->per_pair * (first + b->last_pair)};
+    lowrank_outer(w, &rows, &out);
+}
+
 /* h, whose first row and column are those of the piece, = swiglu of gate and up. */
 static void gate_up_block(const moe *o, const worker *w, const groups *g, const piece *b, float *h)
 {
@@ -98,6 +160,8 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
     if (own->gate_up_bias)
         p.bias = own->gate_up_bias + b->expert * o->bias_stride + b->pair * o->per_pair * KT_PANEL_ROWS;
     product_run(w, own->gate_up.kind, &p);
+    if (o->gate_up_updates >= 0 && w->batch->adapted)
+        update_gate_up(o, w, g, b, y, columns);
     for (int64_t i = 0; i < p.n_tokens; i++) {
         w->kernels->swiglu(y + i * columns, width, &o->glu, h + i * own->h_stride);
         if (o->largest && !o->down->rotation)
@@ -145,7 +209,8 @@ static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
 /* A task has all that a row's conversion needs to know, so it can convert the rows itself. */
 static int has_whole_rows(const moe *o, const worker *w, const groups *g)
 {
-    return o->kind != ACT_F32 && !o->largest && !o->down->rotation &&
+    int updated = o->down_updates >= 0 && w->batch->adapted;    /* A reads the rows as they are */
+    return o->kind != ACT_F32 && !o->largest && !o->down->rotation && !updated &&
            pairs_per_task(o, w, g) == pairs_of(o, w);
 }
 
@@ -239,6 +304,12 @@ static void down(const moe *o, const worker *w, const groups *g, int64_t panel, 
         }
         p.next = i + 1 < g->n_active ? panel_at(&own->down, g->active[i + 1], panel) : next;
         product_run(w, o->kind, &p);
+        if (o->down_updates >= 0 && w->batch->adapted) {
+            adapted_rows rows = updated_rows(o, w, g, o->down_updates, expert, row, g->first[expert + 1]);
+            adapted_output out = {.y = p.y, .y_stride = p.y_stride, .columns = p.n, .panel = panel,
+                                  .last_panel = last_panel, .y_rows = p.y_rows, .gate = p.y_gate};
+            lowrank_outer(w, &rows, &out);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 #define KT_MOE_H
 
 #include "groups.h"
-#include "program.h"
+#include "lowrank.h"
 
 #define BLOCK_TOKENS 240                /* most rows of gate and up that a task holds at once, */
 #define BLOCK_FLOATS 65536              /* and most values: 256 kB, a part of a usual second cache */
@@ -15,7 +15,8 @@ typedef struct part {
     int64_t width;                      /* hidden columns; 0: none */
     int64_t rotated;                    /* the same in whole blocks of down's rotation */
     int64_t h_stride;                   /* floats of a row of hidden values */
-    size_t act_offset, sum_offset;
+    int64_t column;                     /* the first of them among those of all nodes */
+    size_t act_offset, sum_offset, inner_offset;
     const float *gate_up_bias;          /* of expert 0, from the node's first row on; or NULL */
     const float *down_bias;             /* [experts][hidden], with the first node that has columns; else NULL */
 } part;
@@ -23,13 +24,15 @@ typedef struct part {
 typedef struct moe {
     kt_view out;
     source in;
+    kt_view x;
     int32_t routing, domain;
     int32_t nodes, kind;                /* kind: what down reads, ACT_* */
-    int64_t top_k, experts, max_slots;
+    int64_t top_k, experts, max_slots, width;   /* width: hidden columns of all nodes */
     int64_t sum_stride;
     int64_t bias_stride;                /* floats of an expert's gate_up_bias */
     int64_t per_pair;                   /* panels of gate_up for one of hidden columns: 2, or 1 without a gate */
     kt_glu glu;
+    int32_t gate_up_updates, down_updates;  /* lowrank_product */
     part *parts;                        /* [nodes] */
     const matrices *gate_up, *down;     /* of the first node that has some: all are like them */
     _Atomic uint32_t *largest;          /* [max_slots] bits of the largest hidden value of a row; 0 between steps.
@@ -42,7 +45,9 @@ static inline size_t groups_size(const moe *o)
 }
 
 /* The phases, in this order. */
+void gate_up_inner_run(const void *arg, worker *w); /* if adapters may update the products */
 void gate_up_run(const void *arg, worker *w);
+void down_inner_run(const void *arg, worker *w);    /* likewise */
 void rotate_run(const void *arg, worker *w);        /* if down has a rotation */
 void quantize_run(const void *arg, worker *w);      /* unless down reads f32 */
 void down_run(const void *arg, worker *w);

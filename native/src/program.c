@@ -1,7 +1,7 @@
 /* program.c - recording: buffers, and phases with their barriers. The end of it is finish.c, running is step.c; what
  * the operations compute stands in the files named after them.
  */
-#include "program.h"
+#include "lowrank.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -75,6 +75,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     p->pool = pool;
     p->options = *options;
     p->vocab = p->positions = INT64_MAX;
+    p->inner[0] = p->inner[1] = -1;
     p->resources = 4;       /* 0: scratch, 1: the cache, 2: the nodes' scratch, 3: the window pages */
     p->n_nodes = kt_pool_nodes(pool);
     p->nodes = program_new(p, (size_t)p->n_nodes * sizeof *p->nodes);
@@ -103,6 +104,7 @@ void kt_program_free(kt_program *p)
     if (!p)
         return;
     program_release(p);
+    lowrank_free(p);
     for (int32_t i = 0; i < p->owned.n; i++)
         free(p->owned.at[i]);
     free(p->owned.at);

@@ -169,6 +169,8 @@ typedef struct phase {
     int32_t late;                   /* 1: not in a step with defer 0 */
 } phase;
 
+struct adaptable;
+
 typedef struct access {
     int32_t resource, how;
     int64_t first, last;
@@ -186,6 +188,9 @@ struct kt_program {
     LIST(rope_table) tables;
     LIST(routing) routings;
     LIST(selection) selections;
+    LIST(struct adaptable) adaptables;  /* products that adapters may update (lowrank.h) */
+    int32_t adapters, ranks;        /* that runs may name, and the most ranks of one product's updates; 0: none */
+    int32_t inner[2];               /* buffers of what their A make of rows, one for each domain; -1: none yet */
     LIST(phase) phases;
     LIST(int32_t) parts;            /* first phases of parts 1, 2, ... */
     LIST(access) recent;            /* touched since the last barrier */

@@ -21,6 +21,7 @@
 #include "encode.inc.c"
 #include "cache_fp8.inc.c"
 #include "rotate.inc.c"
+#include "lowrank.inc.c"
 #include "chances.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
@@ -293,6 +294,8 @@ const kt_kernels NAME(KT_ISA) = {
     .product_bf16 = product_bf16,
 #endif
     .product_f32 = product_f32,
+    .inner = inner,
+    .outer = outer,
     .largest = largest,
     .quantize = quantize,
     .quantize_wide = quantize_wide,

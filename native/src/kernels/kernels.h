@@ -125,6 +125,33 @@ typedef struct page_index {
     float *out;
 } page_index;
 
+/* The two products of an update of low rank (kt_adapters.h); row t of x, of t and of y: x_row, t itself, y_row. */
+typedef struct inner_product {  /* out[t][i] = scale * sum over c of x[t][c] * a[i][c], i < ranks */
+    int64_t n_rows, k, ranks;
+    const float *x;             /* rows x_rows[t], or t where that is NULL; read up to k */
+    int64_t x_stride;
+    const int32_t *x_rows;
+    const void *a;              /* [ranks][a_stride] */
+    int64_t a_stride;
+    int32_t in_f32;
+    float scale;
+    float *out;
+    int64_t out_stride;
+} inner_product;
+
+typedef struct outer_product {  /* y[t][r] += gate[t] * sum over i of x[t][i] * b[r / 16][i][r % 16] */
+    int64_t n_rows, ranks, panels;
+    const float *x;             /* [n_rows][x_stride] */
+    int64_t x_stride;
+    const void *b;              /* [panels][ranks][16] */
+    int32_t in_f32;
+    float *y;                   /* the row's panel 0; panel j lies j * panel_step panels behind it, */
+    int64_t y_stride, panel_step;
+    int64_t columns;            /* as far as there are columns */
+    const int32_t *y_rows;
+    const float *gate;          /* NULL: 1 */
+} outer_product;
+
 /* Sixteen rows to be encoded as one panel. */
 typedef struct panel_rows {
     int64_t k;
@@ -149,6 +176,8 @@ typedef struct kt_kernels {
     void (*product_int8)(const product *p);     /* 4- and 8-bit weights, int8 activations */
     void (*product_bf16)(const product *p);     /* bf16 weights and activations, f32 sums */
     void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router, E4M3 */
+    void (*inner)(const inner_product *p);
+    void (*outer)(const outer_product *p);
     float (*largest)(const float *x, int64_t n);    /* magnitude */
     /* q, scales and sums of row `row` from x[0..k); amax: the largest magnitude if x is a part of a longer row with
      * one scale, else negative */

@@ -1,0 +1,131 @@
+"""Packs the factors of an adapter for the CPU's kernels, which compute its updates beside the products of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.adapters.adapter import Adapter, LowRank
+from ktcli.adapters.factors import F32, encoded
+from ktcli.errors import UsageError
+from ktcli.native import PANEL_ROWS, Update
+from ktcli.ops.tensors import ceil_to
+from ktcli.weights.columns import suffers
+from ktcli.weights.recipe import Recipe, format_of
+
+_MERGE = "merge it into a conversion: kt convert MODEL --adapter {}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapter:
+    """An adapter whose factors are in memory as kernels read them.
+
+    Attributes:
+        digest: the SHA-256 of its files, hexadecimal.
+        updates: those of each product, by the name of the stored tensor that is multiplied with.
+    """
+
+    name: str
+    digest: str
+    updates: Mapping[str, tuple[Update, ...]]
+
+    @property
+    def ranks(self) -> int:
+        """The most ranks that the updates of one product have together."""
+        return max((sum(u.rank for u in each) for each in self.updates.values()), default=1)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all factors."""
+        return sum(u.a.nbytes + u.b.nbytes for each in self.updates.values() for u in each)
+
+
+def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) -> PackedAdapter:
+    """Returns an adapter with its factors packed; all of them are read.
+
+    Args:
+        name: its name for people.
+        recipe: the number formats of the model that it is used with.
+        exact: whether factors are f32; else bf16, rounded to nearest even where they are not.
+    Raises:
+        UsageError: it changes something that kernels cannot change beside the model.
+        BadCheckpoint: a factor is NaN or Inf, or a file cannot be read.
+    """
+    _require_products(adapter, name, recipe)
+    found: dict[str, list[Update]] = {}
+    for update in adapter.updates:
+        found.setdefault(update.tensor.name, []).append(_packed(adapter, update, exact))
+    updates = {tensor: tuple(each) for tensor, each in found.items()}
+    return PackedAdapter(name, adapter.digest, updates)
+
+
+def ranks_of(adapter: Adapter) -> int:
+    """Returns the most ranks that the updates of one product have together; no number is read."""
+    ranks: dict[str, int] = {}
+    for update in adapter.updates:
+        ranks[update.tensor.name] = ranks.get(update.tensor.name, 0) + update.rank
+    return max(ranks.values(), default=1)
+
+
+def packed_bytes(adapter: Adapter, *, exact: bool) -> int:
+    """Returns the bytes that the factors of an adapter have when they are packed; no number is read."""
+    size = 0
+    for update in adapter.updates:
+        (count, rank, k), _ = update.shapes
+        panels = _panels(update.rows)[2]
+        size += count * rank * (ceil_to(k, PANEL_ROWS) + panels * PANEL_ROWS)
+    return size * (4 if exact else 2)
+
+
+def _require_products(adapter: Adapter, name: str, recipe: Recipe) -> None:
+    """Checks that an adapter changes nothing but products.
+
+    Raises:
+        UsageError: it changes something else.
+    """
+    what = ""
+    if adapter.gains:
+        what = f"{adapter.gains[0].module}, a norm"
+    for update in adapter.updates:
+        fmt = format_of(update.tensor, recipe)
+        if update.taken.ndim > 1:
+            what = f"{update.pair.module}, which attention is folded into"
+        elif update.tensor.gain is not None and fmt is not None and suffers(fmt):
+            what = f"{update.pair.module}, whose columns this conversion has scaled"
+    if what:
+        raise UsageError(
+            f"the adapter {name} changes {what}: that cannot be computed beside the model",
+            hint=_MERGE.format(name),
+        )
+
+
+def _packed(adapter: Adapter, update: LowRank, exact: bool) -> Update:
+    a, b = adapter.factors(update)
+    first, step, panels = _panels(update.rows)
+    count, rank, k = a.shape
+    wide = np.zeros((count, rank, ceil_to(k, PANEL_ROWS)), np.float32)
+    wide[:, :, :k] = a
+    tall = np.zeros((count, panels, rank, PANEL_ROWS), np.float32)
+    panel, lane = np.divmod(update.rows, PANEL_ROWS)
+    tall[:, (panel - first) // step, :, lane] = b.transpose(1, 0, 2)
+    scale = float(update.scale)
+    return Update(rank, first, step, scale, _stored(wide, exact), _stored(tall, exact))
+
+
+def _panels(rows: NDArray[np.int32]) -> tuple[int, int, int]:
+    """The first of the panels that some rows lie in, the distance from each to the next, and their number: every one
+    from the first to the last, or every second where gate or up alone is changed."""
+    panels = np.unique(rows // PANEL_ROWS)
+    first, last = int(panels[0]), int(panels[-1])
+    steps = np.unique(np.diff(panels))
+    step = int(steps[0]) if steps.size == 1 else 1
+    return first, step, (last - first) // step + 1
+
+
+def _stored(values: F32, exact: bool) -> NDArray[np.uint16] | F32:
+    if exact:
+        return values
+    return np.frombuffer(encoded(values, "BF16"), np.uint16).reshape(values.shape)

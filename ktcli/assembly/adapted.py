@@ -1,0 +1,65 @@
+"""Opens the adapter that a model is used with: MODEL+ADAPTER."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ktcli.adapters.adapter import Adapter
+from ktcli.adapters.folder import open_adapter
+from ktcli.adapters.packed import PackedAdapter, pack_adapter, packed_bytes, ranks_of
+from ktcli.assembly.adapters import BaseModel, compare_base
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.ready import Ready
+from ktcli.assembly.request import Wanted
+from ktcli.errors import UsageError, hinted
+from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.models import build
+from ktcli.planner.memory import AdapterRoom
+from ktcli.store import adapters
+from ktcli.store.reference import parse
+from ktcli.weights.pack import Pack
+
+
+def with_room(ready: Ready, wanted: Wanted) -> Wanted:
+    """Returns how a model is to be loaded with its adapter, if it has one: on the CPU, with room for the adapter.
+
+    Raises:
+        UsageError: a GPU was asked for.
+        NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
+    """
+    if not ready.adapter:
+        return wanted
+    if wanted.device.device not in (AUTO, CPU):
+        raise UsageError(
+            f"adapters run on the CPU, not on {wanted.device.device}",
+            hint=f"leave out --device, or merge it: kt convert {ready.base} --adapter {ready.adapter}",
+        )
+    with _opened(ready, Pack.open(ready.pack)) as adapter:
+        size = packed_bytes(adapter, exact=wanted.exact)
+        room = AdapterRoom(1, ranks_of(adapter), size)
+    return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
+
+
+def read_adapter(
+    ready: Ready, pack: Pack, *, exact: bool, listener: Listener = SILENT
+) -> PackedAdapter | None:
+    """Returns the adapter of a model, packed for its kernels; None: it has none.
+
+    Raises:
+        UsageError: it changes something that cannot be changed beside the model.
+        NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
+    """
+    if not ready.adapter:
+        return None
+    with _opened(ready, pack) as adapter:
+        base = BaseModel(parse(ready.base).lasting, ready.base, build(pack.config))
+        compare_base(adapter.settings.base, base, listener)
+        for note in adapter.notes:
+            listener.warn(note)
+        return pack_adapter(adapter, ready.adapter, pack.recipe, exact=exact)
+
+
+def _opened(ready: Ready, pack: Pack) -> Adapter:
+    entry = adapters.resolve(ready.adapter)
+    with hinted(f"kt adapter show {entry.name} says which model it is for"):
+        return open_adapter(entry.path, build(pack.config))

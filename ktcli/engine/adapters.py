@@ -1,0 +1,77 @@
+"""The adapters of an engine: a program computes the updates of several beside its products, each of which has a number
+that runs name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ktcli.adapters.packed import PackedAdapter
+from ktcli.errors import UsageError
+from ktcli.native import Program
+
+Products = Mapping[str, Sequence[tuple[int, int]]]
+
+
+class AttachedAdapter(NamedTuple):
+    """An adapter whose updates a program has.
+
+    Attributes:
+        number: what runs name it by, 1 or more.
+        digest: the SHA-256 of its files: what is computed with it is shared under no other.
+    """
+
+    number: int
+    digest: str
+
+
+class Adapters:
+    """The adapters that a program has.
+
+    Args:
+        program: took room for `most` adapters of `ranks`.
+        products: the operations that multiply with each tensor, by its name.
+    """
+
+    def __init__(self, program: Program, products: Products, most: int, ranks: int) -> None:
+        self._program, self._products = program, products
+        self._most, self._ranks = most, ranks
+        self._there: dict[int, PackedAdapter] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the factors of all that are attached."""
+        return sum(each.size_bytes for each in self._there.values())
+
+    def attach(self, adapter: PackedAdapter) -> AttachedAdapter:
+        """Returns an adapter with a number, by which runs name it from the next step on; not while one runs.
+
+        Raises:
+            UsageError: there is no number left, it has more ranks than there is room for, or it changes a tensor that
+                no product has.
+        """
+        free = [n for n in range(1, self._most + 1) if n not in self._there]
+        if not free:
+            raise UsageError(f"there is room for {self._most} adapters, and all of it is taken")
+        if adapter.ranks > self._ranks:
+            raise UsageError(
+                f"the adapter {adapter.name} has {adapter.ranks} ranks in one product; there is room for {self._ranks}"
+            )
+        for name in adapter.updates:
+            if name not in self._products:
+                raise UsageError(
+                    f"the adapter {adapter.name} changes {name}, which is no product of this model",
+                    hint=f"merge it into a conversion: kt convert MODEL --adapter {adapter.name}",
+                )
+        self._there[free[0]] = adapter
+        self._tell(free[0], adapter, present=True)
+        return AttachedAdapter(free[0], adapter.digest)
+
+    def detach(self, attached: AttachedAdapter) -> None:
+        """Drops an adapter that no run names any more; not while a step runs."""
+        self._tell(attached.number, self._there.pop(attached.number), present=False)
+
+    def _tell(self, number: int, adapter: PackedAdapter, *, present: bool) -> None:
+        for name, updates in adapter.updates.items():
+            for operation, part in self._products[name]:
+                self._program.adapt(number, operation, part, updates if present else ())

@@ -1,0 +1,97 @@
+/* lowrank.inc.c - the two products of an update of low rank (kt_adapters.h). An output is the same operations in the same
+ * order however rows and ranks are cut into blocks. */
+
+enum { LOWRANK_ROWS = 4, LOWRANK_RANKS = 4 };    /* of a block: their sums, and what is read for them, fit the registers */
+
+INLINE vf factor_at(const void *factor, int in_f32, int64_t at)
+{
+    return in_f32 ? vf_load((const float *)factor + at) : vf_from_bf16((const uint16_t *)factor + at);
+}
+
+INLINE void inner_block(const inner_product *p, int64_t row, int64_t rank, int rows, int ranks, int in_f32)
+{
+    const float *x[LOWRANK_ROWS];
+    vf sum[LOWRANK_ROWS][LOWRANK_RANKS];
+    for (int t = 0; t < rows; t++) {
+        x[t] = p->x + row_of(p->x_rows, row + t) * p->x_stride;
+        for (int i = 0; i < ranks; i++)
+            sum[t][i] = vf_set1(0.0f);
+    }
+    for (int64_t c = 0; c < p->k; c += LANES) {
+        vf a[LOWRANK_RANKS];
+        for (int i = 0; i < ranks; i++)
+            a[i] = factor_at(p->a, in_f32, (rank + i) * p->a_stride + c);
+        for (int t = 0; t < rows; t++) {
+            vf values = vf_load_upto(x[t], c, p->k);
+            for (int i = 0; i < ranks; i++)
+                sum[t][i] = vf_fma(values, a[i], sum[t][i]);
+        }
+    }
+    for (int t = 0; t < rows; t++)
+        for (int i = 0; i < ranks; i++)
+            p->out[(row + t) * p->out_stride + rank + i] = p->scale * vf_sum(sum[t][i]);
+}
+
+INLINE void inner_all(const inner_product *p, int in_f32)
+{
+    int64_t row = 0, rank;
+    for (; row + LOWRANK_ROWS <= p->n_rows; row += LOWRANK_ROWS) {
+        for (rank = 0; rank + LOWRANK_RANKS <= p->ranks; rank += LOWRANK_RANKS)
+            inner_block(p, row, rank, LOWRANK_ROWS, LOWRANK_RANKS, in_f32);
+        for (; rank < p->ranks; rank++)
+            inner_block(p, row, rank, LOWRANK_ROWS, 1, in_f32);
+    }
+    for (; row < p->n_rows; row++) {
+        for (rank = 0; rank + LOWRANK_RANKS <= p->ranks; rank += LOWRANK_RANKS)
+            inner_block(p, row, rank, 1, LOWRANK_RANKS, in_f32);
+        for (; rank < p->ranks; rank++)
+            inner_block(p, row, rank, 1, 1, in_f32);
+    }
+}
+
+static void inner(const inner_product *p)
+{
+    if (p->in_f32)
+        inner_all(p, 1);
+    else
+        inner_all(p, 0);
+}
+
+INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int rows, int in_f32)
+{
+    const float *x = p->x + row * p->x_stride;
+    int64_t column = panel * p->panel_step * LANES;
+    vf sum[LOWRANK_ROWS];
+    for (int t = 0; t < rows; t++)
+        sum[t] = vf_set1(0.0f);
+    for (int64_t i = 0; i < p->ranks; i++) {
+        vf b = factor_at(p->b, in_f32, (panel * p->ranks + i) * LANES);
+        for (int t = 0; t < rows; t++)
+            sum[t] = vf_fma(vf_set1(x[t * p->x_stride + i]), b, sum[t]);
+    }
+    for (int t = 0; t < rows; t++) {
+        float *y = p->y + row_of(p->y_rows, row + t) * p->y_stride;
+        vf before = vf_load_upto(y, column, p->columns);
+        vf gate = vf_set1(p->gate ? p->gate[row + t] : 1.0f);
+        vf_store_upto(y, column, p->columns, vf_fma(gate, sum[t], before));
+    }
+}
+
+INLINE void outer_all(const outer_product *p, int in_f32)
+{
+    for (int64_t panel = 0; panel < p->panels; panel++) {
+        int64_t row = 0;
+        for (; row + LOWRANK_ROWS <= p->n_rows; row += LOWRANK_ROWS)
+            outer_block(p, row, panel, LOWRANK_ROWS, in_f32);
+        for (; row < p->n_rows; row++)
+            outer_block(p, row, panel, 1, in_f32);
+    }
+}
+
+static void outer(const outer_product *p)
+{
+    if (p->in_f32)
+        outer_all(p, 1);
+    else
+        outer_all(p, 0);
+}

@@ -1,0 +1,192 @@
+/* lowrank.c - adapters' updates: which there are, and the two pieces of work they add to a product. */
+#include "lowrank.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INNER_ROWS 8            /* of a task */
+
+/* ---- recording ---------------------------------------------------------------------------------- */
+
+int kt_program_adapters(kt_program *p, int32_t most, int32_t ranks)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    if (p->operations)
+        return program_fail(p, KT_ERR_SHAPE, "adapters must be asked for before operations are recorded");
+    if (most < 1 || most > MAX_ADAPTERS || ranks < 1 || ranks > MAX_RANKS)
+        return program_fail(p, KT_ERR_RANGE, "%d adapters of %d ranks; 1..%d of 1..%d are possible", most, ranks,
+                            MAX_ADAPTERS, MAX_RANKS);
+    p->adapters = most;
+    p->ranks = ranks;
+    return KT_OK;
+}
+
+int32_t lowrank_product(kt_program *p, int32_t part, int64_t count, int64_t k, int64_t panels)
+{
+    if (!p->adapters || !ROOM(p, p->adaptables))
+        return -1;
+    adapted *of = program_new(p, (size_t)p->adapters * sizeof *of);
+    if (!of)
+        return -1;
+    p->adaptables.at[p->adaptables.n] = (adaptable){.operation = p->operations - 1, .part = part, .count = count,
+                                                    .k = k, .panels = panels, .of = of};
+    return p->adaptables.n++;
+}
+
+kt_view lowrank_inner_view(kt_program *p, int32_t domain)
+{
+    if (p->inner[domain] < 0)
+        p->inner[domain] = kt_program_buffer(p, p->ranks, domain);
+    return (kt_view){.buffer = max64(0, p->inner[domain]), .width = p->ranks};
+}
+
+void lowrank_free(kt_program *p)
+{
+    for (int32_t i = 0; i < p->adaptables.n; i++)
+        for (int32_t a = 0; a < p->adapters; a++)
+            free(p->adaptables.at[i].of[a].updates);
+    free(p->adaptables.at);
+}
+
+/* ---- attaching ---------------------------------------------------------------------------------- */
+
+static int check_update(kt_program *p, const adaptable *a, const kt_update *u, int64_t *ranks)
+{
+    int64_t last = u->first_panel + (int64_t)u->panel_step * (u->panels - 1);
+    if (u->rank < 1 || u->rank > p->ranks || (*ranks += u->rank) > p->ranks)
+        return program_fail(p, KT_ERR_RANGE, "operation %d: an update of rank %d, %lld in all; %d are possible",
+                            a->operation, u->rank, (long long)*ranks, p->ranks);
+    if (u->first_panel < 0 || u->panel_step < 1 || u->panels < 1 || last >= a->panels)
+        return program_fail(p, KT_ERR_RANGE, "operation %d: an update of %d panels from %d on, every %d-th, of %lld",
+                            a->operation, u->panels, u->first_panel, u->panel_step, (long long)a->panels);
+    if (!isfinite(u->scale) || !u->a || !u->b)
+        return program_fail(p, KT_ERR_RANGE, "operation %d: an update with the scale %g, or without a factor",
+                            a->operation, (double)u->scale);
+    return KT_OK;
+}
+
+int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t part, const kt_update *updates, int32_t n)
+{
+    adaptable *found = NULL;
+    for (int32_t i = 0; i < p->adaptables.n && !found; i++)
+        if (p->adaptables.at[i].operation == operation && p->adaptables.at[i].part == part)
+            found = &p->adaptables.at[i];
+    if (adapter < 1 || adapter > p->adapters || !found || n < 0 || (n && !updates))
+        return program_fail(p, KT_ERR_RANGE, "adapter %d of %d: part %d of operation %d is no product with %d updates",
+                            adapter, p->adapters, part, operation, n);
+    int64_t ranks = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int failed = check_update(p, found, &updates[i], &ranks);
+        if (failed)
+            return failed;
+    }
+    adapted made = {.updates = n ? malloc((size_t)n * sizeof *updates) : NULL, .n = n};
+    if (n && !made.updates)
+        return program_fail(p, KT_ERR_MEMORY, "no memory for %d updates", n);
+    if (n)
+        memcpy(made.updates, updates, (size_t)n * sizeof *updates);
+    free(found->of[adapter - 1].updates);
+    found->of[adapter - 1] = made;
+    return KT_OK;
+}
+
+/* ---- running ------------------------------------------------------------------------------------ */
+
+static const adaptable *product_of(const worker *w, const adapted_rows *rows)
+{
+    return &w->program->adaptables.at[rows->product];
+}
+
+/* The updates of row i; *last: the end of the rows from there on that have the same. NULL: none. */
+static const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last)
+{
+    int32_t adapter = -1;
+    for (*last = i; *last < rows->n; ++*last) {
+        int64_t row = rows->tokens ? rows->tokens[*last] : rows->first + *last;
+        int32_t its = run_of(w, token_row(w, rows->domain, row))->adapter;
+        if (adapter >= 0 && its != adapter)
+            break;
+        adapter = its;
+    }
+    const adapted *found = adapter > 0 ? &product_of(w, rows)->of[adapter - 1] : NULL;
+    return found && found->n ? found : NULL;
+}
+
+static const uint8_t *element(const void *of, int64_t at, int32_t in_f32)
+{
+    return (const uint8_t *)of + (size_t)at * (in_f32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_input *in, int64_t first, int64_t last)
+{
+    int64_t stride = (product_of(w, rows)->k + 15) / 16 * 16, end;
+    for (int64_t i = 0; i < rows->n; i = end) {
+        const adapted *its = updates_of(w, rows, i, &end);
+        int64_t rank = 0;
+        for (int32_t u = 0; its && u < its->n; rank += its->updates[u++].rank) {
+            const kt_update *one = &its->updates[u];
+            int64_t from = max64(first, rank), to = min64(last, rank + one->rank);
+            if (from >= to)
+                continue;
+            int64_t at = (rows->matrix * one->rank + from - rank) * stride + in->column;
+            int64_t row = in->x_rows ? 0 : rows->first + i;
+            inner_product p = {.n_rows = end - i, .k = in->k, .ranks = to - from, .x = in->x + row * in->x_stride,
+                               .x_stride = in->x_stride, .x_rows = in->x_rows ? in->x_rows + i : NULL,
+                               .a = element(one->a, at, one->in_f32), .a_stride = stride, .in_f32 = one->in_f32,
+                               .scale = one->scale, .out = rows->inner + i * rows->inner_stride + from,
+                               .out_stride = rows->inner_stride};
+            w->kernels->inner(&p);
+        }
+    }
+}
+
+/* The panels of an update among [panel, last) of its product: its first, and how many. */
+static int64_t panels_among(const kt_update *u, int64_t panel, int64_t last, int64_t *first)
+{
+    int64_t step = u->panel_step;
+    int64_t before = max64(0, (panel - u->first_panel + step - 1) / step);
+    int64_t until = last <= u->first_panel ? 0 : min64(u->panels, (last - u->first_panel + step - 1) / step);
+    *first = before;
+    return panel < u->first_panel ? (*first = 0, until) : until - before;
+}
+
+void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_output *out)
+{
+    int64_t end, first;
+    for (int64_t i = 0; i < rows->n; i = end) {
+        const adapted *its = updates_of(w, rows, i, &end);
+        const float *inner = rows->inner + i * rows->inner_stride;
+        for (int32_t u = 0; its && u < its->n; inner += its->updates[u++].rank) {
+            const kt_update *one = &its->updates[u];
+            int64_t panels = panels_among(one, out->panel, out->last_panel, &first);
+            if (panels <= 0)
+                continue;
+            int64_t column = (one->first_panel + first * one->panel_step - out->panel) * KT_PANEL_ROWS;
+            int64_t at = (rows->matrix * one->panels + first) * one->rank * KT_PANEL_ROWS;
+            outer_product p = {.n_rows = end - i, .ranks = one->rank, .panels = panels, .x = inner,
+                               .x_stride = rows->inner_stride, .b = element(one->b, at, one->in_f32),
+                               .in_f32 = one->in_f32, .y = out->y + column, .y_stride = out->y_stride,
+                               .panel_step = one->panel_step, .columns = out->columns - column,
+                               .y_rows = out->y_rows ? out->y_rows + i : NULL, .gate = out->gate ? out->gate + i : NULL};
+            if (!out->y_rows)
+                p.y += i * out->y_stride;
+            w->kernels->outer(&p);
+        }
+    }
+}
+
+void lowrank_inner_shared(const worker *w, int32_t product, int32_t domain, kt_view x, kt_view inner)
+{
+    int64_t rows = rows_of(w, domain), run = max64(1, min64(INNER_ROWS, rows / w->threads));
+    int64_t blocks = (rows + run - 1) / run, parts = ((int64_t)w->program->ranks + INNER_RANKS - 1) / INNER_RANKS;
+    adapted_input in = {.x = view_row(w, x, 0), .x_stride = view_stride(w, x), .k = x.width};
+    for (int64_t i; (i = worker_take(w, 1)) < blocks * parts;) {
+        int64_t first = i / parts * run, rank = i % parts * INNER_RANKS;
+        adapted_rows some = {.product = product, .domain = domain, .n = min64(run, rows - first), .first = first,
+                             .inner = view_row(w, inner, first), .inner_stride = view_stride(w, inner)};
+        lowrank_inner(w, &some, &in, rank, rank + INNER_RANKS);
+    }
+}

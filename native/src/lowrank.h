@@ -1,0 +1,65 @@
+/* lowrank.h - what adapters add to products (kt_adapters.h): which products there are, and their updates.
+ *
+ * A product that may be updated is two more pieces of work: before it A x of each row, beside it B (A x). Both look up
+ * whose update a row gets by the row's run.
+ */
+#ifndef KT_LOWRANK_H
+#define KT_LOWRANK_H
+
+#include "program.h"
+
+#define INNER_RANKS 4           /* of a task */
+#define MAX_ADAPTERS 4096
+#define MAX_RANKS 4096          /* of one product's updates */
+
+typedef struct adapted {
+    kt_update *updates;         /* [n], owned; NULL: none */
+    int32_t n;
+} adapted;
+
+/* A product that adapters may update. */
+typedef struct adaptable {
+    int32_t operation, part;
+    int64_t count, k, panels;   /* matrices, their columns and their panels of 16 rows, of all nodes */
+    adapted *of;                /* [adapters], owned */
+} adaptable;
+
+/* Of the operation just recorded: its number, or -1 where there are no adapters, or no memory. */
+int32_t lowrank_product(kt_program *p, int32_t part, int64_t count, int64_t k, int64_t panels);
+/* Where the A x of rows of a domain lie between the two pieces of work of a product. */
+kt_view lowrank_inner_view(kt_program *p, int32_t domain);
+void lowrank_free(kt_program *p);
+
+/* Rows of one matrix's product, and what A made of them. */
+typedef struct adapted_rows {
+    int32_t product, domain;
+    int64_t matrix, n;
+    int64_t first;              /* row i is row first + i of the domain, */
+    const int32_t *tokens;      /* or tokens[i], ascending, where this is not NULL */
+    float *inner;               /* [n][inner_stride] */
+    int64_t inner_stride;
+} adapted_rows;
+
+/* inner = scale * A x, of ranks [first, last) of each product's updates, one behind the other. x: row 0 of the domain, its
+ * columns from column `column` of A on, k of them; x_rows: of row i, or NULL: the domain's own. */
+typedef struct adapted_input {
+    const float *x;
+    int64_t x_stride, column, k;
+    const int32_t *x_rows;
+} adapted_input;
+void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_input *in, int64_t first, int64_t last);
+
+/* y += gate * B inner, for panels [panel, last_panel) of the product. y: row 0, column 16 * panel; of row i the row
+ * y_rows[i], or i; columns: of those panels, as far as there are. */
+typedef struct adapted_output {
+    float *y;
+    int64_t y_stride, columns, panel, last_panel;
+    const int32_t *y_rows;
+    const float *gate;
+} adapted_output;
+void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_output *out);
+
+/* A linear product's A x: the rows of its domain shared out among all threads. */
+void lowrank_inner_shared(const worker *w, int32_t product, int32_t domain, kt_view x, kt_view inner);
+
+#endif

@@ -1,0 +1,103 @@
+"""peft is the judge of adapters beside the model: its logits with the adapter loaded, on the pack's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("peft", reason="peft is not installed")
+
+import torch
+from adapters.judge import POOL, Base, Recipe, adapted, base_of, save
+from cores import TWO
+from timelines import logits_of
+
+from ktcli.adapters.folder import open_adapter
+from ktcli.adapters.packed import PackedAdapter, pack_adapter
+from ktcli.assembly.load import load_pack
+from ktcli.assembly.request import Wanted
+from ktcli.engine import Engine
+from ktcli.planner.memory import AdapterRoom
+from ktcli.weights.convert import convert
+from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe as PackRecipe
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
+SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+DENSE = ("gate_proj", "up_proj", "down_proj")
+CASES = {
+    "qwen3-dense": Recipe("qwen3-dense", (*ATTENTION, *DENSE)),
+    "qwen3": Recipe("qwen3", ATTENTION, (*EXPERTS, "mlp.gate.weight")),
+    "mixtral": Recipe("mixtral", ("w1", "w2", "w3", "gate", *ATTENTION)),
+    "deepseek-v3": Recipe(
+        "deepseek-v3", LATENT, (*EXPERTS, *SHARED, "mlp.gate_proj.weight", "mlp.gate.weight")
+    ),
+    "gpt-oss": Recipe("gpt-oss", ATTENTION, (*EXPERTS, "router.weight")),
+    "rank 1, only gate and up": Recipe("qwen3", (), EXPERTS[:1], (("r", 1),)),
+    "rank 64, only down": Recipe("gpt-oss", (), EXPERTS[1:], (("r", 64),)),
+    "ranks by patterns": Recipe(
+        "qwen3",
+        ("q_proj", "v_proj"),
+        EXPERTS,
+        (("rank_pattern", {"q_proj": 1, r"layers\.1\.mlp\.experts\.down_proj": 7}),),
+    ),
+}
+N_TOKENS = 70
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
+    """The random checkpoint of a family, written once."""
+    made: dict[str, Base] = {}
+    folder = tmp_path_factory.mktemp("bases")
+    return lambda name: made.get(name) or made.setdefault(name, base_of(name, folder))
+
+
+def packed(folder: Path, base: Base, recipe: PackRecipe, *, exact: bool) -> PackedAdapter:
+    with open_adapter(folder, base.model) as adapter:
+        return pack_adapter(adapter, folder.name, recipe, exact=exact)
+
+
+def engine_with(pack: Path, adapter: PackedAdapter, *, exact: bool) -> Engine:
+    room = AdapterRoom(1, adapter.ranks, adapter.size_bytes)
+    wanted = Wanted(exact=exact, all_logits=True, threads=TWO, adapters=room)
+    return load_pack(pack, wanted, adapter=adapter)
+
+
+def logits(engine: Engine, ids: list[int], sizes: tuple[int, ...]) -> np.ndarray:
+    session, rows, at = engine.session(), [], 0
+    for size in sizes:
+        rows.append(logits_of(session, ids[at : at + size]))
+        at += size
+    while at < len(ids):
+        rows.append(logits_of(session, ids[at : at + 1]))
+        at += 1
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exact_logits_are_those_of_peft(
+    name: str, bases: Callable[[str], Base], tmp_path: Path
+) -> None:
+    base, recipe = bases(CASES[name].family), PackRecipe.named("f32", "f32")
+    trained = adapted(base, CASES[name])
+    folder = save(trained, tmp_path / "adapter")
+    pack = convert(base.folder, tmp_path / "pack", recipe, POOL)
+    ids = np.random.default_rng(1).integers(0, 99, N_TOKENS).tolist()
+    with torch.no_grad():
+        expected = trained(torch.tensor([ids])).logits[0].numpy()
+        plain = trained.get_base_model
+        with trained.disable_adapter():
+            without = trained(torch.tensor([ids])).logits[0].numpy()
+    assert callable(plain) and np.abs(expected - without).max() > 0.1 * without.std()
+    engine = engine_with(
+        tmp_path / "pack", packed(folder, base, Pack.open(tmp_path / "pack").recipe, exact=True), exact=True
+    )
+    found = logits(engine, ids, (50,))
+    assert np.abs(found - expected).max() <= 1e-4 * expected.std()
+    assert pack
