@@ -83,7 +83,8 @@ class ListedTargets:
             if not self._exists(name):
                 raise BadCheckpoint(
                     f"{CONFIG} lists the target {name[:100]!r}, which the base model does not have",
-                    hint="if the adapter was trained on another model, name that: --base MODEL",
+                    hint="if the adapter was trained on another model, name that: --base MODEL; "
+                    f"else take the target out of {CONFIG}",
                 )
             said.append(f"{CONFIG} lists {name}, but nothing was trained there")
         return (*said, *self._remapped(fused, list(pairs)))

@@ -13,14 +13,14 @@ from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.errors import UsageError, hinted
 from ktcli.hardware.gpu import AUTO, CPU
-from ktcli.models import build
+from ktcli.models import Model, build
 from ktcli.planner.memory import AdapterRoom
 from ktcli.store import adapters
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 
 
-def with_room(ready: Ready, wanted: Wanted) -> Wanted:
+def with_room(ready: Ready, wanted: Wanted, model: Model) -> Wanted:
     """Returns how a model is to be loaded with its adapter, if it has one: on the CPU, with room for the adapter.
 
     Raises:
@@ -34,7 +34,7 @@ def with_room(ready: Ready, wanted: Wanted) -> Wanted:
             f"adapters run on the CPU, not on {wanted.device.device}",
             hint=f"leave out --device, or merge it: kt convert {ready.base} --adapter {ready.adapter}",
         )
-    with _opened(ready, Pack.open(ready.pack)) as adapter:
+    with _opened(ready, model) as adapter:
         size = packed_bytes(adapter, exact=wanted.exact)
         room = AdapterRoom(1, ranks_of(adapter), size)
     return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
@@ -51,15 +51,16 @@ def read_adapter(
     """
     if not ready.adapter:
         return None
-    with _opened(ready, pack) as adapter:
-        base = BaseModel(parse(ready.base).lasting, ready.base, build(pack.config))
+    model = build(pack.config)
+    with _opened(ready, model) as adapter:
+        base = BaseModel(parse(ready.base).lasting, ready.base, model)
         compare_base(adapter.settings.base, base, listener)
         for note in adapter.notes:
             listener.warn(note)
         return pack_adapter(adapter, ready.adapter, pack.recipe, exact=exact)
 
 
-def _opened(ready: Ready, pack: Pack) -> Adapter:
+def _opened(ready: Ready, model: Model) -> Adapter:
     entry = adapters.resolve(ready.adapter)
     with hinted(f"kt adapter show {entry.name} says which model it is for"):
-        return open_adapter(entry.path, build(pack.config))
+        return open_adapter(entry.path, model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ktcli.assembly.adapted import read_adapter, with_room
 from ktcli.assembly.host import machine_here, torch_device, usable
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import WHAT
@@ -117,8 +118,10 @@ class PlannedTrial:
         pool, pack = self.start(), self.trial.pack
         if pack is None:
             return random_engine(self.model, self.plan, pool, progress)
-        source = PackSource.planned(Pack.open(pack), pool, self.plan)
-        return CpuEngine(self.model, source, pool, self.plan, progress)
+        opened, ready = Pack.open(pack), self.trial.subject.ready
+        source = PackSource.planned(opened, pool, self.plan)
+        adapter = None if ready is None else read_adapter(ready, opened, exact=False)
+        return CpuEngine(self.model, source, pool, self.plan, progress, adapter)
 
 
 def refuse_without_gpu(options: Sequence[str]) -> None:
@@ -143,6 +146,13 @@ def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     wanted, subject = trial.wanted, trial.subject
+    if subject.adapter and trial.layers is not None:
+        raise UsageError(
+            f"--layers measures random weights, with which no adapter can be used: {subject.name}",
+            hint="leave out --layers",
+        )
+    if subject.ready is not None:
+        wanted = with_room(subject.ready, wanted, build(subject.config))
     machine = machine_here()
     where = wanted.where
     if where != CPU and not usable(machine, where, listener):

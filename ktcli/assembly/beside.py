@@ -73,8 +73,9 @@ def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
     """
     pack = Pack.open(ready.pack)
-    wanted = with_room(ready, how.wanted)
-    planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack)
+    model = build(pack.config)
+    wanted = with_room(ready, how.wanted, model)
+    planner = planner_of(model, pack.recipe, wanted, ready.pack)
     free = max(0, planner.host.available_bytes - held.owed_bytes)
     most = free + held.taken_bytes
     alone = planner.on(most).place()

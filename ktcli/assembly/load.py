@@ -45,8 +45,9 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
     """
     with library.repairable(ready.pack):
         pack = Pack.open(ready.pack)
-        wanted = with_room(ready, wanted)
-        planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
+        model = build(pack.config)
+        wanted = with_room(ready, wanted, model)
+        planner = planner_of(model, pack.recipe, wanted, ready.pack, listener)
         plan = planner.place()
         _note_use(ready.pack, listener)
         adapter = read_adapter(ready, pack, exact=wanted.exact, listener=listener)

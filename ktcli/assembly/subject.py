@@ -7,18 +7,19 @@ unless the command line asks for others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ktcli.assembly.preview import preview
+from ktcli.assembly.ready import Ready
 from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.models import build
-from ktcli.store import catalog, library
+from ktcli.store import adapters, catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN
 from ktcli.store.places import EntryKind
-from ktcli.store.reference import parse
+from ktcli.store.reference import parse, split_adapter
 from ktcli.store.retrying import Tell, silent
 from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.pack import Pack
@@ -39,6 +40,7 @@ class Subject:
         pack: the folder of the conversion with exactly these formats; None: there is none on disk.
         download_bytes: what a pull would fetch; 0: nothing, or it is not known.
         remote: the reference of a repository that is not on disk and not in the catalogue; empty: it is.
+        adapter: the adapter of the library that it is used with; empty: none.
     """
 
     said: str
@@ -48,6 +50,36 @@ class Subject:
     pack: Path | None = None
     download_bytes: int = 0
     remote: str = ""
+    adapter: str = ""
+
+    @property
+    def ready(self) -> Ready | None:
+        """Its conversion on disk, with its adapter; None: there is none with these formats."""
+        if self.pack is None:
+            return None
+        return Ready(self.name, self.pack, self.adapter)
+
+
+def find_with_adapter(
+    name: str, experts: str | None = None, dense: str | None = None
+) -> Subject:
+    """Returns the model that a name means, with its adapter if it names one; see `find_subject`.
+
+    Raises:
+        As `find_subject`. UsageError: there is no conversion with these formats that an adapter could be used with.
+        NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
+    """
+    model, said = split_adapter(name)
+    found = find_subject(model, experts, dense)
+    if not said:
+        return found
+    adapter = adapters.resolve(said).name
+    if found.pack is None:
+        raise UsageError(
+            f"{model} is not converted to {found.recipe.name}, so no adapter can be used with it",
+            hint=f"kt convert {model}",
+        )
+    return replace(found, said=name, name=f"{found.name}+{adapter}", adapter=adapter)
 
 
 def find_subject(

@@ -182,8 +182,9 @@ def plan_of(ready: Ready, how: Opening) -> Plan:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
     """
     pack = Pack.open(ready.pack)
-    wanted = with_room(ready, how.wanted)
-    return planner_of(build(pack.config), pack.recipe, wanted, ready.pack).place()
+    model = build(pack.config)
+    wanted = with_room(ready, how.wanted, model)
+    return planner_of(model, pack.recipe, wanted, ready.pack).place()
 
 
 def give_back_memory() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ktcli.assembly.adapted import with_room
 from ktcli.assembly.host import row_here
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
@@ -37,7 +38,7 @@ from ktcli.planner.deferral import require
 from ktcli.planner.plan import Plan
 from ktcli.store import catalog, library
 from ktcli.store.places import EntryKind
-from ktcli.store.reference import parse
+from ktcli.store.reference import parse, split_adapter
 from ktcli.text.passage import Passage, Reading, read_with
 from ktcli.text.tokenizer import load_tokenizer
 from ktcli.weights.formats import INT8_BEFORE
@@ -143,7 +144,8 @@ class Way:
     @property
     def conversion(self) -> str:
         """The name, for people, of the conversion that it is about."""
-        return f"{self.ready.name}@{(self.rounding or self.recipe).name}"
+        adapter = f"+{self.ready.adapter}" if self.ready.adapter else ""
+        return f"{self.ready.base}@{(self.rounding or self.recipe).name}{adapter}"
 
     @property
     def exact(self) -> bool:
@@ -170,9 +172,9 @@ class Way:
         return same and (self.exact or self.cache == whole.cache)
 
     @property
-    def engine(self) -> tuple[Path, bool, str, Recipe | None]:
+    def engine(self) -> tuple[Path, str, bool, str, Recipe | None]:
         """The key of the engine that runs it: ways with the same key share one."""
-        return self.ready.pack, self.exact, self.cache, self.rounding
+        return self.ready.pack, self.ready.adapter, self.exact, self.cache, self.rounding
 
     @property
     def logits_bytes(self) -> int:
@@ -215,8 +217,14 @@ def ways_of(
         require(max(asked.depths), model.spec.deferrable)
         return ready, pack.recipe, model
 
-    wanted = conversions_of(name, formats)
-    _require_known(name)
+    model, adapter = split_adapter(name)
+    wanted = conversions_of(model, formats)
+    _require_known(model)
+    if asked.split and adapter:
+        raise UsageError(
+            "--split measures what a conversion loses, without an adapter",
+            hint=f"name the model alone: {model}",
+        )
     if asked.split:
         _require_splittable(name, against)
         compared = [Way(*made(name, each)) for each in wanted]
@@ -449,4 +457,5 @@ def _groups(
 
 
 def _plan(way: Way, wanted: Wanted) -> Plan:
-    return planner_of(way.model, way.recipe, wanted, way.ready.pack).place()
+    room = with_room(way.ready, wanted, way.model)
+    return planner_of(way.model, way.recipe, room, way.ready.pack).place()

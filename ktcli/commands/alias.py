@@ -25,11 +25,11 @@ from ktcli.commands.chat.options import (
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, setting_option
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
-from ktcli.store import aliases, library, modelfile, ollama
+from ktcli.store import adapters, aliases, library, modelfile, ollama
 from ktcli.store.aliases import Alias
 from ktcli.store.entry import Entry
 from ktcli.store.preset import NOTHING, Preset
-from ktcli.store.reference import Reference
+from ktcli.store.reference import Reference, split_adapter
 
 
 def alias(
@@ -147,7 +147,10 @@ def _make(name: str | None, model: str, preset: Preset, unused: Sequence[str] = 
     if name is None:  # not reachable through the command line, whose first word is the alias
         raise UsageError("an alias needs a name", hint="kt alias NAME MODEL")
     aliases.require_free(name)
-    target = lasting_target(model, library.require_meaning(model))
+    base, adapter = split_adapter(model)
+    target = lasting_target(base, library.require_meaning(base))
+    if adapter:
+        target = f"{target}+{adapters.resolve(adapter).name}"
     _tell(Alias(name, target, preset), name_it(name, target, preset), unused)
 
 
@@ -229,9 +232,12 @@ def _state(each: Alias) -> str:
     if aliases.is_hidden(each):
         return "ignored: a model has this name"
     try:
-        if library.find(each.name) is not None:
+        model, adapter = split_adapter(each.name)
+        if adapter:
+            adapters.resolve(adapter)
+        if library.find(model) is not None:
             return "on disk"
-        reference = library.require_meaning(each.name)
+        reference = library.require_meaning(model)
     except KtError as error:
         return str(error)
     if reference.repository and not reference.formats:

@@ -107,6 +107,12 @@ def parse(text: str) -> Reference:
     """
     if not text or "\0" in text or len(text) > 4096:
         raise UsageError("the model name is empty or invalid", hint="kt list --all shows the names")
+    model, adapter = split_adapter(text)
+    if adapter:
+        raise UsageError(
+            f"{text} names a model with an adapter, which cannot be used here",
+            hint=f"name the model alone: {model}; kt adapter show {adapter} describes the adapter",
+        )
     if (page := _page(text)) is not None:
         return _repository(text, *page)
     if is_elsewhere(text):

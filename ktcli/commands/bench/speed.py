@@ -16,7 +16,7 @@ import typer
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import Wanted
-from ktcli.assembly.subject import Subject, find_subject
+from ktcli.assembly.subject import Subject, find_with_adapter
 from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
 from ktcli.commands.bench.resume import resume
@@ -166,7 +166,7 @@ def decode(
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, profile, trace)
     if (batches := _batches(batch)) != (1,):
         _refuse_with_batches(measured)
-    _bench(find_subject(model, experts, dense), options.wanted(), layers, measured, batches)
+    _bench(find_with_adapter(model, experts, dense), options.wanted(), layers, measured, batches)
 
 
 @app.command()
@@ -196,7 +196,7 @@ def prefill(
       kt bench prefill kt-mini --profile
     """
     measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy, profile)
-    _bench(find_subject(model, experts, dense), options.wanted(), layers, measured)
+    _bench(find_with_adapter(model, experts, dense), options.wanted(), layers, measured)
 
 
 app.command()(resume)
