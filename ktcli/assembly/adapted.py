@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ktcli.adapters.adapter import Adapter
 from ktcli.adapters.folder import open_adapter
 from ktcli.adapters.packed import PackedAdapter, pack_adapter, packed_bytes, ranks_of
-from ktcli.assembly.adapters import BaseModel, compare_base
+from ktcli.assembly.adapters import BaseModel, compare_base, digest_of
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.assembly.ready import Ready
+from ktcli.assembly.ready import Ready, adapted
 from ktcli.assembly.request import Wanted
 from ktcli.errors import UsageError, hinted
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.models import Model, build
 from ktcli.planner.memory import AdapterRoom
-from ktcli.store import adapters
+from ktcli.store import adapters, library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
+
+# Of a server: adapters that there is room for at a time, and ranks of one product.
+_LEAST_ROOM, _LEAST_RANKS = 4, 192
 
 
 def with_room(ready: Ready, wanted: Wanted, model: Model) -> Wanted:
@@ -58,6 +62,42 @@ def read_adapter(
         for note in adapter.notes:
             listener.warn(note)
         return pack_adapter(adapter, ready.adapter, pack.recipe, exact=exact)
+
+
+def identity(ready: Ready) -> str:
+    """Returns the identity of a model's conversion and of its adapter: equal ones compute the same."""
+    found = library.identity(ready.pack)
+    return f"{found}+{digest_of(adapters.resolve(ready.adapter))}" if ready.adapter else found
+
+
+def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
+    """Returns how a model is to be served with several adapters, which take turns in a room for at least _LEAST_ROOM
+    of them: on the CPU.
+
+    Args:
+        names: of adapters of the library; (): none are served, and there is no room.
+    Raises:
+        UsageError: a GPU was asked for, or the model has an adapter already.
+        NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
+    """
+    if not names:
+        return wanted
+    if ready.adapter:
+        raise UsageError(
+            f"{ready.name} has an adapter already; --adapter serves a model with several",
+            hint=f"name the model alone: kt serve {ready.base} --adapter {ready.adapter}",
+        )
+    model = build(Pack.open(ready.pack).config)
+    rooms = []
+    for name in names:
+        room = with_room(adapted(ready, name), wanted, model).adapters
+        assert room is not None
+        rooms.append(room)
+    largest = max(room.size_bytes for room in rooms)
+    most = max(len(rooms), _LEAST_ROOM)
+    size = sum(room.size_bytes for room in rooms) + (most - len(rooms)) * largest
+    room = AdapterRoom(most, max(_LEAST_RANKS, *(room.ranks for room in rooms)), size)
+    return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
 
 
 def _opened(ready: Ready, model: Model) -> Adapter:

@@ -109,7 +109,8 @@ def converted(name: str) -> Ready | None:
         return None
     if entry.kind is EntryKind.PACK:
         return adapted(Ready(entry.shown, entry.path), adapter)
-    return adapted(_made(entry, recipe_named(entry, reference.formats), reference), adapter)
+    made = _made(entry, recipe_named(entry, reference.formats), reference)
+    return None if made is None else adapted(made, adapter)
 
 
 def _brought(

@@ -45,16 +45,17 @@ def at_hand(name: str, formats: str = "") -> Ready | None:
         NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
     """
     model, adapter = split_adapter(name)
-    return adapted(usable(*meant(model, formats)), adapter)
+    found = usable(*meant(model, formats))
+    return None if found is None else adapted(found, adapter)
 
 
-def adapted(ready: Ready | None, adapter: str) -> Ready | None:
-    """Returns a model with the adapter of a name; as given if that is empty, or the model is not there.
+def adapted(ready: Ready, adapter: str) -> Ready:
+    """Returns a model with the adapter of a name; as given if that is empty.
 
     Raises:
         NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
     """
-    if ready is None or not adapter:
+    if not adapter:
         return ready
     name = adapters.resolve(adapter).name
     return replace(ready, name=f"{ready.name}+{name}", adapter=name)

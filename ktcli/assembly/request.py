@@ -93,7 +93,13 @@ class Wanted:
     def use(self) -> Use:
         """The use of the engine, on which its memory depends."""
         return Use(
-            self.exact, self.all_logits, self.cache, self.streams, self.served, self.rounding, self.adapters
+            self.exact,
+            self.all_logits,
+            self.cache,
+            self.streams,
+            self.served,
+            self.rounding,
+            self.adapters,
         )
 
     @property

@@ -60,9 +60,7 @@ class Subject:
         return Ready(self.name, self.pack, self.adapter)
 
 
-def find_with_adapter(
-    name: str, experts: str | None = None, dense: str | None = None
-) -> Subject:
+def find_with_adapter(name: str, experts: str | None = None, dense: str | None = None) -> Subject:
     """Returns the model that a name means, with its adapter if it names one; see `find_subject`.
 
     Raises:

@@ -9,21 +9,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ktcli.adapters.packed import PackedAdapter
 from ktcli.answers.format import AnswerFormat
-from ktcli.assembly.adapted import with_room
+from ktcli.assembly.adapted import identity, read_adapter, with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
-from ktcli.assembly.ready import Ready, at_hand
+from ktcli.assembly.ready import Ready, adapted, at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import DeviceError, OutOfDeviceMemory, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.models import build
 from ktcli.planner.plan import Plan
-from ktcli.store import heat, library
+from ktcli.store import heat
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.weights.pack import Pack
 
@@ -65,6 +66,18 @@ class OpenModel:
             stored_pages(backend.engine, ready.pack, quota_bytes, how.listener)
         )
         self.keeps_pages = store is not None
+
+    def read_adapter(self, name: str) -> PackedAdapter:
+        """Returns an adapter of the library, packed for its engine; on any thread.
+
+        Raises:
+            KtError: there is none of this name for the model, or it cannot be used beside it.
+        """
+        ready = adapted(self.ready, name)
+        exact = self._how.wanted.exact
+        found = read_adapter(ready, Pack.open(ready.pack), exact=exact, listener=self._how.listener)
+        assert found is not None
+        return found
 
     @property
     def held_bytes(self) -> int:
@@ -144,7 +157,7 @@ def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenM
     began = time.perf_counter()
     engine = load(ready, how.wanted, how.listener)
     took = time.perf_counter() - began
-    backend = LocalBackend(ready.name, engine, texts, asked, library.identity(ready.pack), took)
+    backend = LocalBackend(ready.name, engine, texts, asked, identity(ready), took)
     return OpenModel(ready, backend, how)
 
 

@@ -89,6 +89,15 @@ AliasOpt = Annotated[
         "--model-alias", metavar="NAME", help="Another name for the model; may be repeated."
     ),
 ]
+AdapterOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="ADAPTER",
+        help="Serve the model with this adapter of the library, too, as MODEL+ADAPTER; may be repeated. Others that are"
+        " for the model are loaded when a request names them. Runs on the CPU.",
+    ),
+]
 StrictOpt = Annotated[
     bool,
     typer.Option(
@@ -141,6 +150,7 @@ def serve(
     parallel: ParallelOpt = 4,
     max_pause: MaxPauseOpt = None,
     model_alias: AliasOpt = None,
+    adapter: AdapterOpt = None,
     strict_model: StrictOpt = False,
     keep_alive: KeepAliveOpt = None,
     drain: DrainOpt = DRAIN_S,
@@ -170,8 +180,11 @@ def serve(
 
       kt serve qwen3-30b-a3b --background
 
+      kt serve qwen3-30b-a3b --adapter mine --adapter theirs
+
       curl http://127.0.0.1:11435/v1/models
     """
+    from ktcli.assembly.adapted import with_rooms
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.talking import Opening, plan_of, prepared
     from ktcli.engine.scheduler import Limits
@@ -210,12 +223,14 @@ def serve(
         return
     ports = (port, OLLAMA_PORT) if ollama else (port,)
     with _libraries_heard(), sockets_at(host, ports) as listening, owners_socket(port) as owners:
-        own = StoredModel(prepared(model, how), lasting_name(model), how, own_s)
+        ready_model = prepared(model, how)
+        roomy = replace(how, wanted=with_rooms(ready_model, wanted, adapter or ()))
+        own = StoredModel(ready_model, lasting_name(model), roomy, own_s)
         said = f"serving {own.name} at {rules.address}"
         of_ollama = (
             rules.address if not ollama else f"{rules.address.rpartition(':')[0]}:{OLLAMA_PORT}"
         )
-        plan, pack = plan_of(own.ready, how), own.ready.pack.name  # while the memory is free
+        plan, pack = plan_of(own.ready, roomy), own.ready.pack.name  # while the memory is free
         embeds = own.facts().pooling is not None
         where = rules.address, parallel, of_ollama
         about = first_lines(own.name, pack, plan, *where, embeds=embeds)

@@ -17,6 +17,7 @@ from ktcli.answers.events import Added, ReadEvent
 from ktcli.answers.format import AnswerFormat
 from ktcli.answers.reader import AnswerReader
 from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.engine.adapters import AttachedAdapter
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.forms import ABSORBED
@@ -51,6 +52,7 @@ class AnswerOptions:
         plain: whether the prompt is a text that goes on, in which nothing is a thought.
         shape: what an answer must be; None: anything.
         salt: the prompt is found in the cache by those who name the same one.
+        adapter: the adapter that answers; None: that of the engine, if it has one for all.
         endless: whether an answer goes on where the model ends it: for measurements.
         think_budget: the most tokens of an answer's thoughts, behind which they are ended and the answer follows; None:
             as many as the model likes.
@@ -69,6 +71,7 @@ class AnswerOptions:
     plain: bool = False
     shape: Shape | None = None
     salt: str = ""
+    adapter: AttachedAdapter | None = None
     endless: bool = False
     think_budget: int | None = None
     stop_ids: frozenset[int] = frozenset()
@@ -247,6 +250,7 @@ class AnswerRun:
             logprobs=options.logprobs,
             depths=self._prompt.depths,
             salt=options.salt,
+            adapter=options.adapter,
             marks=self._prompt.marks,
             shared=self._prompt.shared,
             ends=self._reader.hears,

@@ -157,7 +157,9 @@ class Active:
         answered = range(self.prompt_tokens, len(self.known))
         said = np.array([engine.how_at(at) for at in answered], np.uint8)
         how = np.concatenate((self._how, said))
-        reused = self.sequence.adopt(self.known, how, request.marks, self._salt, request.adapter, bring=bring)
+        reused = self.sequence.adopt(
+            self.known, how, request.marks, self._salt, request.adapter, bring=bring
+        )
         if first:  # What was not found the first time is read without deferral, now and whenever it is read again.
             self._how[reused:] &= ABSORBED
             self._found = reused

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ktcli.adapters.packed import PackedAdapter
 from ktcli.errors import UsageError
 from ktcli.native import Program
+from ktcli.planner.memory import AdapterRoom
 
 Products = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -29,13 +30,12 @@ class Adapters:
     """The adapters that a program has.
 
     Args:
-        program: took room for `most` adapters of `ranks`.
+        program: has this room.
         products: the operations that multiply with each tensor, by its name.
     """
 
-    def __init__(self, program: Program, products: Products, most: int, ranks: int) -> None:
-        self._program, self._products = program, products
-        self._most, self._ranks = most, ranks
+    def __init__(self, program: Program, products: Products, room: AdapterRoom) -> None:
+        self._program, self._products, self.room = program, products, room
         self._there: dict[int, PackedAdapter] = {}
 
     @property
@@ -50,12 +50,14 @@ class Adapters:
             UsageError: there is no number left, it has more ranks than there is room for, or it changes a tensor that
                 no product has.
         """
-        free = [n for n in range(1, self._most + 1) if n not in self._there]
+        free = [n for n in range(1, self.room.most + 1) if n not in self._there]
         if not free:
-            raise UsageError(f"there is room for {self._most} adapters, and all of it is taken")
-        if adapter.ranks > self._ranks:
+            raise UsageError(f"there is room for {self.room.most} adapters, and all of it is taken")
+        if adapter.ranks > self.room.ranks:
             raise UsageError(
-                f"the adapter {adapter.name} has {adapter.ranks} ranks in one product; there is room for {self._ranks}"
+                f"the adapter {adapter.name} has {adapter.ranks} ranks in one product; "
+                f"there is room for {self.room.ranks}",
+                hint=f"serve it from the start: kt serve MODEL --adapter {adapter.name}",
             )
         for name in adapter.updates:
             if name not in self._products:

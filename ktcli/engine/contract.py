@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.adapters import Adapters
 from ktcli.engine.draft_length import StepTimes
 from ktcli.engine.logits import Logits
 from ktcli.engine.pools import Pools
@@ -79,6 +80,10 @@ class Engine(Protocol):
     @property
     def warnings(self) -> tuple[str, ...]:
         """The sentences for the user on what the system refused, and what that costs."""
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The adapters that it has; None: there is room for none."""
 
     def sequence(self) -> Sequence:
         """Returns a new sequence, which takes pages as it grows; close it in the end."""

@@ -54,7 +54,7 @@ class Update(NamedTuple):
     """What an adapter adds to rows of a product y = W x: y[rows] += scale * B (A x); see kt_update.
 
     Attributes:
-        first_panel: of the rows, which lie in panels of 16 of W's; each panel_step-th of W's from there on is one of B's.
+        first_panel: of the rows, in panels of 16 of W's; each panel_step-th from there on is one of B's.
         a: [count, rank, k rounded up to 16], bf16 bits or f32, zeros behind k.
         b: [count, panels, rank, 16], of the same type, zeros for rows that are not changed.
     """

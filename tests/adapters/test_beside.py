@@ -96,7 +96,9 @@ def test_exact_logits_are_those_of_peft(
             without = trained(torch.tensor([ids])).logits[0].numpy()
     assert callable(plain) and np.abs(expected - without).max() > 0.1 * without.std()
     engine = engine_with(
-        tmp_path / "pack", packed(folder, base, Pack.open(tmp_path / "pack").recipe, exact=True), exact=True
+        tmp_path / "pack",
+        packed(folder, base, Pack.open(tmp_path / "pack").recipe, exact=True),
+        exact=True,
     )
     found = logits(engine, ids, (50,))
     assert np.abs(found - expected).max() <= 1e-4 * expected.std()

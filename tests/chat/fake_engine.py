@@ -111,7 +111,7 @@ class FakeEngine:
         self._ids = np.zeros((streams * pages_for(context), PAGE_TOKENS), dtype=np.int64)
         self.pools = Pools(PagePool(len(self._ids)), None, self._copy, b"fake", context)
         self.computed = 0
-        self.step_times, self.weights_bytes = None, 0
+        self.step_times, self.weights_bytes, self.adapters = None, 0, None
         self.piece_times = PieceTimes.assumed(CHUNK)
 
     def depth_at(self, position: int) -> int:

@@ -102,9 +102,9 @@ class Attaching:
         """
         if self.when == NEVER or not _sockets():
             return None
+        from ktcli.assembly.adapted import identity
         from ktcli.server.attached.backend import AttachedModel, find
         from ktcli.server.attached.client import load
-        from ktcli.store import library
         from ktcli.text.model import read_text_model
 
         if (found := find(ready)) is None:
@@ -121,7 +121,7 @@ class Attaching:
         if facts is None:
             out.note(f"The server on port {served.port} is loading {served.model} …")
             try:
-                facts = load(served, library.identity(ready.pack))
+                facts = load(served, identity(ready))
             except KtError as error:
                 _say_why_not(served, f"it cannot be loaded there ({error})")
                 return None

@@ -223,6 +223,10 @@ class DeviceEngine:
         return False
 
     @property
+    def adapters(self) -> None:
+        """None: adapters are for engines on the CPU alone."""
+
+    @property
     def step_times(self) -> None:
         """The times of decode steps by their rows: None, as kernels of the device round otherwise for other numbers
         of rows, so that drafts could change an answer."""

@@ -11,6 +11,7 @@ import msgspec
 
 from ktcli.answers.format import AnswerFormat
 from ktcli.answers.grammar.form import AnswerConstraint
+from ktcli.assembly.adapted import identity
 from ktcli.assembly.ready import Ready
 from ktcli.dialogue.backend import Identity
 from ktcli.engine.drafting import DraftOptions, cannot_draft
@@ -38,7 +39,6 @@ from ktcli.server.attached.wire import (
     NextId,
     ReadOn,
 )
-from ktcli.store import library
 from ktcli.store.places import server_sockets
 from ktcli.text.model import TextModel
 
@@ -237,7 +237,7 @@ def _take(stats: Stats, said: Stats) -> None:
 def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:
     """Returns a running server of this library for a model: the one that has it loaded with the longest context, and
     its facts, else the first that can load it, and None. None alone: there is no such server."""
-    pack, loaded, others = library.identity(ready.pack), [], []
+    pack, loaded, others = identity(ready), [], []
     for path in server_sockets():
         served = ServerPlace(path, ready.name)
         said = facts_of(served, pack)

@@ -32,7 +32,7 @@ from ktcli.server.models.loaded import Lease
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import PromptMaker
 from ktcli.server.models.residency import Residency
-from ktcli.server.models.source import ModelFacts, ModelSource
+from ktcli.server.models.source import AdaptedModel, ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.store.preset import NOTHING, Preset
@@ -156,6 +156,9 @@ class ServerState:
             Refusal: it has another name, and the server is strict.
         """
         found = await self.catalogue.find(name)
+        if found is None and "+" in name and not self.rules.strict_model:
+            said = f"{name[:200]!r} is not served: no such model, or no such adapter of it"
+            raise Refusal(404, said, "model", "model_not_found")
         if found is None and self.rules.strict_model:
             raise Refusal(
                 404,
@@ -223,7 +226,15 @@ class ServerState:
         """
         source = await self.named(name)
         lease = await self.residency.lease(source, keep_s)
-        lease.preset = await self.preset(name, source)
+        try:
+            if isinstance(source, AdaptedModel):
+                assert lease.model.adapters is not None
+                digest = await asyncio.to_thread(lambda: source.digest)
+                lease.adapter = await lease.model.adapters.borrow(source.adapter, digest)
+            lease.preset = await self.preset(name, source)
+        except BaseException:
+            lease.release()
+            raise
         return lease
 
     async def preset(self, name: str, source: ModelSource) -> Preset:

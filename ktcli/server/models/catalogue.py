@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,12 @@ from pathlib import Path
 from ktcli.assembly.ready import Ready, is_stale
 from ktcli.assembly.talking import Opening
 from ktcli.errors import KtError
-from ktcli.server.models.source import ModelSource, StoredModel
-from ktcli.store import library
+from ktcli.server.models.source import AdaptedModel, ModelSource, StoredModel
+from ktcli.store import adapters, library
 from ktcli.store.aliases import preset_of
 from ktcli.store.entry import Entry, is_recommended
 from ktcli.store.preset import NOTHING, Preset
+from ktcli.store.reference import parse
 
 FRESH_S = 2.0  # for which what was read of the library counts
 NAME_CHARS = 1000  # longer names are none
@@ -83,7 +84,7 @@ class Catalogue:
     async def models(self) -> list[ModelSource]:
         """Returns the models that can be loaded, the server's own first."""
         others = (await self._fresh()).models
-        return [self.own, *(each for each in others if each.key != self.own.key)]
+        return [self.own, *(each for each in others if each.key != self.own.key or each.adapter)]
 
     def forget(self) -> None:
         """Invalidates what was read of the library: the next request reads it again."""
@@ -127,10 +128,27 @@ class LibraryReader:
             models.append(source)
             for name in (short, entry.name, entry.library_label, *aliases.get(entry.path, ())):
                 names.setdefault(name.lower(), source)
+        for adapted in self._adapted():
+            models.append(adapted)
+            names[adapted.name.lower()] = adapted
+            names.setdefault(adapted.adapter.lower(), adapted)
         called = {name.lower() for of_one in aliases.values() for name in of_one}
         return ModelIndex(
             sorted(models, key=lambda each: each.name), names, self._presets(called & names.keys())
         )
+
+    def _adapted(self) -> Iterator[AdaptedModel]:
+        """Yields the server's own model with each adapter of the library that is for it, if it has room for any."""
+        own = self.own
+        if not isinstance(own, StoredModel) or own.how.wanted.adapters is None:
+            return
+        try:
+            model = parse(own.asked).model
+            for entry in adapters.every():
+                if not entry.problem and parse(entry.base).model == model:
+                    yield AdaptedModel(own, entry.name)
+        except KtError as error:
+            self.how.listener.warn(f"the adapters of the library cannot be read: {error}")
 
     def _presets(self, names: Iterable[str]) -> dict[str, Preset]:
         """What aliases preset."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 from ktcli.engine import Engine
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
@@ -14,6 +16,7 @@ from ktcli.errors import Busy, DeviceError, KtError
 from ktcli.server.models.timelines import Timelines
 from ktcli.threads import Daemon
 
+T = TypeVar("T")
 OnEvent = Callable[[Event], None]
 # After which a scheduler that could do nothing is asked again: nobody says that a constraint is compiled or an answer
 # cancelled. It lasts no longer than compiling does.
@@ -42,6 +45,7 @@ class EngineThread:
         self._callbacks: dict[Answer, OnEvent] = {}
         self._timelines = Timelines(engine)
         self._work = threading.Condition()
+        self._jobs: list[Callable[[], None]] = []  # for between two steps
         self._ends_s: float | None = (
             None  # until when answers may go on; None: nobody has closed it
         )
@@ -86,6 +90,27 @@ class EngineThread:
             self._work.notify()
         return answer
 
+    def between_steps(self, call: Callable[[], T]) -> Future[T]:
+        """Calls a function on the engine's thread between two steps, and returns its result when it has one.
+
+        Raises:
+            Busy: the thread ends.
+        """
+        done: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self._work:
+            if self._ends_s is not None:
+                raise Busy("the server is shutting down", hint="try again once it has restarted")
+            self._jobs.append(job)
+            self._work.notify()
+        return done
+
     def close(self, timeout_s: float = 0.0) -> None:
         """Ends the thread; answers in progress may go on for `timeout_s` seconds, then they are cancelled."""
         with self._work:
@@ -96,12 +121,19 @@ class EngineThread:
     def _run(self) -> None:
         while True:
             with self._work:
-                while self.scheduler.idle and self._ends_s is None and not self._timelines.due:
+                while (
+                    self.scheduler.idle
+                    and self._ends_s is None
+                    and not (self._timelines.due or self._jobs)
+                ):
                     self._work.wait()
                 if self.scheduler.stalled:
                     self._work.wait(_STALLED_S)
                 self._timelines.sweep()
-                ends = self._ends_s
+                ends, jobs = self._ends_s, self._jobs
+                self._jobs = []
+            for job in jobs:
+                job()
             if ends is not None and (self.scheduler.idle or time.monotonic() >= ends):
                 break
             self._tell(self._step())

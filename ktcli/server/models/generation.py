@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ktcli.dialogue.answer import (
     AnswerEvent,
@@ -43,7 +44,9 @@ class Generation:
         constraints: Sequence[Constraint] = (),
     ) -> None:
         self.id = secrets.token_hex(12)
-        self.model, self.prompt, self.options = lease.model, prompt, options
+        self.model, self.prompt = lease.model, prompt
+        adapter = None if lease.adapter is None else lease.adapter.attached
+        self.options = replace(options, adapter=adapter)
         self._context = lease.model.backend.engine.context
         self._metrics, self.constraints = metrics, constraints
         self._began_s = time.monotonic()

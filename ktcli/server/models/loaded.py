@@ -12,6 +12,7 @@ from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.presets import preset_over, with_system
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.errors import DeviceError
+from ktcli.server.models.adapters import Borrowed
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import ChatRequest, PromptMaker
 from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource, Opened
@@ -69,12 +70,14 @@ class Lease:
 
     Attributes:
         preset: what the name presets under which the model was asked for.
+        adapter: the adapter that it was asked for with; None: without one.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded: LoadedModel | None = loaded
         self.model = loaded.model
         self.preset: Preset = NOTHING
+        self.adapter: Borrowed | None = None
         loaded.leases += 1
 
     @property
@@ -96,12 +99,16 @@ class Lease:
         """
         if self._loaded is None:
             raise ValueError("the lease has ended")
-        return Lease(self._loaded)
+        made = Lease(self._loaded)
+        made.adapter = self.adapter and self.adapter.again()
+        return made
 
     def release(self) -> None:
         """Ends the lease; a second call does nothing."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
+            if self.adapter is not None:
+                self.adapter.give_back()
             loaded.leases -= 1
             if not loaded.leases:
                 loaded.used_s = time.monotonic()

@@ -250,7 +250,7 @@ class Residency:
         tokenizer = await self._beside(source.read_tokenizer)
         texts = await asyncio.wrap_future(self._jobs.ask(lambda: source.read_text_model(tokenizer)))
         opened = await self._beside(lambda: source.open(texts, fit, lambda: self._stopping))
-        model = ServedModel(opened.backend, self.limits)
+        model = ServedModel(opened.backend, self.limits, opened.read_adapter)
         self._has_loaded = True
         self._unrecovered.pop(source.key, None)
         keep_s = self._kept_s.pop(source.key, source.keep_s)

@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from ktcli.adapters.packed import PackedAdapter
+from ktcli.assembly.adapters import digest_of
 from ktcli.assembly.beside import HeldMemory, MemoryFit, fit_beside
 from ktcli.assembly.listener import Bar, Listener
 from ktcli.assembly.ready import Ready
@@ -18,7 +20,7 @@ from ktcli.errors import Busy, DeviceError, NotFound
 from ktcli.manifest import PACK
 from ktcli.models import build
 from ktcli.models.pooling import TextPooling, read_pooling
-from ktcli.store import catalog, library
+from ktcli.store import adapters, catalog, library
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 from ktcli.weights.pack import Pack
@@ -30,6 +32,13 @@ class Opened(Protocol):
     """A model that is loaded."""
 
     backend: LocalBackend
+
+    def read_adapter(self, name: str) -> PackedAdapter:
+        """Reads an adapter of the library for it; on any thread.
+
+        Raises:
+            KtError: there is none of this name for the model, or it cannot be used beside it.
+        """
 
     def close(self) -> None:
         """Writes what is to be kept between runs, and closes the model."""
@@ -80,6 +89,10 @@ class ModelSource(Protocol):
     @property
     def keep_s(self) -> float:
         """Returns the seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
+
+    @property
+    def adapter(self) -> str:
+        """Returns the adapter of the library that is attached for its requests; empty: none."""
 
     def facts(self) -> ModelFacts:
         """Returns the facts of the model; on any thread.
@@ -144,8 +157,14 @@ class StoredModel:
 
     @property
     def key(self) -> str:
-        """The unique key of the model: the path of its pack."""
-        return str(self.ready.pack)
+        """The unique key of the model: the path of its pack, and the adapter that it is loaded with."""
+        own = self.ready.adapter
+        return f"{self.ready.pack}+{own}" if own else str(self.ready.pack)
+
+    @property
+    def adapter(self) -> str:
+        """Empty: its requests get the engine as it was loaded."""
+        return ""
 
     def facts(self) -> ModelFacts:
         """Returns the facts of the model, read from its pack."""
@@ -153,7 +172,11 @@ class StoredModel:
             made = (self.ready.pack / PACK).stat().st_mtime_ns
         except OSError as error:
             raise NotFound(f"{self.name} is no longer in the library") from error
-        return _facts_of(self.ready.pack, made)
+        found = _facts_of(self.ready.pack, made)
+        if not self.ready.adapter:
+            return found
+        digest = digest_of(adapters.resolve(self.ready.adapter))
+        return replace(found, identity=f"{found.identity}+{digest}")
 
     def fit(self, held: HeldMemory) -> MemoryFit:
         """Returns how the model fits into memory beside what is held there."""
@@ -183,6 +206,63 @@ class StoredModel:
         return open_read(
             self.ready, texts, self.asked, replace(how, wanted=wanted, listener=listener)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedModel:
+    """A model that is served with several adapters, as one of them: the same engine, to which it is attached."""
+
+    of: StoredModel
+    adapter: str
+
+    @property
+    def name(self) -> str:
+        """The name for people and clients."""
+        return f"{self.of.name}+{self.adapter}"
+
+    @property
+    def key(self) -> str:
+        """The key of the model whose engine it is."""
+        return self.of.key
+
+    @property
+    def keep_s(self) -> float:
+        """The seconds that the model stays in memory."""
+        return self.of.keep_s
+
+    def facts(self) -> ModelFacts:
+        """Returns the facts of the model."""
+        found = self.of.facts()
+        return replace(found, identity=f"{found.identity}+{self.digest}")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the adapter's files, as the library has it.
+
+        Raises:
+            NotFound, BadCheckpoint: it is no longer there, or damaged.
+        """
+        return digest_of(adapters.resolve(self.adapter))
+
+    def fit(self, held: HeldMemory) -> MemoryFit:
+        """Returns how the model fits into memory beside what is held there."""
+        return self.of.fit(held)
+
+    def after_failure(self, error: DeviceError) -> str:
+        """Returns where the model runs after its GPU failed."""
+        return self.of.after_failure(error)
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Reads the tokenizer from the pack."""
+        return self.of.read_tokenizer()
+
+    def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
+        """Reads the other text files of the pack."""
+        return self.of.read_text_model(tokenizer)
+
+    def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
+        """Loads the model, without an adapter attached."""
+        return self.of.open(texts, fit, is_stopped)
 
 
 @lru_cache(256)
