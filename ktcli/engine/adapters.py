@@ -31,11 +31,12 @@ class Adapters:
 
     Args:
         program: has this room.
-        products: the operations that multiply with each tensor, by its name.
+    Attributes:
+        products: the operations that multiply with each tensor, by its name, and the part of each.
     """
 
     def __init__(self, program: Program, products: Products, room: AdapterRoom) -> None:
-        self._program, self._products, self.room = program, products, room
+        self._program, self.products, self.room = program, products, room
         self._there: dict[int, PackedAdapter] = {}
 
     @property
@@ -60,7 +61,7 @@ class Adapters:
                 hint=f"serve it from the start: kt serve MODEL --adapter {adapter.name}",
             )
         for name in adapter.updates:
-            if name not in self._products:
+            if name not in self.products:
                 raise UsageError(
                     f"the adapter {adapter.name} changes {name}, which is no product of this model",
                     hint=f"merge it into a conversion: kt convert MODEL --adapter {adapter.name}",
@@ -75,5 +76,5 @@ class Adapters:
 
     def _tell(self, number: int, adapter: PackedAdapter, *, present: bool) -> None:
         for name, updates in adapter.updates.items():
-            for operation, part in self._products[name]:
+            for operation, part in self.products[name]:
                 self._program.adapt(number, operation, part, updates if present else ())

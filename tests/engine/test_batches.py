@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from engine.made_adapters import ROOM, attach
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import load_engine, without_tiles
@@ -31,6 +32,8 @@ FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4 deepseek-v3.2".spli
 MORE = "glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
 # Those whose cache can be fp8: grouped attention, latent attention, windows; with states, and of other widths.
 CODED = "qwen3 deepseek-v3 gpt-oss qwen3-next mimo-v2-flash ling-3 laguna".split()
+# Those whose sequences have one of two adapters, or none.
+ADAPTED = "qwen3 deepseek-v3 gpt-oss qwen3-next".split()
 FORMATS = {"": ("int4", "int8"), "bf16": ("bf16", "bf16")}
 TEXTS = np.random.default_rng(11).integers(0, 99, (LINES, CONTEXT)).astype(np.int32)
 Ids = NDArray[np.int32]
@@ -71,8 +74,11 @@ def loaded(
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
     defer = int(build(Pack.open(path).config).spec.experts > 0)
-    how = {"exact": exact, "cache": cache}
-    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
+    adapts = name in ADAPTED and not formats
+    how = {"exact": exact, "cache": cache, "adapters": ROOM if adapts else None}
+    made = load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, **how)
+    assert not adapts or [attach(made, seed).number for seed in (1, 2)] == [1, 2]
+    return made
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,10 @@ class Line:
     def defer(self) -> int:
         return self.text % 2
 
+    @property
+    def adapter(self) -> int:
+        return self.text % 3
+
 
 class Memory:
     """Pages and states of a sequence of its own."""
@@ -124,7 +134,7 @@ class Memory:
         self.windows = None if windows is None else windows.pool.take(pages_for(CONTEXT))
         states = engine.pools.states
         self.slots = [] if states is None else [states.take(), states.take()]
-        self.turn = 0
+        self.turn, self.adapts = 0, engine.adapters is not None
 
     def run(self, line: Line, start: int, n: int, outputs: int, chunk=None) -> Run:
         before = self.slots[self.turn] if self.slots and start else -1
@@ -133,7 +143,13 @@ class Memory:
         ids, table = TEXTS[line.text][start : start + n], np.array(self.pages, np.int32)
         windows = None if self.windows is None else np.array(self.windows, np.int32)
         run = Run(ids, start, table, n - outputs, line.temperature, line.defer, before, after)
-        return run._replace(chunk=chunk, window_pages=windows, expanded=line.expanded_at(start))
+        adapter = line.adapter if self.adapts else 0
+        return run._replace(
+            chunk=chunk,
+            window_pages=windows,
+            expanded=line.expanded_at(start),
+            adapter=adapter,
+        )
 
 
 @contextmanager

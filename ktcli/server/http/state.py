@@ -180,7 +180,7 @@ class ServerState:
         Raises:
             KtError: its files are damaged, or not there any more.
         """
-        loaded = self.residency.find(source)
+        loaded = None if source.adapter else self.residency.find(source)
         return loaded.facts if loaded else await asyncio.to_thread(source.facts)
 
     async def abilities_of(self, source: ModelSource, facts: ModelFacts) -> ModelAbilities:
@@ -231,6 +231,7 @@ class ServerState:
                 assert lease.model.adapters is not None
                 digest = await asyncio.to_thread(lambda: source.digest)
                 lease.adapter = await lease.model.adapters.borrow(source.adapter, digest)
+                lease.name = source.name
             lease.preset = await self.preset(name, source)
         except BaseException:
             lease.release()

@@ -33,6 +33,7 @@ class Generation:
         constraints: of each answer; empty: there are none.
     Attributes:
         id: a name that no other generation has.
+        name: the name of the model that answers.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Generation:
         constraints: Sequence[Constraint] = (),
     ) -> None:
         self.id = secrets.token_hex(12)
-        self.model, self.prompt = lease.model, prompt
+        self.model, self.prompt, self.name = lease.model, prompt, lease.name
         adapter = None if lease.adapter is None else lease.adapter.attached
         self.options = replace(options, adapter=adapter)
         self._context = lease.model.backend.engine.context
@@ -192,6 +193,7 @@ class Generations:
     def __init__(self, of: Sequence[Generation]) -> None:
         self._of, self._came = of, asyncio.Event()
         self.id, self.model, self.prompts = of[0].id, of[0].model, [each.prompt for each in of]
+        self.name = of[0].name
         for each in of:
             each.came = self._came
 

@@ -69,6 +69,7 @@ class Lease:
     """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop.
 
     Attributes:
+        name: the name of the model, with its adapter.
         preset: what the name presets under which the model was asked for.
         adapter: the adapter that it was asked for with; None: without one.
     """
@@ -78,6 +79,7 @@ class Lease:
         self.model = loaded.model
         self.preset: Preset = NOTHING
         self.adapter: Borrowed | None = None
+        self.name = loaded.model.name
         loaded.leases += 1
 
     @property
@@ -100,7 +102,7 @@ class Lease:
         if self._loaded is None:
             raise ValueError("the lease has ended")
         made = Lease(self._loaded)
-        made.adapter = self.adapter and self.adapter.again()
+        made.adapter, made.name = self.adapter and self.adapter.again(), self.name
         return made
 
     def release(self) -> None:

@@ -169,7 +169,7 @@ class MessageReply:
             "id": f"msg_{self._generation.id}",
             "type": "message",
             "role": "assistant",
-            "model": self._generation.model.name,
+            "model": self._generation.name,
             "content": blocks,
             "stop_reason": self._reason,
             "stop_sequence": self._stop,

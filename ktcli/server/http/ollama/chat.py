@@ -208,7 +208,7 @@ class OllamaReply:
             said = {"message": message}
         else:
             said = {"response": text, **({"thinking": thoughts} if thoughts else {})}
-        head = {"model": self._generation.model.name, "created_at": stamp()}
+        head = {"model": self._generation.name, "created_at": stamp()}
         return encode({**head, **said, **more}) + b"\n"
 
     def _totals(self) -> dict[str, Any]:

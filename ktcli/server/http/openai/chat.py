@@ -54,7 +54,7 @@ async def render(request: Request) -> Response:
         body.chat_options(settings)  # what could not be answered is refused here, too
         asked = body.chat_request(settings, caller_of(request))
         prompt = await state.prompt(lease.model, lease.of_messages(asked))
-        name = lease.model.name
+        name = lease.name
     ids = list(prompt.ids)
     said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}
     return Response(encode(said), media_type="application/json")
@@ -81,7 +81,7 @@ class ChatReply:
         self._head = {
             "id": f"chatcmpl-{generation.id}",
             "created": int(time.time()),
-            "model": generation.model.name,
+            "model": generation.name,
         }
         self._tokenizer = generation.model.texts.tokenizer
         self._choices = [_ChoiceText() for _ in range(generation.options.choices)]

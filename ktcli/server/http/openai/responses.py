@@ -94,7 +94,7 @@ class ResponseReply:
     ) -> None:
         self._generation, self._place = generation, place
         sampling = generation.options.sampling
-        self._document = response_document(body, generation.model.name, generation.id, sampling)
+        self._document = response_document(body, generation.name, generation.id, sampling)
         self._stream = EventStream()
         tokenizer = generation.model.texts.tokenizer
         self._items = OutputItems(self._stream.event, tokenizer, generation.id, seal)

@@ -92,7 +92,7 @@ class TextReply:
             "id": f"cmpl-{generation.id}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": generation.model.name,
+            "model": generation.name,
         }
         n = options.choices * len(generation.prompts)
         self._texts, self._finish = [""] * n, [""] * n

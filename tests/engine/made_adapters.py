@@ -1,0 +1,45 @@
+"""Adapters of random numbers for all products of an engine, made without files."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ktcli.adapters.packed import PackedAdapter
+from ktcli.engine import CpuEngine
+from ktcli.engine.adapters import AttachedAdapter
+from ktcli.native import PANEL_ROWS, Update
+from ktcli.ops.tensors import Tensor, ceil_to
+from ktcli.planner.memory import AdapterRoom
+
+ROOM = AdapterRoom(4, 16, 1 << 26)
+
+
+def random_adapter(engine: CpuEngine, seed: int, size: float = 0.1) -> PackedAdapter:
+    """Two updates of each product, of all of its rows and of every second panel, of ranks from 1 to 8."""
+    draw = np.random.default_rng(seed)
+    tensors = {tensor.name: tensor for tensor in engine.model.tensors}
+    assert engine.adapters is not None
+    names = [name for name in engine.adapters.products if name in tensors]
+    updates = {
+        name: (_update(tensors[name], draw, size, 1), _update(tensors[name], draw, size, 2))
+        for name in names
+    }
+    return PackedAdapter(f"made{seed}", f"{seed:064x}", updates)
+
+
+def _update(tensor: Tensor, draw: np.random.Generator, size: float, step: int) -> Update:
+    count, rank = tensor.count, int(draw.integers(1, 9))
+    panels = -(-ceil_to(tensor.n, PANEL_ROWS) // PANEL_ROWS // step)
+    a = np.zeros((count, rank, ceil_to(tensor.k, PANEL_ROWS)), np.float32)
+    a[:, :, : tensor.k] = size * draw.standard_normal((count, rank, tensor.k))
+    b = size * draw.standard_normal((count, panels, rank, PANEL_ROWS)).astype(np.float32)
+    made = [(each.view(np.uint32) >> 16).astype(np.uint16) for each in (a, b)]
+    if step == 1:
+        return Update(rank, 0, step, 1.5, *made)
+    return Update(rank, 0, step, -0.5, a, b)  # in f32
+
+
+def attach(engine: CpuEngine, seed: int) -> AttachedAdapter:
+    """A random adapter that is attached."""
+    assert engine.adapters is not None
+    return engine.adapters.attach(random_adapter(engine, seed))
