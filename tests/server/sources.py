@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ktcli.adapters.packed import PackedAdapter
 from ktcli.assembly.beside import HeldMemory, MemoryFit
 from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import DeviceError, KtError
@@ -24,6 +25,9 @@ class ScriptedOpened:
 
     backend: LocalBackend
     source: ScriptedModel
+
+    def read_adapter(self, name: str) -> PackedAdapter:
+        raise NotImplementedError
 
     def close(self) -> None:
         assert self.source.closing.wait(20)
@@ -66,6 +70,8 @@ class ScriptedModel:
     @property
     def name(self) -> str:
         return self.backend.name
+
+    adapter = ""
 
     @property
     def key(self) -> str:
