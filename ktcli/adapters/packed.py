@@ -76,7 +76,9 @@ def packed_bytes(adapter: Adapter, *, exact: bool) -> int:
     for update in adapter.updates:
         (count, rank, k), _ = update.shapes
         panels = _panels(update.rows)[2]
-        size += count * rank * (ceil_to(k, PANEL_ROWS) + panels * PANEL_ROWS)
+        counts = (1, count) if update.taken.ndim > 1 else (count, count)
+        of_a, of_b = reversed(counts) if update.flipped else counts
+        size += rank * (of_a * ceil_to(k, PANEL_ROWS) + of_b * panels * PANEL_ROWS)
     return size * (4 if exact else 2)
 
 
@@ -91,9 +93,7 @@ def _require_products(adapter: Adapter, name: str, recipe: Recipe) -> None:
         what = f"{adapter.gains[0].module}, a norm"
     for update in adapter.updates:
         fmt = format_of(update.tensor, recipe)
-        if update.taken.ndim > 1:
-            what = f"{update.pair.module}, which attention is folded into"
-        elif update.tensor.gain is not None and fmt is not None and suffers(fmt):
+        if update.tensor.gain is not None and fmt is not None and suffers(fmt):
             what = f"{update.pair.module}, whose columns this conversion has scaled"
     if what:
         raise UsageError(
@@ -103,16 +103,21 @@ def _require_products(adapter: Adapter, name: str, recipe: Recipe) -> None:
 
 
 def _packed(adapter: Adapter, update: LowRank, exact: bool) -> Update:
-    a, b = adapter.factors(update)
+    a, b = (_without_copies(each) for each in adapter.factors(update))
     first, step, panels = _panels(update.rows)
-    count, rank, k = a.shape
-    wide = np.zeros((count, rank, ceil_to(k, PANEL_ROWS)), np.float32)
+    _, rank, k = a.shape
+    wide = np.zeros((len(a), rank, ceil_to(k, PANEL_ROWS)), np.float32)
     wide[:, :, :k] = a
-    tall = np.zeros((count, panels, rank, PANEL_ROWS), np.float32)
+    tall = np.zeros((len(b), panels, rank, PANEL_ROWS), np.float32)
     panel, lane = np.divmod(update.rows, PANEL_ROWS)
     tall[:, (panel - first) // step, :, lane] = b.transpose(1, 0, 2)
     scale = float(update.scale)
     return Update(rank, first, step, scale, _stored(wide, exact), _stored(tall, exact))
+
+
+def _without_copies(factor: F32) -> F32:
+    """One matrix of those that all are the same memory, else the factor."""
+    return factor[:1] if factor.strides[0] == 0 else factor
 
 
 def _panels(rows: NDArray[np.int32]) -> tuple[int, int, int]:

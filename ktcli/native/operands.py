@@ -55,8 +55,8 @@ class Update(NamedTuple):
 
     Attributes:
         first_panel: of the rows, in panels of 16 of W's; each panel_step-th from there on is one of B's.
-        a: [count, rank, k rounded up to 16], bf16 bits or f32, zeros behind k.
-        b: [count, panels, rank, 16], of the same type, zeros for rows that are not changed.
+        a: [count, rank, k rounded up to 16], bf16 bits or f32, zeros behind k; [1, …]: the same for all matrices.
+        b: [count, panels, rank, 16], of the same type, zeros for rows that are not changed; likewise.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class Update(NamedTuple):
         """Returns the fields of its kt_update, which borrows the memory of `a` and `b`."""
         in_f32 = self.a.dtype == np.float32
         where = (ffi.cast("void *", each.ctypes.data) for each in (self.a, self.b))
-        panels = self.b.shape[1]
+        panels, ones = self.b.shape[1], (self.a.shape[0] == 1, self.b.shape[0] == 1)
         return (
-            self.rank, self.first_panel, self.panel_step, panels, self.scale, in_f32, *where
+            self.rank, self.first_panel, self.panel_step, panels, self.scale, in_f32, *ones, *where
         )  # fmt: skip

@@ -18,6 +18,7 @@ from ktcli.ops.kvformat import FORMATS
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.recording import Number, Recording
+from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Tensor
@@ -87,6 +88,8 @@ def _multiplied(operation: Operation) -> tuple[Tensor, ...]:
     """The tensors of the products that adapters may change, by part."""
     if isinstance(operation, Linear):
         return (operation.weight,)
+    if isinstance(operation, Mla):
+        return operation.uk_in, operation.uk_out, operation.uv
     return (operation.gate_up, operation.down) if isinstance(operation, Experts) else ()
 
 

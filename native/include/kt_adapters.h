@@ -1,6 +1,6 @@
 /* kt_adapters.h - adapters: updates of low rank that a program computes beside its products.
  *
- * Beside each linear product, and both of the experts, y = W x of a row whose run names an adapter, the program adds
+ * Beside each linear product, both of the experts and those of latent attention, y = W x of a row whose run names an adapter, the program adds
  *     y[rows] += scale * B (A x)        A [rank, k], B [rows, rank]
  * for each of the adapter's updates of that product, in their order: A x as f32 dot products of 16 lanes in ascending
  * columns, times the scale, then the sum over the ranks, ascending. x is what the product is given, in f32, whatever the
@@ -25,7 +25,8 @@ typedef struct kt_update {
     int32_t panels;
     float scale;            /* finite */
     int32_t in_f32;         /* 1: a and b are f32, 0: bf16 */
-    const void *a;          /* [count][rank][k'], k' = k rounded up to 16, zeros behind k; count: experts, or 1 */
+    int32_t one_a, one_b;   /* 1: a, or b, is one matrix for all: [1] instead of [count] */
+    const void *a;          /* [count][rank][k'], k' = k rounded up to 16, zeros behind k; count: experts, heads, or 1 */
     const void *b;          /* [count][panels][rank][16], zeros for rows that it does not change */
 } kt_update;
 
@@ -33,7 +34,8 @@ typedef struct kt_update {
  * by one adapter have together. Without this call no product is any different from what it would be. */
 KT_API int kt_program_adapters(kt_program *program, int32_t most, int32_t ranks);
 /* Adapter 1..most has these n updates of a product from the next step on; 0: none, as at first. What was there is
- * forgotten. operation: its number in recording order; part: 0, or 1 for down of experts. a and b must live until then,
+ * forgotten. operation: its number in recording order; part: 0, or 1 for down of experts; of latent attention
+ * 0, 1 and 2 for uk_in, uk_out and uv. a and b must live until then,
  * the structs are copied. Not while a step runs. */
 KT_API int kt_program_adapt(kt_program *program, int32_t adapter, int32_t operation, int32_t part,
                             const kt_update *updates, int32_t n);

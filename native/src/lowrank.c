@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define INNER_ROWS 8            /* of a task */
+#define OWN_ROWS_AT_ONCE 16
 
 /* ---- recording ---------------------------------------------------------------------------------- */
 
@@ -103,8 +104,8 @@ static const adaptable *product_of(const worker *w, const adapted_rows *rows)
 /* The updates of row i; *last: the end of the rows from there on that have the same. NULL: none. */
 static const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last)
 {
-    int32_t adapter = -1;
-    for (*last = i; *last < rows->n; ++*last) {
+    int32_t adapter = rows->run ? rows->run->adapter : -1;
+    for (*last = rows->run ? rows->n : i; *last < rows->n; ++*last) {
         int64_t row = rows->tokens ? rows->tokens[*last] : rows->first + *last;
         int32_t its = run_of(w, token_row(w, rows->domain, row))->adapter;
         if (adapter >= 0 && its != adapter)
@@ -131,8 +132,9 @@ void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_inpu
             int64_t from = max64(first, rank), to = min64(last, rank + one->rank);
             if (from >= to)
                 continue;
-            int64_t at = (rows->matrix * one->rank + from - rank) * stride + in->column;
-            int64_t row = in->x_rows ? 0 : rows->first + i;
+            int64_t matrix = one->one_a ? 0 : rows->matrix;
+            int64_t at = (matrix * one->rank + from - rank) * stride + in->column;
+            int64_t row = in->x_rows ? 0 : i;
             inner_product p = {.n_rows = end - i, .k = in->k, .ranks = to - from, .x = in->x + row * in->x_stride,
                                .x_stride = in->x_stride, .x_rows = in->x_rows ? in->x_rows + i : NULL,
                                .a = element(one->a, at, one->in_f32), .a_stride = stride, .in_f32 = one->in_f32,
@@ -165,7 +167,7 @@ void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_outp
             if (panels <= 0)
                 continue;
             int64_t column = (one->first_panel + first * one->panel_step - out->panel) * KT_PANEL_ROWS;
-            int64_t at = (rows->matrix * one->panels + first) * one->rank * KT_PANEL_ROWS;
+            int64_t at = ((one->one_b ? 0 : rows->matrix) * one->panels + first) * one->rank * KT_PANEL_ROWS;
             outer_product p = {.n_rows = end - i, .ranks = one->rank, .panels = panels, .x = inner,
                                .x_stride = rows->inner_stride, .b = element(one->b, at, one->in_f32),
                                .in_f32 = one->in_f32, .y = out->y + column, .y_stride = out->y_stride,
@@ -178,15 +180,36 @@ void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_outp
     }
 }
 
+size_t lowrank_bytes(const kt_program *p)
+{
+    return OWN_ROWS_AT_ONCE * (size_t)p->ranks * sizeof(float);
+}
+
+void lowrank_add(const worker *w, adapted_rows rows, adapted_input in, adapted_output out, void *memory)
+{
+    int64_t left = rows.n;
+    rows.inner = memory;
+    rows.inner_stride = w->program->ranks;
+    for (; left > 0; left -= rows.n) {
+        rows.n = min64(left, OWN_ROWS_AT_ONCE);
+        lowrank_inner(w, &rows, &in, 0, w->program->ranks);
+        lowrank_outer(w, &rows, &out);
+        rows.first += rows.n;
+        in.x += rows.n * in.x_stride;
+        out.y += rows.n * out.y_stride;
+    }
+}
+
 void lowrank_inner_shared(const worker *w, int32_t product, int32_t domain, kt_view x, kt_view inner)
 {
     int64_t rows = rows_of(w, domain), run = max64(1, min64(INNER_ROWS, rows / w->threads));
     int64_t blocks = (rows + run - 1) / run, parts = ((int64_t)w->program->ranks + INNER_RANKS - 1) / INNER_RANKS;
-    adapted_input in = {.x = view_row(w, x, 0), .x_stride = view_stride(w, x), .k = x.width};
+    adapted_input in = {.x_stride = view_stride(w, x), .k = x.width};
     for (int64_t i; (i = worker_take(w, 1)) < blocks * parts;) {
         int64_t first = i / parts * run, rank = i % parts * INNER_RANKS;
         adapted_rows some = {.product = product, .domain = domain, .n = min64(run, rows - first), .first = first,
                              .inner = view_row(w, inner, first), .inner_stride = view_stride(w, inner)};
+        in.x = view_row(w, x, first);
         lowrank_inner(w, &some, &in, rank, rank + INNER_RANKS);
     }
 }

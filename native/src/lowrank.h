@@ -36,12 +36,13 @@ typedef struct adapted_rows {
     int64_t matrix, n;
     int64_t first;              /* row i is row first + i of the domain, */
     const int32_t *tokens;      /* or tokens[i], ascending, where this is not NULL */
+    const kt_run *run;          /* whose all rows are; NULL: each is of its own */
     float *inner;               /* [n][inner_stride] */
     int64_t inner_stride;
 } adapted_rows;
 
-/* inner = scale * A x, of ranks [first, last) of each product's updates, one behind the other. x: row 0 of the domain, its
- * columns from column `column` of A on, k of them; x_rows: of row i, or NULL: the domain's own. */
+/* inner = scale * A x, of ranks [first, last) of each product's updates, one behind the other. x: of row 0, the columns
+ * from column `column` of A on, k of them; of row i the row x_rows[i] from there, or i where that is NULL. */
 typedef struct adapted_input {
     const float *x;
     int64_t x_stride, column, k;
@@ -58,6 +59,10 @@ typedef struct adapted_output {
     const float *gate;
 } adapted_output;
 void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_output *out);
+
+/* Both at once, of a thread's own rows; memory: lowrank_bytes of them. */
+void lowrank_add(const worker *w, adapted_rows rows, adapted_input in, adapted_output out, void *memory);
+size_t lowrank_bytes(const kt_program *p);
 
 /* A linear product's A x: the rows of its domain shared out among all threads. */
 void lowrank_inner_shared(const worker *w, int32_t product, int32_t domain, kt_view x, kt_view inner);

@@ -170,6 +170,18 @@ static head_part part_at(const matrices *m, int64_t n, int64_t i)
     return (head_part){i / n, m->panels * (i % n) / n, m->panels * (i % n + 1) / n};
 }
 
+/* What adapters add to a head's part of a product of the rows r. */
+static void update_head(const mla *o, const worker *w, int part, mla_rows r, head_part t, const product *p,
+                        adapted_input in)
+{
+    if (o->updates[part] < 0 || !w->batch->adapted)
+        return;
+    adapted_rows rows = {.product = o->updates[part], .domain = KT_ROWS_TOKENS, .matrix = t.head, .first = r.first,
+                         .n = r.n};
+    adapted_output out = {.y = p->y, .y_stride = p->y_stride, .columns = p->n, .panel = t.first, .last_panel = t.last};
+    lowrank_add(w, rows, in, out, local_scratch(w) + o->inner_offset);
+}
+
 static void absorb(const mla *o, const worker *w, mla_rows r)
 {
     act all = nope_act(o, w), some;
@@ -188,6 +200,9 @@ static void absorb(const mla *o, const worker *w, mla_rows r)
         }
         p.y = to.data + t.head * to.head_stride + t.first * KT_PANEL_ROWS;
         product_run(w, all.kind, &p);
+        adapted_input in = {.x = view_row(w, o->q, r.first) + t.head * (o->s.nope + o->s.rope),
+                            .x_stride = view_stride(w, o->q), .k = o->s.nope};
+        update_head(o, w, 0, r, t, &p, in);
     }
 }
 
@@ -263,6 +278,9 @@ static void multiply_values(const mla *o, const worker *w, mla_rows r)
         }
         p.y = view_row(w, o->out, r.first) + t.head * o->s.v + t.first * KT_PANEL_ROWS;
         product_run(w, all.kind, &p);
+        adapted_input in = {.x = from.data + t.head * from.head_stride,
+                            .x_stride = from.token_stride, .k = o->s.lora};
+        update_head(o, w, 2, r, t, &p, in);
     }
 }
 
@@ -351,8 +369,11 @@ static int reserve(kt_program *p, mla *o)
     o->query_offset = size_add(o->nope_offset, align64(nope > result ? nope : result));
     o->result_offset = size_add(o->query_offset, align64(size_mul((size_t)rows, (size_t)o->a.dk * sizeof(float))));
     o->chosen_offset = align64(size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))));
-    program_reserve(p, o->chosen_offset, attention_local_bytes(&o->a));
-    program_reserve(p, mla_expanded_shared_bytes(o, p->options.max_tokens), mla_expanded_local_bytes(o));
+    size_t attending = attention_local_bytes(&o->a), expanding = mla_expanded_local_bytes(o);
+    o->inner_offset = align64(attending > expanding ? attending : expanding);
+    program_reserve(p, o->chosen_offset, attending);
+    program_reserve(p, mla_expanded_shared_bytes(o, p->options.max_tokens),
+                    p->adapters ? size_add(o->inner_offset, lowrank_bytes(p)) : expanding);
     if (o->selection < 0)
         return KT_OK;
     int64_t keys = mla_chosen_keys(&p->selections.at[o->selection]);
@@ -363,7 +384,10 @@ static int reserve(kt_program *p, mla *o)
 
 static void record(kt_program *p, mla *o, size_t layer_bytes)
 {
+    const matrices *weights[3] = {&o->uk_in, &o->uk_out, &o->uv};
     program_operation(p);
+    for (int i = 0; i < 3; i++)
+        o->updates[i] = lowrank_product(p, i, o->s.heads, weights[i]->weight.k, weights[i]->panels);
     program_phase(p, append_run, o);
     program_touch_view(p, o->latent, OWN_ROWS);
     program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS | WRITES);

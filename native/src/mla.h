@@ -3,6 +3,7 @@
 #define KT_MLA_H
 
 #include "attention.h"
+#include "lowrank.h"
 
 enum { MLA_ABSORBED_FORM, MLA_CHOSEN_FORM, MLA_EXPANDED_FORM };
 
@@ -30,6 +31,8 @@ typedef struct mla {
     int32_t selection;          /* whose positions are attended to; -1: all */
     const int32_t *identity;    /* numbers of the pages of gathered rows */
     mla_own *own;               /* [threads] */
+    int32_t updates[3];         /* lowrank_product of uk_in, uk_out and uv */
+    size_t inner_offset;        /* local: what adapters' A make of rows */
 } mla;
 
 /* The most rows that go together unless they are expanded: bounds the scratch, [tokens][heads][2 * lora + rope] f32. */

@@ -149,6 +149,24 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, const 
     }
 }
 
+/* What the run's adapter adds to a head's product of the latent rows of a page. */
+static void update_rows(const mla *o, const worker *w, const matrices *m, int64_t head, const latent_page *l,
+                        const product *p)
+{
+    int32_t product = o->updates[m == &o->uv ? 2 : 1];
+    if (product < 0 || !l->run->adapter)
+        return;
+    float *rows = (float *)(void *)local_scratch(w) + KT_PAGE_TOKENS * result_width(o);
+    adapted_input in = {.x = rows, .x_stride = latent_width(o), .k = o->s.lora};
+    if (o->a.kv_f32)
+        in = (adapted_input){.x = (const float *)(const void *)latent_row(o, l, 0), .x_stride = o->a.k_stride, .k = o->s.lora};
+    for (int64_t i = 0; i < l->keys && !o->a.kv_f32; i++)
+        w->kernels->from_bf16((const uint16_t *)(const void *)latent_row(o, l, i), o->s.lora, rows + i * in.x_stride);
+    adapted_rows all = {.product = product, .domain = KT_ROWS_TOKENS, .matrix = head, .run = l->run, .n = l->keys};
+    adapted_output out = {.y = p->y, .y_stride = p->y_stride, .columns = p->n, .last_panel = m->panels};
+    lowrank_add(w, all, in, out, local_scratch(w) + o->inner_offset);
+}
+
 /* to[i][0..width) = the product of latent row i, in the cache's type. */
 static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_t head, const latent_page *l,
                         uint8_t *to, int64_t to_stride)
@@ -160,6 +178,7 @@ static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_
     matrices_bind(w, m, head, 0, m->panels, &p);
     mla_tiles(&p, mla_tiled(w, m, KT_PAGE_TOKENS));
     product_run(w, m->kind, &p);
+    update_rows(o, w, m, head, l, &p);
     for (int64_t i = 0; i < l->keys; i++, to += (size_t)to_stride * element(o)) {
         if (o->a.kv_f32)
             memcpy(to, y + i * p.y_stride, (size_t)m->weight.n * sizeof(float));

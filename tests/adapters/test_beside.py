@@ -27,7 +27,7 @@ from ktcli.weights.recipe import Recipe as PackRecipe
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
-LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
 DENSE = ("gate_proj", "up_proj", "down_proj")
 CASES = {
