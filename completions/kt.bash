@@ -37,6 +37,7 @@ _kt() {
                 --allow-host|--parallel|--model-alias|--context|--threads|--defer)  ;;
                 --root-path) words='PATH' ;;
                 --max-pause|--drain) words='SECONDS' ;;
+                --adapter) words='ADAPTER' ;;
                 --keep-alive) words='TIME' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
@@ -44,7 +45,7 @@ _kt() {
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;

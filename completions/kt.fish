@@ -55,6 +55,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path unde
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations to answer at the same time, each with the full context' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l max-pause -d 'Longest pause of running answers while a new prompt is read; a shorter one makes prompts take longer' -x -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'Another name for the model; may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from serve' -l adapter -d 'Serve the model with this adapter of the library, too, as MODEL+ADAPTER; may be repeated' -x -a 'ADAPTER'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests for other models instead of answering them with this one'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever' -x -a 'TIME'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish when the server is stopped' -x -a 'SECONDS'

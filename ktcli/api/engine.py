@@ -36,6 +36,7 @@ from ktcli.hardware.gpu import AUTO, parse_device
 from ktcli.ops.kvformat import FORMATS
 from ktcli.store import aliases, library
 from ktcli.store.entry import BUILTIN
+from ktcli.store.reference import split_adapter
 from ktcli.text.settings import Settings
 
 LOG = logging.getLogger("ktcli")
@@ -55,7 +56,8 @@ def load(
     """Loads a model; it is converted first if it is not yet.
 
     Args:
-        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it.
+        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with an adapter or
+            without.
         device: "auto", "cpu", "cuda" or "cuda:N"; None: the setting `device`, else "auto".
         context: the positions of a conversation; None: the setting `context`, else the plan decides.
         threads: the threads of all teams; None: the setting `threads`, else one per physical core.
@@ -76,11 +78,12 @@ def load(
     kv = kv or config.value("kv") or "bf16"
     if kv not in FORMATS:
         raise UsageError(f"kv must be {' or '.join(FORMATS)}, not {kv[:40]!r}")
-    if not pull and library.find(name) is None:
-        library.require_meaning(name)
+    model, _ = split_adapter(name)
+    if not pull and library.find(model) is None:
+        library.require_meaning(model)
         raise NotFound(
-            f"{name} is not in the library",
-            hint=f"get it with kt pull {name}, or with kt.load(..., pull=True)",
+            f"{model} is not in the library",
+            hint=f"get it with kt pull {model}, or with kt.load(..., pull=True)",
         )
     said = (context, aliases.preset_of(name).get("context"), config.value("context"))
     wanted = Wanted(
