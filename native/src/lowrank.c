@@ -203,13 +203,14 @@ void lowrank_add(const worker *w, adapted_rows rows, adapted_input in, adapted_o
 void lowrank_inner_shared(const worker *w, int32_t product, int32_t domain, kt_view x, kt_view inner)
 {
     int64_t rows = rows_of(w, domain), run = max64(1, min64(INNER_ROWS, rows / w->threads));
-    int64_t blocks = (rows + run - 1) / run, parts = ((int64_t)w->program->ranks + INNER_RANKS - 1) / INNER_RANKS;
+    int64_t blocks = (rows + run - 1) / run, ranks = ranks_of_task(w, blocks);
+    int64_t parts = (w->program->ranks + ranks - 1) / ranks;
     adapted_input in = {.x_stride = view_stride(w, x), .k = x.width};
     for (int64_t i; (i = worker_take(w, 1)) < blocks * parts;) {
-        int64_t first = i / parts * run, rank = i % parts * INNER_RANKS;
+        int64_t first = i / parts * run, rank = i % parts * ranks;
         adapted_rows some = {.product = product, .domain = domain, .n = min64(run, rows - first), .first = first,
                              .inner = view_row(w, inner, first), .inner_stride = view_stride(w, inner)};
         in.x = view_row(w, x, first);
-        lowrank_inner(w, &some, &in, rank, rank + INNER_RANKS);
+        lowrank_inner(w, &some, &in, rank, rank + ranks);
     }
 }

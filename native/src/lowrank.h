@@ -8,7 +8,7 @@
 
 #include "program.h"
 
-#define INNER_RANKS 4           /* of a task */
+#define INNER_RANKS 4           /* of a task, where there are few rows or experts */
 #define MAX_ADAPTERS 4096
 #define MAX_RANKS 4096          /* of one product's updates */
 
@@ -63,6 +63,13 @@ void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_outp
 /* Both at once, of a thread's own rows; memory: lowrank_bytes of them. */
 void lowrank_add(const worker *w, adapted_rows rows, adapted_input in, adapted_output out, void *memory);
 size_t lowrank_bytes(const kt_program *p);
+
+/* Ranks of a task of A x where there are `others` more tasks beside each other: all, so that x is read once, unless threads
+ * would have nothing to do. */
+static inline int64_t ranks_of_task(const worker *w, int64_t others)
+{
+    return others >= 2 * w->threads ? w->program->ranks : INNER_RANKS;
+}
 
 /* A linear product's A x: the rows of its domain shared out among all threads. */
 void lowrank_inner_shared(const worker *w, int32_t product, int32_t domain, kt_view x, kt_view inner);

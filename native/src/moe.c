@@ -71,10 +71,10 @@ static adapted_rows updated_rows(const moe *o, const worker *w, const groups *g,
 static void inner_of_slots(const moe *o, worker *w, const groups *g, int down)
 {
     const part *own = own_part(o, w);
-    int64_t ranks = w->program->ranks, parts = (ranks + INNER_RANKS - 1) / INNER_RANKS;
+    int64_t ranks = ranks_of_task(w, g->n_active), parts = (w->program->ranks + ranks - 1) / ranks;
     for (int64_t i; own->width && (i = worker_take_own(w, 1)) < g->n_active * parts;) {
         int32_t expert = g->active[i / parts];
-        int64_t row = g->first[expert], rank = i % parts * INNER_RANKS;
+        int64_t row = g->first[expert], rank = i % parts * ranks;
         adapted_rows rows = updated_rows(o, w, g, down ? o->down_updates : o->gate_up_updates, expert, row,
                                          g->first[expert + 1]);
         adapted_input in = {.k = o->out.width, .x = view_row(w, o->x, 0), .x_stride = view_stride(w, o->x),
@@ -82,7 +82,7 @@ static void inner_of_slots(const moe *o, worker *w, const groups *g, int down)
         if (down)
             in = (adapted_input){.k = own->width, .column = own->column, .x = hidden(w) + row * own->h_stride,
                                  .x_stride = own->h_stride};
-        lowrank_inner(w, &rows, &in, rank, rank + INNER_RANKS);
+        lowrank_inner(w, &rows, &in, rank, rank + ranks);
     }
 }
 

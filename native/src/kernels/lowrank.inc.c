@@ -1,8 +1,6 @@
 /* lowrank.inc.c - the two products of an update of low rank (kt_adapters.h). An output is the same operations in the same
  * order however rows and ranks are cut into blocks. */
 
-enum { LOWRANK_ROWS = 4, LOWRANK_RANKS = 4 };    /* of a block: their sums, and what is read for them, fit the registers */
-
 INLINE vf factor_at(const void *factor, int in_f32, int64_t at)
 {
     return in_f32 ? vf_load((const float *)factor + at) : vf_from_bf16((const uint16_t *)factor + at);
@@ -57,35 +55,50 @@ static void inner(const inner_product *p)
         inner_all(p, 0);
 }
 
-INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int rows, int in_f32)
+INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int rows, int panels, int in_f32)
 {
     const float *x = p->x + row * p->x_stride;
-    int64_t column = panel * p->panel_step * LANES;
-    vf sum[LOWRANK_ROWS];
+    vf sum[LOWRANK_ROWS][LOWRANK_PANELS];
     for (int t = 0; t < rows; t++)
-        sum[t] = vf_set1(0.0f);
+        for (int j = 0; j < panels; j++)
+            sum[t][j] = vf_set1(0.0f);
     for (int64_t i = 0; i < p->ranks; i++) {
-        vf b = factor_at(p->b, in_f32, (panel * p->ranks + i) * LANES);
-        for (int t = 0; t < rows; t++)
-            sum[t] = vf_fma(vf_set1(x[t * p->x_stride + i]), b, sum[t]);
+        vf b[LOWRANK_PANELS];
+        for (int j = 0; j < panels; j++)
+            b[j] = factor_at(p->b, in_f32, ((panel + j) * p->ranks + i) * LANES);
+        for (int t = 0; t < rows; t++) {
+            vf value = vf_set1(x[t * p->x_stride + i]);
+            for (int j = 0; j < panels; j++)
+                sum[t][j] = vf_fma(value, b[j], sum[t][j]);
+        }
     }
     for (int t = 0; t < rows; t++) {
         float *y = p->y + row_of(p->y_rows, row + t) * p->y_stride;
-        vf before = vf_load_upto(y, column, p->columns);
         vf gate = vf_set1(p->gate ? p->gate[row + t] : 1.0f);
-        vf_store_upto(y, column, p->columns, vf_fma(gate, sum[t], before));
+        for (int j = 0; j < panels; j++) {
+            int64_t column = (panel + j) * p->panel_step * LANES;
+            vf before = vf_load_upto(y, column, p->columns);
+            vf_store_upto(y, column, p->columns, vf_fma(gate, sum[t][j], before));
+        }
     }
+}
+
+INLINE void outer_panels(const outer_product *p, int64_t panel, int panels, int in_f32)
+{
+    int64_t row = 0;
+    for (; row + LOWRANK_ROWS <= p->n_rows; row += LOWRANK_ROWS)
+        outer_block(p, row, panel, LOWRANK_ROWS, panels, in_f32);
+    for (; row < p->n_rows; row++)
+        outer_block(p, row, panel, 1, panels, in_f32);
 }
 
 INLINE void outer_all(const outer_product *p, int in_f32)
 {
-    for (int64_t panel = 0; panel < p->panels; panel++) {
-        int64_t row = 0;
-        for (; row + LOWRANK_ROWS <= p->n_rows; row += LOWRANK_ROWS)
-            outer_block(p, row, panel, LOWRANK_ROWS, in_f32);
-        for (; row < p->n_rows; row++)
-            outer_block(p, row, panel, 1, in_f32);
-    }
+    int64_t panel = 0;
+    for (; panel + LOWRANK_PANELS <= p->panels; panel += LOWRANK_PANELS)
+        outer_panels(p, panel, LOWRANK_PANELS, in_f32);
+    for (; panel < p->panels; panel++)
+        outer_panels(p, panel, 1, in_f32);
 }
 
 static void outer(const outer_product *p)

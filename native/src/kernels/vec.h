@@ -33,7 +33,7 @@
  *                       16-19, 24-27, out[1] the rest;   vf_load_pairs vf_store_pairs  32 floats in that order
  *   transpose16(rows, out)  word j of line c of out = word c of row j, 16 by 16 words of 32 bits
  *   prefetch            SEARCH_UNROLLED: groups of one piece have code of their own
- *   GEMV_TOKENS GEMM_* STREAM_MOST_* BF16_* SCORE_* VALUE_* EXACT_* DELTA_*    shapes of the tiles that fit the registers
+ *   GEMV_TOKENS GEMM_* STREAM_MOST_* BF16_* SCORE_* VALUE_* LOWRANK_* EXACT_* DELTA_*    shapes of tiles in registers
  */
 #ifndef KT_VEC_H
 #define KT_VEC_H

@@ -1,0 +1,157 @@
+"""What adapters cost: answers and prompts with them beside the same without, on random weights of a model's true shapes.
+
+    python benchmarks/adapters.py [NAME] [--layers N] [--rounds N] [--out FILE.json]
+
+Each adapter has an update of rank 8 (prompts: 8 and 64) of every linear product and of every expert. An engine without
+room for adapters, and one with room, are measured in turns within each round, in the one with room also sequences
+that name none; figures are medians of what a round says of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ktcli.adapters.packed import PackedAdapter
+from ktcli.assembly.load import load_random
+from ktcli.assembly.request import Wanted
+from ktcli.assembly.subject import find_subject
+from ktcli.engine import CpuEngine, Sequence
+from ktcli.engine.adapters import AttachedAdapter
+from ktcli.hardware.probe import probe
+from ktcli.native import PANEL_ROWS, Batch, Update
+from ktcli.ops.tensors import Tensor, ceil_to
+from ktcli.planner.memory import AdapterRoom
+
+PROMPT, STREAMS, STEPS, WARM_UP, CONTEXT = 512, 8, 12, 3, 1024
+
+
+def _update(tensor: Tensor, rank: int, draw: np.random.Generator) -> Update:
+    panels = ceil_to(tensor.n, PANEL_ROWS) // PANEL_ROWS
+    shapes = (tensor.count, rank, ceil_to(tensor.k, PANEL_ROWS)), (tensor.count, panels, rank, 16)
+    a, b = (draw.integers(0x3A00, 0x3C00, shape, np.uint16) for shape in shapes)  # bf16, small
+    a[:, :, tensor.k :] = 0
+    return Update(rank, 0, 1, 1.0, a, b)
+
+
+def adapter_of(engine: CpuEngine, rank: int, seed: int) -> PackedAdapter:
+    """Returns an adapter of all linear products and experts, its head and routers left out."""
+    draw, tensors = np.random.default_rng(seed), {each.name: each for each in engine.model.tensors}
+    assert engine.adapters is not None
+    updates = {
+        name: (_update(tensors[name], rank, draw),)
+        for name in engine.adapters.products
+        if tensors[name].layer is not None and tensors[name].role.value != "kept"
+    }
+    return PackedAdapter(f"made{seed}", f"{seed:064x}", updates)
+
+
+def steps_s(engine: CpuEngine, adapters: list[AttachedAdapter | None]) -> float:
+    """Returns the median seconds of a step of one token of as many sequences."""
+    lines = [_begun(engine, each, 16) for each in adapters]
+    took = []
+    for step in range(WARM_UP + STEPS):
+        runs = tuple(line.extend(np.array([step], np.int32)) for line in lines)
+        began = time.perf_counter()
+        engine.run(Batch(runs))
+        took.append(time.perf_counter() - began)
+        for line, run in zip(lines, runs, strict=True):
+            line.commit(run)
+    for line in lines:
+        line.close()
+    engine.pools.forget()
+    return median(took[WARM_UP:])
+
+
+def prompt_s(engine: CpuEngine, adapter: AttachedAdapter | None) -> float:
+    """Returns the seconds that a prompt takes."""
+    line = _begun(engine, adapter, 0)
+    ids = np.random.default_rng(1).integers(0, engine.spec.vocab, PROMPT).astype(np.int32)
+    run = line.extend(ids)
+    began = time.perf_counter()
+    engine.run(Batch((run,)))
+    took = time.perf_counter() - began
+    line.commit(run)
+    line.close()
+    engine.pools.forget()
+    return took
+
+
+def _begun(engine: CpuEngine, adapter: AttachedAdapter | None, tokens: int) -> Sequence:
+    line = engine.sequence()
+    line.adopt([0], adapter=adapter)
+    if tokens:
+        run = line.extend(np.arange(tokens, dtype=np.int32))
+        engine.run(Batch((run,)))
+        line.commit(run)
+    return line
+
+
+def measure(name: str, layers: int, rounds: int) -> dict[str, Any]:
+    """Returns the document of the result."""
+    subject = find_subject(name)
+    wanted = Wanted(CONTEXT, streams=STREAMS)
+    room = AdapterRoom(STREAMS + 1, 64, 1 << 34)
+    plain = load_random(subject.config, subject.recipe, wanted, layers)
+    roomy = load_random(subject.config, subject.recipe, replace(wanted, adapters=room), layers)
+    assert roomy.adapters is not None
+    small = [roomy.adapters.attach(adapter_of(roomy, 8, seed)) for seed in range(STREAMS)]
+    large = roomy.adapters.attach(adapter_of(roomy, 64, STREAMS))
+    nobody: list[AttachedAdapter | None] = [None]
+    rows = {
+        "decode, 1 stream, room": lambda e: steps_s(e, nobody),
+        "decode, 1 stream, r 8": lambda e: steps_s(e, small[:1] if e is roomy else nobody),
+        "decode, 8 streams, 8 adapters, r 8": lambda e: steps_s(
+            e, list(small) if e is roomy else nobody * STREAMS
+        ),
+        "prefill 512, room": lambda e: prompt_s(e, None),
+        "prefill 512, r 8": lambda e: prompt_s(e, small[0] if e is roomy else None),
+        "prefill 512, r 64": lambda e: prompt_s(e, large if e is roomy else None),
+    }
+    found = []
+    for what, run in rows.items():
+        pairs = [(run(plain), run(roomy)) for _ in range(rounds)]
+        slower = [100 * (with_ / without - 1) for without, with_ in pairs]
+        row = {
+            "what": what,
+            "without_s": median(pair[0] for pair in pairs),
+            "with_s": median(pair[1] for pair in pairs),
+            "slower_percent": round(median(slower), 1),
+            "least_percent": round(min(slower), 1),
+            "most_percent": round(max(slower), 1),
+        }
+        print(
+            f"{what:36} {1e3 * row['without_s']:8.2f} ms {1e3 * row['with_s']:8.2f} ms "
+            f"{row['slower_percent']:+6.1f} % ({row['least_percent']:+.1f} to {row['most_percent']:+.1f})",
+            flush=True,
+        )
+        found.append(row)
+    machine = {"cpu": probe().cpu.model, "isa": plain.pool.isa, "threads": plain.pool.threads}
+    load = [round(each, 2) for each in os.getloadavg()]
+    return {"machine": machine, "load": load, "model": name, "layers": layers, "results": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("name", nargs="?", default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    document = measure(asked.name, asked.layers, asked.rounds)
+    if asked.out:
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
