@@ -1,11 +1,11 @@
-"""The C tests, under the sanitizers: each native/tests/test_*.c once with addresses, once with undefined
-behaviour and once with data races watched (sanitized.py builds and runs them beside the other tests)."""
+"""The C tests, under the sanitizers: each native/tests/test_*.c once with addresses and undefined behaviour, and once
+with data races watched (sanitized.py builds and runs them beside the other tests)."""
 
 import pytest
 import sanitized
 
-# Two of them take as long as all other tests of `make test`, which watches addresses only.
-MARKS = {"address": (), "undefined": pytest.mark.thorough, "thread": pytest.mark.thorough}
+# `make test` watches addresses only.
+MARKS = {"address": (), "thread": pytest.mark.thorough}
 # Data races need threads: a file that makes no pool is not run under the thread sanitizer.
 CASES = [
     pytest.param(name, source.stem, id=f"{name}-{source.stem}", marks=MARKS[name])

@@ -56,10 +56,15 @@ CHECK = tuple(
 # What takes longest. xdist would begin the files of many tests first, and leave one worker alone with these at the end.
 DEAREST = tuple(
     """
-    ops/triton/test_triton.py models/test_parity.py ops/torch/test_backend.py models/test_quantised_parity.py
-    engine/device/test_hybrid.py test_fuzz.py test_kt_mini_accuracy.py test_kt_mini_deferral.py test_kt_mini.py
+    fakecuda/test_fakecuda.py ops/triton/test_triton.py commands/test_hostile_text.py
+    models/test_quantised_parity.py models/test_parity.py engine/test_batches.py store/test_pages.py
+    engine/test_store_faults.py engine/test_restoring.py engine/device/test_segments.py ops/torch/test_backend.py
+    server/test_page_text.py engine/device/test_hybrid.py test_fuzz.py test_kt_mini_accuracy.py
+    test_kt_mini_deferral.py test_kt_mini.py
     """.split()
 )
+# It waits for programs that run beside all others: a worker that had it earlier would do nothing else meanwhile.
+LAST = "test_native_c.py"
 TURNS = 5
 TURN = pytest.StashKey[int]()
 
@@ -133,11 +138,13 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Ite
 
 
 def _begin_with_the_dearest(items: list[pytest.Item]) -> None:
-    """Sorts files for workers, which take them in this order: the dearest first, then those of many tests."""
+    """Sorts files for workers, which take them in this order: the dearest, those of many tests, and LAST."""
     files = [item.path.relative_to(HERE).as_posix() for item in items]
     counts = Counter(files)
     order = {name: at for at, name in enumerate(DEAREST)}
-    places = {name: (order.get(name, len(order)), -counts[name], name) for name in counts}
+    places = {
+        name: (name == LAST, order.get(name, len(order)), -counts[name], name) for name in counts
+    }
     items[:] = [
         item for _, item in sorted(zip(files, items, strict=True), key=lambda pair: places[pair[0]])
     ]

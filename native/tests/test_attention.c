@@ -193,13 +193,18 @@ static const char *const HOW[] = {"fast", "exact", "f32 cache", "fp8 cache"};
 /* ---- the reference ------------------------------------------------------------------------------ */
 
 /* The E4M3 number nearest to x / unit, times the unit, ties to the even code: all are tried. */
-static double nearest_fp8(double x, double unit)
+REFERENCE static double nearest_fp8(double x, double unit)
 {
-    double best = 0;
+    static double values[127];      /* of the codes; ldexp() for each number would be most of this program's time */
+    for (int code = 0; code < 127 && values[126] == 0; code++)
+        values[code] = ldexp(code < 8 ? code : 8 + code % 8, (code < 8 ? 1 : code / 8) - 10);
+    double best = 0, off = fabs(x);
     for (int code = 0; code < 127; code++) {
-        double value = ldexp(code < 8 ? code : 8 + code % 8, (code < 8 ? 1 : code / 8) - 10) * unit;
-        double now = fabs(fabs(x) - value), before = fabs(fabs(x) - best);
-        best = now < before || (now == before && code % 2 == 0) ? value : best;
+        double value = values[code] * unit, now = fabs(fabs(x) - value);
+        if (now < off || (now == off && code % 2 == 0)) {
+            best = value;
+            off = now;
+        }
     }
     return copysign(best, x);
 }

@@ -12,6 +12,7 @@ const KEPT_MS = 30 * 86_400_000; // that a deleted conversation can be restored
 export class Conversations {
   #opened = new Map(); // conversations by id, since what could not be stored must stay somewhere
   #opening = 0;
+  #heardAll = Promise.resolve(); // once what other tabs said they had stored is read
   records = [];
   running = new Map(); // answers that this tab is writing, by the id of their conversation
   live = new Set(); // ids of messages that other tabs are writing
@@ -257,11 +258,13 @@ export class Conversations {
 
   get handlers() {
     return {
-      changed: ({ id, messages }) => this.#heard(id, messages),
+      // One after the other: an answer that is known before its question would be taken for a first message.
+      changed: ({ id, messages }) => { this.#heardAll = this.#heardAll.then(() => this.#heard(id, messages)).catch(this.page.failed); },
       gone: ({ id }) => this.#left(id),
       erased: ({ id }) => { this.#opened.delete(id); this.#left(id); },
-      answering: ({ message }) => { this.live.add(message); this.page.draw(); },
-      answered: ({ message }) => { this.live.delete(message); this.page.draw(); },
+      answering: async ({ message }) => { await this.#heardAll; this.live.add(message); this.page.draw(); }, // in their order
+      // Not before its last words are read: a Retry that is there earlier would be drawn anew under the pointer.
+      answered: async ({ message }) => { await this.#heardAll; this.live.delete(message); this.page.draw(); },
       who: () => { for (const { message } of this.running.values()) tell("answering", { message: message.id }); },
     };
   }
