@@ -1,4 +1,4 @@
-"""What adapters cost: answers and prompts with them beside the same without, on random weights of a model's true shapes.
+"""What adapters cost: answers and prompts with them beside the same without, on random weights of true shapes.
 
     python benchmarks/adapters.py [NAME] [--layers N] [--rounds N] [--out FILE.json]
 
@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -104,14 +105,16 @@ def measure(name: str, layers: int, rounds: int) -> dict[str, Any]:
     plain = load_random(subject.config, subject.recipe, wanted, layers)
     roomy = load_random(subject.config, subject.recipe, replace(wanted, adapters=room), layers)
     assert roomy.adapters is not None
-    small = [roomy.adapters.attach(adapter_of(roomy, 8, seed)) for seed in range(STREAMS)]
+    small: list[AttachedAdapter | None] = [
+        roomy.adapters.attach(adapter_of(roomy, 8, seed)) for seed in range(STREAMS)
+    ]
     large = roomy.adapters.attach(adapter_of(roomy, 64, STREAMS))
     nobody: list[AttachedAdapter | None] = [None]
-    rows = {
+    rows: dict[str, Callable[[CpuEngine], float]] = {
         "decode, 1 stream, room": lambda e: steps_s(e, nobody),
         "decode, 1 stream, r 8": lambda e: steps_s(e, small[:1] if e is roomy else nobody),
         "decode, 8 streams, 8 adapters, r 8": lambda e: steps_s(
-            e, list(small) if e is roomy else nobody * STREAMS
+            e, small if e is roomy else nobody * STREAMS
         ),
         "prefill 512, room": lambda e: prompt_s(e, None),
         "prefill 512, r 8": lambda e: prompt_s(e, small[0] if e is roomy else None),
@@ -121,17 +124,18 @@ def measure(name: str, layers: int, rounds: int) -> dict[str, Any]:
     for what, run in rows.items():
         pairs = [(run(plain), run(roomy)) for _ in range(rounds)]
         slower = [100 * (with_ / without - 1) for without, with_ in pairs]
+        without, with_ = (median(pair[i] for pair in pairs) for i in (0, 1))
         row = {
             "what": what,
-            "without_s": median(pair[0] for pair in pairs),
-            "with_s": median(pair[1] for pair in pairs),
+            "without_s": without,
+            "with_s": with_,
             "slower_percent": round(median(slower), 1),
             "least_percent": round(min(slower), 1),
             "most_percent": round(max(slower), 1),
         }
         print(
-            f"{what:36} {1e3 * row['without_s']:8.2f} ms {1e3 * row['with_s']:8.2f} ms "
-            f"{row['slower_percent']:+6.1f} % ({row['least_percent']:+.1f} to {row['most_percent']:+.1f})",
+            f"{what:36} {1e3 * without:8.2f} ms {1e3 * with_:8.2f} ms "
+            f"{median(slower):+6.1f} % ({min(slower):+.1f} to {max(slower):+.1f})",
             flush=True,
         )
         found.append(row)
