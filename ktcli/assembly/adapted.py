@@ -12,7 +12,7 @@ from ktcli.assembly.adapters import BaseModel, compare_base, digest_of
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.ready import Ready, adapted
 from ktcli.assembly.request import Wanted
-from ktcli.errors import UsageError, hinted
+from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.models import Model, build
 from ktcli.planner.memory import AdapterRoom
@@ -102,5 +102,8 @@ def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
 
 def _opened(ready: Ready, model: Model) -> Adapter:
     entry = adapters.resolve(ready.adapter)
-    with hinted(f"kt adapter show {entry.name} says which model it is for"):
+    try:
         return open_adapter(entry.path, model)
+    except BadCheckpoint as error:
+        error.hint = f"kt adapter show {entry.name} says which model it is for"
+        raise
