@@ -103,7 +103,11 @@ def test_bench_measures_it(capsys: Capture, briefly: None) -> None:
         (("chat", "kt-mini+poet", "x", "--device", "cuda"), 2, "adapters run on the CPU"),
         (("chat", "kt-mini+normed", "x"), 2, "kt convert MODEL --adapter normed"),
         (("chat", "kt-mini+", "x"), 2, "not a model name"),
-        (("serve", "kt-mini+poet", "--adapter", "poet", "-p", "48211"), 2, "has an adapter already"),
+        (
+            ("serve", "kt-mini+poet", "--adapter", "poet", "-p", "48211"),
+            2,
+            "has an adapter already",
+        ),
         (("rm", "kt-mini+poet", "-y"), 2, "kt adapter show poet"),
         (("show", "kt-mini+poet"), 2, "cannot be used here"),
         (("convert", "kt-mini+poet"), 2, "cannot be used here"),

@@ -23,7 +23,12 @@ from ktcli.planner.memory import AdapterRoom, Use
 IDS = np.random.default_rng(4).integers(0, 99, 90).tolist()
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gpt-oss", "nemotron-3-nano"])
+THOROUGH = [
+    pytest.param(name, marks=pytest.mark.thorough) for name in ("gpt-oss", "nemotron-3-nano")
+]
+
+
+@pytest.fixture(scope="module", params=["qwen3", *THOROUGH])
 def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With gate and up, with biases, and without a gate."""
     folder = tmp_path_factory.mktemp(request.param)
