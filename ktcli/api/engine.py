@@ -56,8 +56,8 @@ def load(
     """Loads a model; it is converted first if it is not yet.
 
     Args:
-        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with an adapter or
-            without.
+        name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with
+            an adapter or without.
         device: "auto", "cpu", "cuda" or "cuda:N"; None: the setting `device`, else "auto".
         context: the positions of a conversation; None: the setting `context`, else the plan decides.
         threads: the threads of all teams; None: the setting `threads`, else one per physical core.

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ktcli.adapters.adapter import Adapter
-from ktcli.adapters.folder import open_adapter
-from ktcli.adapters.packed import PackedAdapter, pack_adapter, packed_bytes, ranks_of
-from ktcli.assembly.adapters import BaseModel, compare_base, digest_of
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.ready import Ready, adapted
 from ktcli.assembly.request import Wanted
@@ -19,6 +16,11 @@ from ktcli.planner.memory import AdapterRoom
 from ktcli.store import adapters, library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
+
+# What reads adapters is loaded for a model that has one.
+if TYPE_CHECKING:
+    from ktcli.adapters.adapter import Adapter
+    from ktcli.adapters.packed import PackedAdapter
 
 # Of a server: adapters that there is room for at a time, and ranks of one product.
 _LEAST_ROOM, _LEAST_RANKS = 4, 192
@@ -38,6 +40,8 @@ def with_room(ready: Ready, wanted: Wanted, model: Model) -> Wanted:
             f"adapters run on the CPU, not on {wanted.device.device}",
             hint=f"leave out --device, or merge it: kt convert {ready.base} --adapter {ready.adapter}",
         )
+    from ktcli.adapters.packed import packed_bytes, ranks_of
+
     with _opened(ready, model) as adapter:
         size = packed_bytes(adapter, exact=wanted.exact)
         room = AdapterRoom(1, ranks_of(adapter), size)
@@ -55,6 +59,9 @@ def read_adapter(
     """
     if not ready.adapter:
         return None
+    from ktcli.adapters.packed import pack_adapter
+    from ktcli.assembly.adapters import BaseModel, compare_base
+
     model = build(pack.config)
     with _opened(ready, model) as adapter:
         base = BaseModel(parse(ready.base).lasting, ready.base, model)
@@ -67,7 +74,11 @@ def read_adapter(
 def identity(ready: Ready) -> str:
     """Returns the identity of a model's conversion and of its adapter: equal ones compute the same."""
     found = library.identity(ready.pack)
-    return f"{found}+{digest_of(adapters.resolve(ready.adapter))}" if ready.adapter else found
+    if not ready.adapter:
+        return found
+    from ktcli.assembly.adapters import digest_of
+
+    return f"{found}+{digest_of(adapters.resolve(ready.adapter))}"
 
 
 def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
@@ -101,6 +112,8 @@ def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
 
 
 def _opened(ready: Ready, model: Model) -> Adapter:
+    from ktcli.adapters.folder import open_adapter
+
     entry = adapters.resolve(ready.adapter)
     try:
         return open_adapter(entry.path, model)

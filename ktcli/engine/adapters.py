@@ -66,8 +66,12 @@ class Adapters:
                     f"the adapter {adapter.name} changes {name}, which is no product of this model",
                     hint=f"merge it into a conversion: kt convert MODEL --adapter {adapter.name}",
                 )
+        try:
+            self._tell(free[0], adapter, present=True)
+        except BaseException:
+            self._tell(free[0], adapter, present=False)
+            raise
         self._there[free[0]] = adapter
-        self._tell(free[0], adapter, present=True)
         return AttachedAdapter(free[0], adapter.digest)
 
     def detach(self, attached: AttachedAdapter) -> None:

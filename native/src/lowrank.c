@@ -2,8 +2,6 @@
 #include "lowrank.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define INNER_ROWS 8            /* of a task */
 #define OWN_ROWS_AT_ONCE 16
@@ -44,14 +42,6 @@ kt_view lowrank_inner_view(kt_program *p, int32_t domain)
     return (kt_view){.buffer = max64(0, p->inner[domain]), .width = p->ranks};
 }
 
-void lowrank_free(kt_program *p)
-{
-    for (int32_t i = 0; i < p->adaptables.n; i++)
-        for (int32_t a = 0; a < p->adapters; a++)
-            free(p->adaptables.at[i].of[a].updates);
-    free(p->adaptables.at);
-}
-
 /* ---- attaching ---------------------------------------------------------------------------------- */
 
 static int check_update(kt_program *p, const adaptable *a, const kt_update *u, int64_t *ranks)
@@ -75,7 +65,7 @@ int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t 
     for (int32_t i = 0; i < p->adaptables.n && !found; i++)
         if (p->adaptables.at[i].operation == operation && p->adaptables.at[i].part == part)
             found = &p->adaptables.at[i];
-    if (adapter < 1 || adapter > p->adapters || !found || n < 0 || (n && !updates))
+    if (adapter < 1 || adapter > p->adapters || !found || n < 0 || n > MAX_UPDATES || (n && !updates))
         return program_fail(p, KT_ERR_RANGE, "adapter %d of %d: part %d of operation %d is no product with %d updates",
                             adapter, p->adapters, part, operation, n);
     int64_t ranks = 0;
@@ -84,13 +74,10 @@ int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t 
         if (failed)
             return failed;
     }
-    adapted made = {.updates = n ? malloc((size_t)n * sizeof *updates) : NULL, .n = n};
-    if (n && !made.updates)
-        return program_fail(p, KT_ERR_MEMORY, "no memory for %d updates", n);
-    if (n)
-        memcpy(made.updates, updates, (size_t)n * sizeof *updates);
-    free(found->of[adapter - 1].updates);
-    found->of[adapter - 1] = made;
+    adapted *its = &found->of[adapter - 1];
+    its->n = n;
+    for (int32_t i = 0; i < n; i++)
+        its->updates[i] = updates[i];
     return KT_OK;
 }
 

@@ -10,25 +10,25 @@
 
 #define INNER_RANKS 4           /* of a task, where there are few rows or experts */
 #define MAX_ADAPTERS 4096
-#define MAX_RANKS 4096          /* of one product's updates */
+#define MAX_RANKS 4096          /* of one product's updates, */
+#define MAX_UPDATES 8           /* and how many there are */
 
 typedef struct adapted {
-    kt_update *updates;         /* [n], owned; NULL: none */
     int32_t n;
+    kt_update updates[MAX_UPDATES];
 } adapted;
 
 /* A product that adapters may update. */
 typedef struct adaptable {
     int32_t operation, part;
     int64_t count, k, panels;   /* matrices, their columns and their panels of 16 rows, of all nodes */
-    adapted *of;                /* [adapters], owned */
+    adapted *of;                /* [adapters] */
 } adaptable;
 
 /* Of the operation just recorded: its number, or -1 where there are no adapters, or no memory. */
 int32_t lowrank_product(kt_program *p, int32_t part, int64_t count, int64_t k, int64_t panels);
 /* Where the A x of rows of a domain lie between the two pieces of work of a product. */
 kt_view lowrank_inner_view(kt_program *p, int32_t domain);
-void lowrank_free(kt_program *p);
 
 /* Rows of one matrix's product, and what A made of them. */
 typedef struct adapted_rows {

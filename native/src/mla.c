@@ -10,6 +10,7 @@
  * the same form that follow one another are worked on together, so that the matrices are read once for all of them.
  */
 #include "gathered.h"
+#include "lowrank.h"
 #include "mla.h"
 
 #include <string.h>

@@ -3,7 +3,6 @@
 #define KT_MLA_H
 
 #include "attention.h"
-#include "lowrank.h"
 
 enum { MLA_ABSORBED_FORM, MLA_CHOSEN_FORM, MLA_EXPANDED_FORM };
 

@@ -5,6 +5,7 @@
  * there is one barrier per stretch and few threads wait at it. A query meets its pages in ascending order,
  * whoever works on it; its sums stand in shared scratch and its weighted values in the output itself.
  */
+#include "lowrank.h"
 #include "mla.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* program.c - recording: buffers, and phases with their barriers. The end of it is finish.c, running is step.c; what
  * the operations compute stands in the files named after them.
  */
-#include "lowrank.h"
+#include "program.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -104,7 +104,6 @@ void kt_program_free(kt_program *p)
     if (!p)
         return;
     program_release(p);
-    lowrank_free(p);
     for (int32_t i = 0; i < p->owned.n; i++)
         free(p->owned.at[i]);
     free(p->owned.at);
@@ -113,6 +112,7 @@ void kt_program_free(kt_program *p)
     free(p->tables.at);
     free(p->routings.at);
     free(p->selections.at);
+    free(p->adaptables.at);
     free(p->phases.at);
     free(p->parts.at);
     free(p->recent.at);

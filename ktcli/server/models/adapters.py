@@ -15,7 +15,7 @@ from ktcli.server.models.enginethread import EngineThread
 
 
 @dataclass(eq=False, slots=True)
-class _Held:
+class _InMemory:
     """An adapter that the engine has.
 
     Attributes:
@@ -32,8 +32,8 @@ class _Held:
 class Borrowed:
     """An adapter that stays with the engine until it is given back."""
 
-    def __init__(self, held: _Held) -> None:
-        self._held: _Held | None = held
+    def __init__(self, held: _InMemory) -> None:
+        self._held: _InMemory | None = held
         self.attached = held.attached
         held.users += 1
 
@@ -66,7 +66,7 @@ class ServedAdapters:
         read: Callable[[str], PackedAdapter],
     ) -> None:
         self._thread, self._adapters, self._read = thread, adapters, read
-        self._held: dict[str, _Held] = {}  # by the digest
+        self._held: dict[str, _InMemory] = {}  # by the digest
         self._lock = asyncio.Lock()
 
     async def borrow(self, name: str, digest: str) -> Borrowed:
@@ -95,7 +95,7 @@ class ServedAdapters:
             await self._between_steps(partial(self._adapters.detach, gone.attached))
         attached = await self._between_steps(partial(self._adapters.attach, adapter))
         assert attached is not None
-        self._held[adapter.digest] = _Held(attached, adapter.size_bytes)
+        self._held[adapter.digest] = _InMemory(attached, adapter.size_bytes)
 
     def _is_full(self, more_bytes: int) -> bool:
         """Tells whether an adapter of so many bytes has to wait for another to go: a single one always fits."""
