@@ -23,9 +23,11 @@ from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening
 from ktcli.engine.scheduler import Limits
 from ktcli.hardware.gpu import CPU
-from ktcli.server.models.catalogue import LibraryReader
+from ktcli.server.models.catalogue import FRESH_S, LibraryReader
 from ktcli.server.models.source import FOREVER, StoredModel
 from ktcli.store import adapters
+from ktcli.store.aliases import save
+from ktcli.store.preset import Preset
 
 HIDDEN, VALUES, LAYERS = 128, 128, 5
 QUESTION = "What is a mixture of experts?"
@@ -174,6 +176,17 @@ def test_an_adapter_that_changes_is_another(server: Running, library: Path) -> N
     imported(library, 7, 20)
     after = said(ask(server, name))
     assert after != before and said(ask(server, name)) == after
+
+
+def test_aliases_mean_adapters(server: Running) -> None:
+    save("bard", "kt-mini+a2", Preset.of({"max-tokens": 3}))
+    save("ghost", "kt-mini+none")
+    time.sleep(FRESH_S)
+    answer = ask(server, "bard", max_tokens=None)
+    assert said(answer) == said(ask(server, "kt-mini+a2"))[:3] and answer["model"] == "kt-mini+a2"
+    body = {"model": "ghost", "messages": [{"role": "user", "content": "x"}]}
+    refused = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert refused.status_code == 404 and "ghost" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["kt-mini+none", "other+a1", "kt-mini+", "kt-mini+a1+a2"])

@@ -156,7 +156,7 @@ class ServerState:
             Refusal: it has another name, and the server is strict.
         """
         found = await self.catalogue.find(name)
-        if found is None and "+" in name and not self.rules.strict_model:
+        if found is None and await self.catalogue.is_unserved(name):
             said = f"{name[:200]!r} is not served: no such model, or no such adapter of it"
             raise Refusal(404, said, "model", "model_not_found")
         if found is None and self.rules.strict_model:

@@ -14,10 +14,11 @@ from ktcli.assembly.talking import Opening
 from ktcli.errors import KtError
 from ktcli.server.models.source import AdaptedModel, ModelSource, StoredModel
 from ktcli.store import adapters, library
+from ktcli.store.aliases import every as every_alias
 from ktcli.store.aliases import preset_of
 from ktcli.store.entry import Entry, is_recommended
 from ktcli.store.preset import NOTHING, Preset
-from ktcli.store.reference import parse
+from ktcli.store.reference import parse, split_adapter
 
 FRESH_S = 2.0  # for which what was read of the library counts
 NAME_CHARS = 1000  # longer names are none
@@ -32,11 +33,13 @@ class ModelIndex:
         models: those that can be loaded.
         names: what they are called by, in lower case.
         presets: what aliases among these names preset; those that preset nothing are left out.
+        unserved: aliases, in lower case, of a model with an adapter that is not served.
     """
 
     models: Sequence[ModelSource] = ()
     names: Mapping[str, ModelSource] = field(default_factory=dict)
     presets: Mapping[str, Preset] = field(default_factory=dict)
+    unserved: frozenset[str] = frozenset()
 
 
 class Catalogue:
@@ -71,6 +74,11 @@ class Catalogue:
             return self.own
         names = (await self._fresh()).names
         return names.get(name.lower()) or names.get(said)
+
+    async def is_unserved(self, name: str) -> bool:
+        """Tells whether a name that means none of the models names an adapter: nobody else can answer for it."""
+        said = name.lower().removesuffix(_LATEST)
+        return "+" in name or said in (await self._fresh()).unserved
 
     async def preset(self, name: str) -> Preset:
         """Returns what an alias that a request names presets, with or without `:latest`."""
@@ -128,14 +136,42 @@ class LibraryReader:
             models.append(source)
             for name in (short, entry.name, entry.library_label, *aliases.get(entry.path, ())):
                 names.setdefault(name.lower(), source)
-        for adapted in self._adapted():
-            models.append(adapted)
-            names[adapted.name.lower()] = adapted
-            names.setdefault(adapted.adapter.lower(), adapted)
-        called = {name.lower() for of_one in aliases.values() for name in of_one}
+        adapted = {each.adapter.lower(): each for each in self._adapted()}
+        models += adapted.values()
+        names |= {each.name.lower(): each for each in adapted.values()}
+        meant = self._adapted_aliases(adapted)
+        names |= {name: source for name, source in meant.items() if source is not None}
+        names = {**adapted, **names}  # an adapter alone, where nothing else is called so
+        called = {name.lower() for of_one in aliases.values() for name in of_one} | meant.keys()
         return ModelIndex(
-            sorted(models, key=lambda each: each.name), names, self._presets(called & names.keys())
+            sorted(models, key=lambda each: each.name),
+            names,
+            self._presets(called & names.keys()),
+            frozenset(name for name, source in meant.items() if source is None),
         )
+
+    def _adapted_aliases(self, served: Mapping[str, AdaptedModel]) -> dict[str, ModelSource | None]:
+        """Returns what aliases of a model with an adapter mean, by their names in lower case; None: what they mean is
+        not served."""
+        found: dict[str, ModelSource | None] = {}
+        with suppress(KtError, OSError):  # which `kt alias` tells
+            for alias in every_alias():
+                model, adapter = split_adapter(alias.name)
+                if adapter:
+                    is_own = self._is_own_base(model)
+                    found[alias.name.lower()] = self._with(adapter, served) if is_own else None
+        return found
+
+    def _with(self, adapter: str, served: Mapping[str, AdaptedModel]) -> ModelSource | None:
+        """Returns the server's own model with an adapter; None: it is not served."""
+        loaded = self.own.ready.adapter if isinstance(self.own, StoredModel) else ""
+        return self.own if loaded.lower() == adapter.lower() else served.get(adapter.lower())
+
+    def _is_own_base(self, model: str) -> bool:
+        """Tells whether a name means the server's own model, with an adapter or without."""
+        if not isinstance(self.own, StoredModel):
+            return False
+        return parse(model).model == parse(split_adapter(self.own.asked)[0]).model
 
     def _adapted(self) -> Iterator[AdaptedModel]:
         """Yields the server's own model with each adapter of the library that is for it, if it has room for any."""
