@@ -86,7 +86,7 @@ class NoWeights:
 class StandInCpu(CpuEngine):
     """The engine on the CPU, which reserves everything and records nothing."""
 
-    def _record(self) -> tuple[Any, Outputs, tuple[int, ...]]:
+    def _record(self) -> tuple[Any, Outputs, tuple[int, ...], None]:
         view = View(0, 0, self.spec.vocab)
         program = SimpleNamespace(
             rows=lambda view, n: np.zeros((n, 1)),
@@ -95,7 +95,7 @@ class StandInCpu(CpuEngine):
             max_outputs=1,
             max_tokens=1,
         )
-        return program, Outputs(view, view, view, view), ()
+        return program, Outputs(view, view, view, view), (), None
 
 
 class StandInStream(HostStream):
