@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ktcli.adapters.packed import PackedAdapter
-from ktcli.errors import UsageError
+from ktcli.errors import NativeError, UsageError
 from ktcli.native import Program
 from ktcli.planner.memory import AdapterRoom
 
@@ -68,7 +68,7 @@ class Adapters:
                 )
         try:
             self._tell(free[0], adapter, present=True)
-        except BaseException:
+        except NativeError:
             self._tell(free[0], adapter, present=False)
             raise
         self._there[free[0]] = adapter

@@ -72,6 +72,23 @@ class Recipe:
         return made | dict(self.more)
 
 
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+DENSE = ("gate_proj", "up_proj", "down_proj")
+# Of each family all that a training usually changes.
+WHOLE = {
+    "qwen3-dense": Recipe("qwen3-dense", (*ATTENTION, *DENSE)),
+    "qwen3": Recipe("qwen3", ATTENTION, (*EXPERTS, "mlp.gate.weight")),
+    "mixtral": Recipe("mixtral", ATTENTION, (*EXPERTS, "mlp.gate.weight")),
+    "deepseek-v3": Recipe(
+        "deepseek-v3", LATENT, (*EXPERTS, *SHARED, "mlp.gate_proj.weight", "mlp.gate.weight")
+    ),
+    "gpt-oss": Recipe("gpt-oss", ATTENTION, (*EXPERTS, "router.weight")),
+}
+
+
 def adapted(base: Base, recipe: Recipe, seed: int = 1) -> Any:
     """peft's model with random factors, A and B different for each module, expert and element."""
     from peft import LoraConfig, get_peft_model

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("peft", reason="peft is not installed")
 
 import torch
-from adapters.judge import POOL, Base, Recipe, adapted, base_of, save
+from adapters.judge import ATTENTION, EXPERTS, POOL, WHOLE, Base, Recipe, adapted, base_of, save
 from cores import TWO
 from timelines import logits_of
 
@@ -25,19 +25,9 @@ from ktcli.weights.convert import convert
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe as PackRecipe
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
-LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
-DENSE = ("gate_proj", "up_proj", "down_proj")
 CASES = {
-    "qwen3-dense": Recipe("qwen3-dense", (*ATTENTION, *DENSE)),
-    "qwen3": Recipe("qwen3", ATTENTION, (*EXPERTS, "mlp.gate.weight")),
-    "mixtral": Recipe("mixtral", ("w1", "w2", "w3", "gate", *ATTENTION)),
-    "deepseek-v3": Recipe(
-        "deepseek-v3", LATENT, (*EXPERTS, *SHARED, "mlp.gate_proj.weight", "mlp.gate.weight")
-    ),
-    "gpt-oss": Recipe("gpt-oss", ATTENTION, (*EXPERTS, "router.weight")),
+    **WHOLE,
+    "modules of each expert": Recipe("mixtral", ("w1", "w2", "w3", "gate", *ATTENTION)),
     "rank 1, only gate and up": Recipe("qwen3", (), EXPERTS[:1], (("r", 1),)),
     "rank 64, only down": Recipe("gpt-oss", (), EXPERTS[1:], (("r", 64),)),
     "ranks by patterns": Recipe(

@@ -12,7 +12,20 @@ import pytest
 pytest.importorskip("peft", reason="peft is not installed")
 
 import torch
-from adapters.judge import POOL, Base, Recipe, adapted, base_of, difference, merged, quietly, save
+from adapters.judge import (
+    ATTENTION,
+    EXPERTS,
+    POOL,
+    WHOLE,
+    Base,
+    Recipe,
+    adapted,
+    base_of,
+    difference,
+    merged,
+    quietly,
+    save,
+)
 
 from ktcli.adapters.adapter import Adapter
 from ktcli.adapters.export import AdapterLayout, Exporter
@@ -25,20 +38,6 @@ from ktcli.weights.conversion import Source
 from ktcli.weights.convert import convert, convert_source
 from ktcli.weights.recipe import Recipe as PackRecipe
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
-LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
-DENSE = ("gate_proj", "up_proj", "down_proj")
-WHOLE = {
-    "qwen3-dense": Recipe("qwen3-dense", (*ATTENTION, *DENSE)),
-    "qwen3": Recipe("qwen3", ATTENTION, (*EXPERTS, "mlp.gate.weight")),
-    "mixtral": Recipe("mixtral", ATTENTION, (*EXPERTS, "mlp.gate.weight")),
-    "deepseek-v3": Recipe(
-        "deepseek-v3", LATENT, (*EXPERTS, *SHARED, "mlp.gate_proj.weight", "mlp.gate.weight")
-    ),
-    "gpt-oss": Recipe("gpt-oss", ATTENTION, (*EXPERTS, "router.weight")),
-}
 PATTERNS = (
     ("rank_pattern", {"q_proj": 1, r"layers\.1\.mlp\.experts\.down_proj": 64}),
     ("alpha_pattern", {"q_proj": 2, r".*\.gate_up_proj": 8}),
