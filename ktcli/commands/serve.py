@@ -247,7 +247,7 @@ def serve(
             (out.record if log_json else _log)(entry)
             shorten(log_path(port))
 
-        others = LibraryReader(own, how, others_s)
+        others = LibraryReader(own, how, others_s, adapter or ())
         limits = Limits(active=parallel, pause_s=max_pause)
         sockets, again = [*listening, *owners], _reload_of(keys, api_key_file)
         Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready, again)).run()

@@ -31,6 +31,7 @@ from ktcli.store.preset import Preset
 
 HIDDEN, VALUES, LAYERS = 128, 128, 5
 QUESTION = "What is a mixture of experts?"
+CONFIG = Path(__file__).parents[2] / "profiles/kt-mini/config.json"
 NAMES = ("kt-mini", "kt-mini+a1", "kt-mini+a2", "kt-mini+a3")
 
 
@@ -56,6 +57,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("KT_HOME", str(folder / "home"))
         for number in range(1, 8):
             imported(folder, number)
+        # For a folder with the same shapes, under its own name.
+        (folder / "base").mkdir()
+        (folder / "base" / "config.json").write_bytes(CONFIG.read_bytes())
+        other = write(folder / "other", update(900), target_modules=["o_proj"])
+        import_adapter(other, None, str(folder / "base"))
+        unasked = write(folder / "unasked", update(901), target_modules=["o_proj"])
+        import_adapter(unasked, None, str(folder / "base"))
         yield folder
 
 
@@ -66,7 +74,7 @@ def server(library: Path) -> Iterator[Running]:
     ready = prepare("kt-mini", how.wanted)
     roomy = Opening(with_rooms(ready, how.wanted, ["a1", "a2"]), 0, False)
     own = StoredModel(ready, "kt-mini", roomy, FOREVER)
-    reads = LibraryReader(own, how, FOREVER)
+    reads = LibraryReader(own, how, FOREVER, ["a1", "other"])
     with (
         without_tiles(),
         serving_models([own], limits=Limits(active=8), library=reads) as running,
@@ -122,6 +130,7 @@ def test_all_three_apis_answer_by_name(server: Running) -> None:
 def test_models_are_listed_with_their_adapters(server: Running) -> None:
     rows = requests.get(f"{server.url}/v1/models", timeout=60).json()["data"]
     names = [row["id"] for row in rows]
+    assert "kt-mini+other" in names and "kt-mini+unasked" not in names
     assert {*NAMES, "kt-mini+a7"} <= set(names) and len(names) == len(set(names))
     tags = requests.get(f"{server.url}/api/tags", timeout=60).json()["models"]
     digests = {row["name"]: row["digest"] for row in tags}

@@ -114,11 +114,13 @@ class LibraryReader:
         own: the model that the server was started with.
         how: how the others are opened.
         keep_s: the seconds that the others stay in memory when nobody uses them.
+        adapters: the names of adapters that the server was started with, whatever base they were imported for.
     """
 
     own: ModelSource
     how: Opening
     keep_s: float
+    adapters: Sequence[str] = ()
 
     def __call__(self) -> ModelIndex:
         found: list[Entry] = []
@@ -178,13 +180,21 @@ class LibraryReader:
         own = self.own
         if not isinstance(own, StoredModel) or own.how.wanted.adapters is None:
             return
+        given = {name.lower() for name in self.adapters}
         try:
-            model = parse(own.asked).model
-            for entry in adapters.every():
-                if not entry.problem and parse(entry.base).model == model:
-                    yield AdaptedModel(own, entry.name)
+            found = adapters.every()
         except KtError as error:
             self.how.listener.warn(f"the adapters of the library cannot be read: {error}")
+            return
+        for entry in found:
+            if not entry.problem and (entry.name.lower() in given or self._is_for_own(entry.base)):
+                yield AdaptedModel(own, entry.name)
+
+    def _is_for_own(self, base: str) -> bool:
+        """Tells whether the base that an adapter was imported for is the server's own model."""
+        with suppress(KtError):  # it is no longer there
+            return self._is_own_base(base)
+        return False
 
     def _presets(self, names: Iterable[str]) -> dict[str, Preset]:
         """What aliases preset."""
