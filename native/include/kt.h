@@ -23,6 +23,7 @@
 #include "kt_program.h"
 #include "kt_operations.h"
 #include "kt_adapters.h"
+#include "kt_gradients.h"
 #include "kt_offload.h"
 #include "kt_sample.h"
 

@@ -122,7 +122,7 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *g
     return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
 }
 
-int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *given)
+int moe_make(kt_program *p, kt_view out, kt_view x, const kt_experts *given, moe **made)
 {
     int32_t number = given->routing;
     kt_glu glu;
@@ -132,11 +132,11 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *
     if (failed)
         return failed;
     const routing *r = &p->routings.at[number];
-    moe *o = program_new(p, sizeof *o);
+    moe *o = *made = program_new(p, sizeof *o);
     part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
     if (!o || !parts)
         return KT_ERR_MEMORY;
-    *o = (moe){.out = out, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
+    *o = (moe){.out = out, .x = x, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
                .experts = r->experts, .max_slots = program_rows(p, r->domain) * r->top_k, .glu = glu, .parts = parts,
                .per_pair = glu.ungated ? 1 : 2,
                .sum_stride = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS + KT_PANEL_ROWS};
@@ -146,16 +146,24 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *
     failed = make_parts(p, o, x.width, given);
     if (failed)
         return failed;
+    program_operation(p);
+    int64_t panels = (o->bias_stride + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS;
+    o->gate_up_updates = lowrank_product(p, 0, o->experts, x.width, panels);
+    o->down_updates = lowrank_product(p, 1, o->experts, o->width, (o->out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS);
+    return KT_OK;
+}
+
+int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *given)
+{
+    moe *o = NULL;
+    int failed = moe_make(p, out, x, given, &o);
+    if (failed)
+        return failed;
     if (o->nodes > 1 && o->kind == ACT_INT8) {
         o->largest = program_new(p, (size_t)o->max_slots * sizeof *o->largest);
         if (!o->largest)
             return KT_ERR_MEMORY;
     }
-    program_operation(p);
-    int64_t panels = (o->bias_stride + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS;
-    o->x = x;
-    o->gate_up_updates = lowrank_product(p, 0, o->experts, x.width, panels);
-    o->down_updates = lowrank_product(p, 1, o->experts, o->width, (o->out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS);
     reserve(p, o);
     record(p, o, x);
     return KT_OK;

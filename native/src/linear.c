@@ -8,7 +8,7 @@
  * caches themselves and fetch ahead within a call; tokens are cut only when panels are too few for all
  * threads.
  */
-#include "lowrank.h"
+#include "linear.h"
 
 #define TASKS_PER_THREAD 8              /* so that a slow thread delays the others by an eighth of its share */
 #define MOST_PANELS 64                  /* of one task with one token, or whose results are joined */
@@ -19,16 +19,10 @@
 #define FEWEST_TOKENS 48
 #define WIDE_TOKENS 48                  /* most of one task whose results are joined: two rows each in local scratch */
 
-/* The rows of W that one node has. */
-typedef struct part {
-    matrices weight;                    /* no panels: none */
-    int64_t column;                     /* of the output, where its rows begin */
-} part;
-
 typedef struct linear {
     kt_view out;
     source in;
-    part *parts;                        /* [nodes] */
+    linear_part *parts;                 /* [nodes] */
     const float *bias;
     int32_t kind, domain;
     kt_view x, inner;
@@ -93,7 +87,7 @@ static void add_updates(const linear *o, const worker *w, int64_t token, int64_t
 static void linear_run(const void *arg, worker *w)
 {
     const linear *o = arg;
-    const part *own = &o->parts[w->own.node];
+    const linear_part *own = &o->parts[w->own.node];
     const matrices *m = &own->weight;
     int64_t rows = rows_of(w, o->domain);
     int wide = act_is_wide(o->kind);
@@ -133,22 +127,22 @@ static void linear_run(const void *arg, worker *w)
     }
 }
 
-/* Check the nodes' parts and fill them; *common: the first one, which all are like. */
-static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, int32_t reads, const matrices **common)
+int linear_make_parts(kt_program *p, const kt_weight *w, int64_t n, int64_t k, int32_t reads, linear_part *parts,
+                      const matrices **common)
 {
     int64_t rows = 0, column = 0;
     const matrices *first = NULL;
     for (int32_t i = 0; i < p->n_nodes; i++) {
         if (w[i].n < 0 || w[i].n > MAX_COLUMNS || (w[i].n && w[i].k != k))
-            return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has [%lld, %lld], but [%d, %lld] is needed in all",
-                                i, (long long)w[i].n, (long long)w[i].k, o->out.width, (long long)k);
+            return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has [%lld, %lld], but [%lld, %lld] is needed in "
+                                "all", i, (long long)w[i].n, (long long)w[i].k, (long long)n, (long long)k);
         rows += w[i].n;
     }
-    if (rows != o->out.width)
-        return program_fail(p, KT_ERR_SHAPE, "linear weight: [%lld, %lld], but [%d, %lld] is needed", (long long)rows,
-                            (long long)k, o->out.width, (long long)k);
+    if (rows != n)
+        return program_fail(p, KT_ERR_SHAPE, "linear weight: [%lld, %lld], but [%lld, %lld] is needed", (long long)rows,
+                            (long long)k, (long long)n, (long long)k);
     for (int32_t i = 0; i < p->n_nodes; i++) {
-        part *own = &o->parts[i];
+        linear_part *own = &parts[i];
         own->column = column;
         if (w[i].n == 0)
             continue;
@@ -191,12 +185,12 @@ int kt_program_linear(kt_program *p, kt_view out, kt_view x, const kt_linear *gi
     if (failed)
         return failed;
     linear *o = program_new(p, sizeof *o);
-    part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
+    linear_part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
     if (!o || !parts)
         return KT_ERR_MEMORY;
     *o = (linear){.out = out, .parts = parts, .bias = given->bias, .domain = program_domain(p, x)};
     const matrices *common = NULL;
-    failed = make_parts(p, o, given->weight, x.width, given->reads, &common);
+    failed = linear_make_parts(p, given->weight, out.width, x.width, given->reads, parts, &common);
     if (failed)
         return failed;
     o->kind = common->kind;

@@ -59,15 +59,39 @@ static int check_update(kt_program *p, const adaptable *a, const kt_update *u, i
     return KT_OK;
 }
 
-int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t part, const kt_update *updates, int32_t n)
+/* The product of an operation that an adapter may update, or NULL with the error set. */
+static adaptable *find_product(kt_program *p, int32_t adapter, int32_t operation, int32_t part, int32_t n)
 {
     adaptable *found = NULL;
     for (int32_t i = 0; i < p->adaptables.n && !found; i++)
         if (p->adaptables.at[i].operation == operation && p->adaptables.at[i].part == part)
             found = &p->adaptables.at[i];
-    if (adapter < 1 || adapter > p->adapters || !found || n < 0 || n > MAX_UPDATES || (n && !updates))
-        return program_fail(p, KT_ERR_RANGE, "adapter %d of %d: part %d of operation %d is no product with %d updates",
-                            adapter, p->adapters, part, operation, n);
+    if (adapter >= 1 && adapter <= p->adapters && found && n >= 0 && n <= MAX_UPDATES)
+        return found;
+    program_fail(p, KT_ERR_RANGE, "adapter %d of %d: part %d of operation %d is no product with %d updates", adapter,
+                 p->adapters, part, operation, n);
+    return NULL;
+}
+
+int kt_program_gradients(kt_program *p, int32_t adapter, int32_t operation, int32_t part, const kt_gradient *gradients,
+                         int32_t n)
+{
+    adaptable *found = find_product(p, adapter, operation, part, n);
+    if (!found || (n && !gradients))
+        return found ? program_fail(p, KT_ERR_RANGE, "%d gradients, but none is given", n) : KT_ERR_RANGE;
+    adapted *its = &found->of[adapter - 1];
+    if (its->n != n)
+        return program_fail(p, KT_ERR_RANGE, "part %d of operation %d has %d updates, not %d", part, operation, its->n, n);
+    for (int32_t i = 0; i < n; i++)
+        its->gradients[i] = gradients[i];
+    return KT_OK;
+}
+
+int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t part, const kt_update *updates, int32_t n)
+{
+    adaptable *found = find_product(p, adapter, operation, part, n);
+    if (!found || (n && !updates))
+        return found ? program_fail(p, KT_ERR_RANGE, "%d updates, but none is given", n) : KT_ERR_RANGE;
     int64_t ranks = 0;
     for (int32_t i = 0; i < n; i++) {
         int failed = check_update(p, found, &updates[i], &ranks);
@@ -75,7 +99,7 @@ int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t 
             return failed;
     }
     adapted *its = &found->of[adapter - 1];
-    its->n = n;
+    *its = (adapted){.n = n};
     for (int32_t i = 0; i < n; i++)
         its->updates[i] = updates[i];
     return KT_OK;
@@ -88,8 +112,7 @@ static const adaptable *product_of(const worker *w, const adapted_rows *rows)
     return &w->program->adaptables.at[rows->product];
 }
 
-/* The updates of row i; *last: the end of the rows from there on that have the same. NULL: none. */
-static const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last)
+const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last)
 {
     int32_t adapter = rows->run ? rows->run->adapter : -1;
     for (*last = rows->run ? rows->n : i; *last < rows->n; ++*last) {
@@ -103,14 +126,9 @@ static const adapted *updates_of(const worker *w, const adapted_rows *rows, int6
     return found && found->n ? found : NULL;
 }
 
-static const uint8_t *element(const void *of, int64_t at, int32_t in_f32)
-{
-    return (const uint8_t *)of + (size_t)at * (in_f32 ? sizeof(float) : sizeof(uint16_t));
-}
-
 void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_input *in, int64_t first, int64_t last)
 {
-    int64_t stride = (product_of(w, rows)->k + 15) / 16 * 16, end;
+    int64_t stride = columns_of_a(w, rows), end;
     for (int64_t i = 0; i < rows->n; i = end) {
         const adapted *its = updates_of(w, rows, i, &end);
         int64_t rank = 0;
@@ -122,18 +140,18 @@ void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_inpu
             int64_t matrix = one->one_a ? 0 : rows->matrix;
             int64_t at = (matrix * one->rank + from - rank) * stride + in->column;
             int64_t row = in->x_rows ? 0 : i;
-            inner_product p = {.n_rows = end - i, .k = in->k, .ranks = to - from, .x = in->x + row * in->x_stride,
-                               .x_stride = in->x_stride, .x_rows = in->x_rows ? in->x_rows + i : NULL,
-                               .a = element(one->a, at, one->in_f32), .a_stride = stride, .in_f32 = one->in_f32,
-                               .scale = one->scale, .out = rows->inner + i * rows->inner_stride + from,
-                               .out_stride = rows->inner_stride};
+            inner_product p = {.n_rows = end - i, .ranks = to - from, .panels = (in->k + 15) / KT_PANEL_ROWS,
+                               .x = in->x + row * in->x_stride, .x_stride = in->x_stride, .step = KT_PANEL_ROWS,
+                               .columns = in->k, .x_rows = in->x_rows ? in->x_rows + i : NULL,
+                               .a = factor_number(one->a, at, one->in_f32), .rank_stride = stride,
+                               .panel_stride = KT_PANEL_ROWS, .in_f32 = one->in_f32, .scale = one->scale,
+                               .out = rows->inner + i * rows->inner_stride + from, .out_stride = rows->inner_stride};
             w->kernels->inner(&p);
         }
     }
 }
 
-/* The panels of an update among [panel, last) of its product: its first, and how many. */
-static int64_t panels_among(const kt_update *u, int64_t panel, int64_t last, int64_t *first)
+int64_t panels_among(const kt_update *u, int64_t panel, int64_t last, int64_t *first)
 {
     int64_t step = u->panel_step;
     int64_t before = max64(0, (panel - u->first_panel + step - 1) / step);
@@ -156,9 +174,10 @@ void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_outp
             int64_t column = (one->first_panel + first * one->panel_step - out->panel) * KT_PANEL_ROWS;
             int64_t at = ((one->one_b ? 0 : rows->matrix) * one->panels + first) * one->rank * KT_PANEL_ROWS;
             outer_product p = {.n_rows = end - i, .ranks = one->rank, .panels = panels, .x = inner,
-                               .x_stride = rows->inner_stride, .b = element(one->b, at, one->in_f32),
+                               .x_stride = rows->inner_stride, .b = factor_number(one->b, at, one->in_f32),
+                               .rank_stride = KT_PANEL_ROWS, .panel_stride = one->rank * KT_PANEL_ROWS,
                                .in_f32 = one->in_f32, .y = out->y + column, .y_stride = out->y_stride,
-                               .panel_step = one->panel_step, .columns = out->columns - column,
+                               .step = one->panel_step * KT_PANEL_ROWS, .columns = out->columns - column,
                                .y_rows = out->y_rows ? out->y_rows + i : NULL, .gate = out->gate ? out->gate + i : NULL};
             if (!out->y_rows)
                 p.y += i * out->y_stride;

@@ -6,6 +6,7 @@
 #ifndef KT_LOWRANK_H
 #define KT_LOWRANK_H
 
+#include "kt_gradients.h"
 #include "program.h"
 
 #define INNER_RANKS 4           /* of a task, where there are few rows or experts */
@@ -16,6 +17,7 @@
 typedef struct adapted {
     int32_t n;
     kt_update updates[MAX_UPDATES];
+    kt_gradient gradients[MAX_UPDATES];     /* NULL: not wanted */
 } adapted;
 
 /* A product that adapters may update. */
@@ -59,6 +61,20 @@ typedef struct adapted_output {
     const float *gate;
 } adapted_output;
 void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_output *out);
+
+/* The updates of row i of a product; *last: the end of the rows from there on that have the same. NULL: none. */
+const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last);
+/* The panels of an update among [panel, last) of its product: its first, and how many. */
+int64_t panels_among(const kt_update *u, int64_t panel, int64_t last, int64_t *first);
+/* Columns of A from one rank to the next. */
+static inline int64_t columns_of_a(const worker *w, const adapted_rows *rows)
+{
+    return (w->program->adaptables.at[rows->product].k + 15) / 16 * 16;
+}
+static inline const void *factor_number(const void *of, int64_t at, int32_t in_f32)
+{
+    return (const uint8_t *)of + (size_t)at * (in_f32 ? sizeof(float) : sizeof(uint16_t));
+}
 
 /* Both at once, of a thread's own rows; memory: lowrank_bytes of them. */
 void lowrank_add(const worker *w, adapted_rows rows, adapted_input in, adapted_output out, void *memory);

@@ -25,21 +25,6 @@
 #define TILE_PANELS 2                   /* tiles are two panels wide: a task of one would leave half of them unused */
 #define REDUCE_COLUMNS 512              /* of a task that adds up the nodes' sums */
 
-static const part *own_part(const moe *o, const worker *w)
-{
-    return &o->parts[w->own.node];
-}
-
-static groups own_groups(const moe *o, const worker *w)
-{
-    return groups_at(local_scratch(w), o->experts, o->max_slots);
-}
-
-static float *hidden(const worker *w)
-{
-    return (float *)(void *)node_scratch(w, w->own.node);
-}
-
 static act hidden_act(const moe *o, const worker *w)
 {
     const part *own = own_part(o, w);
@@ -57,8 +42,7 @@ static float *sum_row(const moe *o, const worker *w, int node, int64_t t)
 
 /* ---- adapters ------------------------------------------------------------------------------------ */
 
-/* The slots [row, last_row) of an expert, in sorted order, as products that adapters update. */
-static adapted_rows updated_rows(const moe *o, const worker *w, const groups *g, int32_t product, int32_t expert,
+adapted_rows updated_rows(const moe *o, const worker *w, const groups *g, int32_t product, int32_t expert,
                                  int64_t row, int64_t last_row)
 {
     float *inner = (float *)(void *)(node_scratch(w, w->own.node) + own_part(o, w)->inner_offset);
@@ -109,13 +93,6 @@ void down_inner_run(const void *arg, worker *w)
 
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
 
-/* Rows [row, last_row) of one expert and hidden columns [16 * pair, 16 * last_pair). */
-typedef struct piece {
-    int32_t expert;
-    int64_t row, last_row, pair, last_pair;
-    const uint8_t *next;                /* weights this thread will read after it */
-} piece;
-
 /* A row's largest value is at least that of x[0..n): bits of floats that are not negative compare as they do. */
 static void raise_largest(const moe *o, const worker *w, int64_t row, const float *x, int64_t n)
 {
@@ -145,13 +122,10 @@ static void update_gate_up(const moe *o, const worker *w, const groups *g, const
     lowrank_outer(w, &rows, &out);
 }
 
-/* h, whose first row and column are those of the piece, = swiglu of gate and up. */
-static void gate_up_block(const moe *o, const worker *w, const groups *g, const piece *b, float *h)
+void gate_up_product(const moe *o, const worker *w, const groups *g, const piece *b, float *y)
 {
     const part *own = own_part(o, w);
-    float *y = (float *)(void *)(local_scratch(w) + groups_size(o));
     int64_t columns = (b->last_pair - b->pair) * o->per_pair * KT_PANEL_ROWS;
-    int64_t width = min64(columns / o->per_pair, own->width - b->pair * KT_PANEL_ROWS);
     act a;
     product p = {.n_tokens = b->last_row - b->row, .x_rows = g->token + b->row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
@@ -162,7 +136,17 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
     product_run(w, own->gate_up.kind, &p);
     if (o->gate_up_updates >= 0 && w->batch->adapted)
         update_gate_up(o, w, g, b, y, columns);
-    for (int64_t i = 0; i < p.n_tokens; i++) {
+}
+
+/* h, whose first row and column are those of the piece, = swiglu of gate and up. */
+static void gate_up_block(const moe *o, const worker *w, const groups *g, const piece *b, float *h)
+{
+    const part *own = own_part(o, w);
+    float *y = (float *)(void *)(local_scratch(w) + groups_size(o));
+    int64_t columns = (b->last_pair - b->pair) * o->per_pair * KT_PANEL_ROWS;
+    int64_t width = min64(columns / o->per_pair, own->width - b->pair * KT_PANEL_ROWS);
+    gate_up_product(o, w, g, b, y);
+    for (int64_t i = 0; i < b->last_row - b->row; i++) {
         w->kernels->swiglu(y + i * columns, width, &o->glu, h + i * own->h_stride);
         if (o->largest && !o->down->rotation)
             raise_largest(o, w, b->row + i, h + i * own->h_stride, width);

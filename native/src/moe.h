@@ -44,7 +44,38 @@ static inline size_t groups_size(const moe *o)
     return groups_bytes(o->experts, o->max_slots);
 }
 
-/* The phases, in this order. */
+static inline const part *own_part(const moe *o, const worker *w)
+{
+    return &o->parts[w->own.node];
+}
+
+/* In the thread's local scratch, from its beginning on. */
+static inline groups own_groups(const moe *o, const worker *w)
+{
+    return groups_at(local_scratch(w), o->experts, o->max_slots);
+}
+
+static inline float *hidden(const worker *w)
+{
+    return (float *)(void *)node_scratch(w, w->own.node);
+}
+
+/* Rows [row, last_row) of one expert and hidden columns [16 * pair, 16 * last_pair). */
+typedef struct piece {
+    int32_t expert;
+    int64_t row, last_row, pair, last_pair;
+    const uint8_t *next;                /* weights this thread will read after it */
+} piece;
+
+/* y = gate and up of a piece, with bias and updates. */
+void gate_up_product(const moe *o, const worker *w, const groups *g, const piece *b, float *y);
+/* The slots [row, last_row) of an expert, in sorted order, as a product that adapters update. */
+adapted_rows updated_rows(const moe *o, const worker *w, const groups *g, int32_t product, int32_t expert, int64_t row,
+                          int64_t last_row);
+/* The experts that an operation computes, checked: of each node its part, and what is in `moe` but the source. */
+int moe_make(kt_program *p, kt_view out, kt_view x, const kt_experts *given, moe **made);
+
+/* The phases of kt_program_experts, in this order. */
 void gate_up_inner_run(const void *arg, worker *w); /* if adapters may update the products */
 void gate_up_run(const void *arg, worker *w);
 void down_inner_run(const void *arg, worker *w);    /* likewise */

@@ -22,6 +22,7 @@
 #include "cache_fp8.inc.c"
 #include "rotate.inc.c"
 #include "lowrank.inc.c"
+#include "turn.inc.c"
 #include "chances.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
@@ -296,6 +297,9 @@ const kt_kernels NAME(KT_ISA) = {
     .product_f32 = product_f32,
     .inner = inner,
     .outer = outer,
+    .factor_sums = factor_sums_of,
+    .turn = turn_columns,
+    .glu_backward = glu_backward_of,
     .largest = largest,
     .quantize = quantize,
     .quantize_wide = quantize_wide,

@@ -125,32 +125,70 @@ typedef struct page_index {
     float *out;
 } page_index;
 
-/* The two products of an update of low rank (kt_adapters.h); row t of x, of t and of y: x_row, t itself, y_row. */
-typedef struct inner_product {  /* out[t][i] = scale * sum over c of x[t][c] * a[i][c], i < ranks */
-    int64_t n_rows, k, ranks;
-    const float *x;             /* rows x_rows[t], or t where that is NULL; read up to k */
-    int64_t x_stride;
+/* The products of an update of low rank (kt_adapters.h) and of its gradient. Row t of x, of t and of y: x_row, t itself,
+ * y_row. Rows of x and of y are read and written in runs of 16 columns that lie `step` columns apart, as far as there are
+ * columns. Number 16 j + c of rank i of a factor lies at i * rank_stride + j * panel_stride + c. */
+typedef struct inner_product {  /* out[t][i] = scale * sum over c of x[t][c] * a[i][c], i < ranks, c < 16 * panels */
+    int64_t n_rows, ranks, panels;
+    const float *x;             /* rows x_rows[t], or t where that is NULL */
+    int64_t x_stride, step, columns;
     const int32_t *x_rows;
-    const void *a;              /* [ranks][a_stride] */
-    int64_t a_stride;
+    const void *a;
+    int64_t rank_stride, panel_stride;
     int32_t in_f32;
     float scale;
     float *out;
     int64_t out_stride;
 } inner_product;
 
-typedef struct outer_product {  /* y[t][r] += gate[t] * sum over i of x[t][i] * b[r / 16][i][r % 16] */
+typedef struct outer_product {  /* y[t][c] += gate[t] * sum over i of x[t][i] * b[i][c], c < 16 * panels */
     int64_t n_rows, ranks, panels;
     const float *x;             /* [n_rows][x_stride] */
     int64_t x_stride;
-    const void *b;              /* [panels][ranks][16] */
+    const void *b;
+    int64_t rank_stride, panel_stride;
     int32_t in_f32;
-    float *y;                   /* the row's panel 0; panel j lies j * panel_step panels behind it, */
-    int64_t y_stride, panel_step;
-    int64_t columns;            /* as far as there are columns */
+    float *y;
+    int64_t y_stride, step, columns;
     const int32_t *y_rows;
     const float *gate;          /* NULL: 1 */
 } outer_product;
+
+typedef struct factor_sums {    /* sums[i][c] += scale * sum over rows, ascending, of gate[t] * x[t][i] * y[t][c] */
+    int64_t n_rows, ranks, panels;
+    const float *x;             /* [n_rows][x_stride] */
+    int64_t x_stride;
+    const float *y;
+    int64_t y_stride, step, columns;
+    const int32_t *y_rows;
+    const float *gate;
+    float scale;
+    float *sums;
+    int64_t rank_stride, panel_stride;
+} factor_sums;
+
+/* Columns of a packed matrix, decoded, as a packed matrix of their own: its row i is column `column` + i. */
+typedef struct turn {
+    const kt_format *format;
+    int64_t k;                  /* columns of the matrix, unpadded */
+    const uint8_t *w;           /* its panel 0 */
+    size_t panel_bytes;
+    int64_t panels;
+    int64_t column, columns;    /* multiples of 64 and of 16, within what is packed */
+    int32_t in_f32;             /* what is made: f32, or bf16 rounded once */
+    int32_t before;             /* of bf16: so many panels of zeros come before the first, 0 or 1 */
+    uint8_t *out;               /* panels of 16 columns, with a number for each row of the matrix */
+} turn;
+
+/* The activation of experts of one row, backwards. */
+typedef struct glu_backward {
+    const float *gate_up;       /* runs of 16 alternate, as for swiglu */
+    int64_t width;
+    const kt_glu *glu;
+    float weight;               /* of the slot */
+    float *h;                   /* [width] the gradient of the activated values; becomes these values themselves */
+    float *out;                 /* the gradient of gate_up, times the weight, in its order; zeros behind the width */
+} glu_backward;
 
 /* Sixteen rows to be encoded as one panel. */
 typedef struct panel_rows {
@@ -178,6 +216,9 @@ typedef struct kt_kernels {
     void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router, E4M3 */
     void (*inner)(const inner_product *p);
     void (*outer)(const outer_product *p);
+    void (*factor_sums)(const factor_sums *p);
+    void (*turn)(const turn *t);
+    float (*glu_backward)(const glu_backward *g);   /* the sum of h as given times the activated values */
     float (*largest)(const float *x, int64_t n);    /* magnitude */
     /* q, scales and sums of row `row` from x[0..k); amax: the largest magnitude if x is a part of a longer row with
      * one scale, else negative */

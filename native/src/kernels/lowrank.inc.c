@@ -1,5 +1,5 @@
-/* lowrank.inc.c - the two products of an update of low rank (kt_adapters.h). An output is the same operations in the same
- * order however rows and ranks are cut into blocks. */
+/* lowrank.inc.c - the products of an update of low rank (kt_adapters.h) and of its gradient. An output is the same
+ * operations in the same order however rows and ranks are cut into blocks. */
 
 INLINE vf factor_at(const void *factor, int in_f32, int64_t at)
 {
@@ -15,12 +15,12 @@ INLINE void inner_block(const inner_product *p, int64_t row, int64_t rank, int r
         for (int i = 0; i < ranks; i++)
             sum[t][i] = vf_set1(0.0f);
     }
-    for (int64_t c = 0; c < p->k; c += LANES) {
+    for (int64_t j = 0; j < p->panels; j++) {
         vf a[LOWRANK_RANKS];
         for (int i = 0; i < ranks; i++)
-            a[i] = factor_at(p->a, in_f32, (rank + i) * p->a_stride + c);
+            a[i] = factor_at(p->a, in_f32, (rank + i) * p->rank_stride + j * p->panel_stride);
         for (int t = 0; t < rows; t++) {
-            vf values = vf_load_upto(x[t], c, p->k);
+            vf values = vf_load_upto(x[t], j * p->step, p->columns);
             for (int i = 0; i < ranks; i++)
                 sum[t][i] = vf_fma(values, a[i], sum[t][i]);
         }
@@ -65,7 +65,7 @@ INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int 
     for (int64_t i = 0; i < p->ranks; i++) {
         vf b[LOWRANK_PANELS];
         for (int j = 0; j < panels; j++)
-            b[j] = factor_at(p->b, in_f32, ((panel + j) * p->ranks + i) * LANES);
+            b[j] = factor_at(p->b, in_f32, i * p->rank_stride + (panel + j) * p->panel_stride);
         for (int t = 0; t < rows; t++) {
             vf value = vf_set1(x[t * p->x_stride + i]);
             for (int j = 0; j < panels; j++)
@@ -76,7 +76,7 @@ INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int 
         float *y = p->y + row_of(p->y_rows, row + t) * p->y_stride;
         vf gate = vf_set1(p->gate ? p->gate[row + t] : 1.0f);
         for (int j = 0; j < panels; j++) {
-            int64_t column = (panel + j) * p->panel_step * LANES;
+            int64_t column = (panel + j) * p->step;
             vf before = vf_load_upto(y, column, p->columns);
             vf_store_upto(y, column, p->columns, vf_fma(gate, sum[t][j], before));
         }
@@ -107,4 +107,46 @@ static void outer(const outer_product *p)
         outer_all(p, 1);
     else
         outer_all(p, 0);
+}
+
+INLINE void sums_block(const factor_sums *p, int64_t rank, int64_t panel, int ranks, int panels)
+{
+    vf sum[LOWRANK_ROWS][LOWRANK_PANELS];
+    for (int i = 0; i < ranks; i++)
+        for (int j = 0; j < panels; j++)
+            sum[i][j] = vf_set1(0.0f);
+    for (int64_t t = 0; t < p->n_rows; t++) {
+        const float *x = p->x + t * p->x_stride + rank, *y = p->y + row_of(p->y_rows, t) * p->y_stride;
+        vf gate = vf_set1(p->gate ? p->gate[t] : 1.0f), values[LOWRANK_PANELS];
+        for (int j = 0; j < panels; j++)
+            values[j] = vf_load_upto(y, (panel + j) * p->step, p->columns);
+        for (int i = 0; i < ranks; i++) {
+            vf by = vf_mul(gate, vf_set1(x[i]));
+            for (int j = 0; j < panels; j++)
+                sum[i][j] = vf_fma(by, values[j], sum[i][j]);
+        }
+    }
+    for (int i = 0; i < ranks; i++)
+        for (int j = 0; j < panels; j++) {
+            float *out = p->sums + (rank + i) * p->rank_stride + (panel + j) * p->panel_stride;
+            vf_store(out, vf_fma(vf_set1(p->scale), sum[i][j], vf_load(out)));
+        }
+}
+
+INLINE void sums_panels(const factor_sums *p, int64_t panel, int panels)
+{
+    int64_t rank = 0;
+    for (; rank + LOWRANK_ROWS <= p->ranks; rank += LOWRANK_ROWS)
+        sums_block(p, rank, panel, LOWRANK_ROWS, panels);
+    for (; rank < p->ranks; rank++)
+        sums_block(p, rank, panel, 1, panels);
+}
+
+static void factor_sums_of(const factor_sums *p)
+{
+    int64_t panel = 0;
+    for (; panel + LOWRANK_PANELS <= p->panels; panel += LOWRANK_PANELS)
+        sums_panels(p, panel, LOWRANK_PANELS);
+    for (; panel < p->panels; panel++)
+        sums_panels(p, panel, 1);
 }
