@@ -192,6 +192,18 @@ def by_rows(b: Tensor) -> Tensor:
     return b.transpose(2, 3).flatten(1, 2)
 
 
+def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> ExpertFactors | None:
+    """Returns the factors of a tensor of experts; None: it is not trained."""
+    return next(
+        (
+            each
+            for each in factors
+            if isinstance(each, ExpertFactors) and each.tensor.name == tensor.name
+        ),
+        None,
+    )
+
+
 def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
     """Returns new factors of what is trained of a model, in the order of its tensors.
 

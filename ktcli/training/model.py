@@ -22,10 +22,14 @@ from ktcli.training.backend import DifferentiableBackend
 from ktcli.training.documents import Documents, pack_documents
 from ktcli.training.lora import DenseFactors, LoraSettings, TrainedFactors, factors_for
 from ktcli.training.loss import chunk_rows, mean_loss, token_loss
+from ktcli.training.products import Products
+from ktcli.training.programs import NativeProducts, Sizes
 from ktcli.training.recorded import products_of
-from ktcli.training.weights import decoded_products, embedding_of, join_factors
+from ktcli.training.weights import embedding_of, join_factors
 from ktcli.weights.pack import Pack
 
+# Rows that go through a product at once: at 128 tokens per expert and more, its weights are read often enough.
+MAX_ROWS = 4096
 Ids = Sequence[int]
 Mask = Sequence[bool]
 
@@ -90,11 +94,11 @@ class TrainableModel:
         model: Model,
         loaded: Mapping[str, Loaded],
         factors: Sequence[TrainedFactors],
+        products: Products,
         options: TrainingOptions,
     ) -> None:
         self.model, self.options = model, options
         self.factors = {each.name: each for each in factors}
-        products = decoded_products(loaded, products_of(model), factors)
         self._weights = join_factors(model, loaded, products, factors, exact=options.exact)
         self._embedding = embedding_of(model, loaded)
         rows = expert_rows(model)
@@ -124,8 +128,10 @@ class TrainableModel:
             )
         model = model.at(options.context)
         factors = factors_for(model, settings)
-        loaded = load(model, pack.recipe, PackSource(pack, pool), pool, progress)
-        return cls(model, loaded.by_name, factors, options)
+        loaded = load(model, pack.recipe, PackSource(pack, pool), pool, progress).by_name
+        sizes = Sizes(MAX_ROWS, chunk_rows(model.spec.vocab), options.exact)
+        products = NativeProducts(pool, loaded, products_of(model), factors, sizes)
+        return cls(model, loaded, factors, products, options)
 
     def loss_and_gradients(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> StepGradients:
         """Returns the loss of a step, with its gradient written to the factors; what was there is forgotten.

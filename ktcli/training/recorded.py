@@ -41,10 +41,12 @@ class ModelProducts:
     Attributes:
         linear: those with dense matrices.
         experts: those of each layer with experts, in their order.
+        top_k: the experts of a token.
     """
 
     linear: tuple[Linear, ...]
     experts: tuple[Experts, ...]
+    top_k: int
 
 
 def missing_part(model: Model) -> str:
@@ -75,4 +77,5 @@ def products_of(model: Model) -> ModelProducts:
     return ModelProducts(
         tuple(each for each in operations if isinstance(each, Linear)),
         tuple(each for each in operations if isinstance(each, Experts)),
+        model.spec.top_k,
     )

@@ -17,7 +17,7 @@ from ktcli.ops.tensors import Role
 from ktcli.ops.torch.packed import Extras
 from ktcli.training.backend import TrainedWeights
 from ktcli.training.decoded import DecodedExperts, DecodedProducts, packed_of
-from ktcli.training.lora import DenseFactors, ExpertFactors, TrainedFactors
+from ktcli.training.lora import DenseFactors, TrainedFactors, factors_of
 from ktcli.training.products import (
     DenseProduct,
     DifferentiableExperts,
@@ -72,18 +72,6 @@ def decoded_products(
         )
         experts.append(DecodedExperts(*both, Extras(each.glu, *biases), of_both))
     return DecodedProducts(dense, experts)
-
-
-def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> ExpertFactors | None:
-    """Returns the factors of a tensor of experts; None: it is not trained."""
-    return next(
-        (
-            each
-            for each in factors
-            if isinstance(each, ExpertFactors) and each.tensor.name == tensor.name
-        ),
-        None,
-    )
 
 
 def vector_of(loaded: Places, tensor: tensors.Tensor) -> Tensor:
