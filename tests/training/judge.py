@@ -137,12 +137,17 @@ def relative(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 
-def worst(trained: TrainableModel, wanted: JudgedStep) -> tuple[float, str]:
-    """The largest distance of a gradient of A or B that the judge has, and where."""
+def worst(trained: TrainableModel, wanted: JudgedStep, floor: float = 0.0) -> tuple[float, str]:
+    """The largest distance of a gradient of A or B that the judge has, and where.
+
+    Args:
+        floor: gradients shorter than this share of the longest are measured by it: a query that sees one key has none.
+    """
+    longest = max(float(each.norm()) for both in wanted.gradients.values() for each in both)
     return max(
-        (relative(found, expected), f"{name} {letter}")
+        (float((found - each).norm() / each.norm().clamp(min=floor * longest)), f"{name} {letter}")
         for name, both in wanted.gradients.items()
-        for letter, found, expected in zip("AB", trained.factors[name].gradients, both, strict=True)
+        for letter, found, each in zip("AB", trained.factors[name].gradients, both, strict=True)
     )
 
 

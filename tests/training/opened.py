@@ -6,11 +6,16 @@ import numpy as np
 from training.judge import randomise
 
 from ktcli.adapters.targets import Targets
+from ktcli.engine.loader import PackSource, load
 from ktcli.errors import UsageError
 from ktcli.models import Model, build
 from ktcli.native import Pool
-from ktcli.training.lora import ALL, LoraSettings
+from ktcli.training.lora import ALL, LoraSettings, factors_for
 from ktcli.training.model import TrainableModel, TrainingOptions
+from ktcli.training.products import Products
+from ktcli.training.programs import NativeProducts, Sizes
+from ktcli.training.recorded import products_of
+from ktcli.training.weights import decoded_products
 from ktcli.weights.pack import Pack
 
 POOL = Pool(1, spin_us=0)
@@ -56,3 +61,29 @@ def refused(pack: Pack) -> str:
     except UsageError as error:
         return str(error)
     return ""
+
+
+class ExactBackward:
+    """Products whose results are the native ones, and whose gradients those of decoded weights in f32: what gradients
+    would be at the same point without any rounding of their own."""
+
+    def __init__(self, native: Products, decoded: Products) -> None:
+        self.linear, self.experts = native.linear, native.experts
+        self.transposed, self.experts_backward = decoded.transposed, decoded.experts_backward
+
+
+def opened_twice(
+    pack: Pack, settings: LoraSettings, options: TrainingOptions
+) -> tuple[TrainableModel, TrainableModel]:
+    """A converted model with native products, and one with `ExactBackward`, with equal factors."""
+    model, found = build(pack.config).at(options.context), []
+    loaded = load(model, pack.recipe, PackSource(pack, POOL), POOL).by_name
+    for judge in (False, True):
+        factors, products = factors_for(model, settings), products_of(model)
+        sizes = Sizes(64, 64, options.exact)  # rows go in pieces
+        made: Products = NativeProducts(POOL, loaded, products, factors, sizes)
+        if judge:
+            made = ExactBackward(made, decoded_products(loaded, products, factors))
+        found.append(TrainableModel(model, loaded, factors, made, options))
+        randomise(found[-1].factors, 1)
+    return found[0], found[1]
