@@ -36,10 +36,10 @@ def token_loss(head: Head, x: Tensor, documents: Documents, vocab: int) -> tuple
     for rows, labels in _chunks(documents, step):
         some = x.index_select(0, rows).detach().requires_grad_()
         with torch.enable_grad():
-            loss = cross_entropy(head(some), labels, reduction="sum")
-            (gradient,) = torch.autograd.grad(loss / n, some)
+            losses = cross_entropy(head(some), labels, reduction="none")
+            (gradient,) = torch.autograd.grad(losses.sum() / n, some)
         dx[rows] = gradient
-        total += float(loss.detach())
+        total += float(losses.detach().double().sum())
     return total / n, dx
 
 
@@ -48,7 +48,8 @@ def mean_loss(head: Head, x: Tensor, documents: Documents, vocab: int) -> float:
     step = chunk_rows(vocab)
     total = 0.0
     for rows, labels in _chunks(documents, step):
-        total += float(cross_entropy(head(x.index_select(0, rows)), labels, reduction="sum"))
+        losses = cross_entropy(head(x.index_select(0, rows)), labels, reduction="none")
+        total += float(losses.double().sum())
     return total / len(documents.rows)
 
 

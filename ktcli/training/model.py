@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ktcli.engine.loader import PackSource, Progress, expert_rows, load
+from ktcli.engine.loader import PackSource, Progress, TensorSource, expert_rows, load
 from ktcli.errors import KtError, UsageError
 from ktcli.models import Model, build
 from ktcli.native import Pool
@@ -27,9 +27,8 @@ from ktcli.training.programs import NativeProducts, Sizes
 from ktcli.training.recorded import products_of
 from ktcli.training.weights import embedding_of, join_factors
 from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe
 
-# Rows that go through a product at once: at 128 tokens per expert and more, its weights are read often enough.
-MAX_ROWS = 4096
 Ids = Sequence[int]
 Mask = Sequence[bool]
 
@@ -42,13 +41,18 @@ class TrainingOptions:
         context: the most tokens of a document.
         exact: whether all is f32; else products round activations as those of a chat do.
         retain: whether the graph of each layer is kept for the backward pass, instead of being computed again.
-        residuals: the type in which the residual before each layer is kept; float32 or bfloat16.
+        residuals: the type in which the residual before each layer is kept; float32 or bfloat16. If exact, float32.
+        max_rows: the most rows that go through a product at once; more read the weights again.
     """
 
     context: int = 2048
     exact: bool = False
     retain: bool = False
     residuals: torch.dtype = torch.bfloat16
+    max_rows: int = 4096
+
+
+USUAL = TrainingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +110,39 @@ class TrainableModel:
 
     @classmethod
     def open(
+        cls, pack: Pack, pool: Pool, settings: LoraSettings, options: TrainingOptions = USUAL
+    ) -> TrainableModel:
+        """Returns a converted model with new factors, loaded; raises as `load`."""
+        source = PackSource(pack, pool)
+        return cls.load(build(pack.config), pack.recipe, source, pool, settings, options)
+
+    @classmethod
+    def load(
         cls,
-        pack: Pack,
+        model: Model,
+        recipe: Recipe,
+        source: TensorSource,
         pool: Pool,
         settings: LoraSettings,
-        options: TrainingOptions | None = None,
+        options: TrainingOptions = USUAL,
         progress: Progress | None = None,
     ) -> TrainableModel:
-        """Returns a converted model with new factors, loaded.
+        """Returns a model with new factors, its weights loaded from a source.
 
         Raises:
             UsageError: the family cannot be trained, the settings do not fit the model, or its context is shorter.
             BadPack: the files are damaged.
         """
-        options = options or TrainingOptions()
-        model = build(pack.config)
-        products_of(model)  # refuses before anything is read
+        found = products_of(model)  # refuses before anything is read
         if options.context > model.spec.context:
             raise UsageError(
                 f"documents of {options.context} tokens are longer than the model's context of {model.spec.context}"
             )
         model = model.at(options.context)
         factors = factors_for(model, settings)
-        loaded = load(model, pack.recipe, PackSource(pack, pool), pool, progress).by_name
-        sizes = Sizes(MAX_ROWS, chunk_rows(model.spec.vocab), options.exact)
-        products = NativeProducts(pool, loaded, products_of(model), factors, sizes)
+        loaded = load(model, recipe, source, pool, progress).by_name
+        sizes = Sizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
+        products = NativeProducts(pool, loaded, found, factors, sizes)
         return cls(model, loaded, factors, products, options)
 
     def loss_and_gradients(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> StepGradients:
