@@ -23,7 +23,7 @@ from ktcli.training.documents import Documents, pack_documents
 from ktcli.training.lora import DenseFactors, LoraSettings, TrainedFactors, factors_for
 from ktcli.training.loss import chunk_rows, mean_loss, token_loss
 from ktcli.training.products import Products
-from ktcli.training.programs import NativeProducts, Sizes
+from ktcli.training.programs import NativeProducts, ProgramSizes
 from ktcli.training.recorded import products_of
 from ktcli.training.weights import embedding_of, join_factors
 from ktcli.weights.pack import Pack
@@ -141,7 +141,7 @@ class TrainableModel:
         model = model.at(options.context)
         factors = factors_for(model, settings)
         loaded = load(model, recipe, source, pool, progress).by_name
-        sizes = Sizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
+        sizes = ProgramSizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
         products = NativeProducts(pool, loaded, found, factors, sizes)
         return cls(model, loaded, factors, products, options)
 

@@ -27,7 +27,7 @@ _NO_PAGES = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ProgramSizes:
     """The sizes of programs.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ProductPart:
     """One product of a program.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Part:
     made: tuple[View, ...]
 
 
-class _Parts:
+class _ProductProgram:
     """A program in the making, and its parts when it is made.
 
     Args:
@@ -80,17 +80,17 @@ class _Parts:
 
     def append(
         self, given: tuple[View, ...], made: tuple[View, ...], record: Callable[[], object]
-    ) -> _Part:
+    ) -> _ProductPart:
         """Returns a new part, which `record` appends to the program."""
         number = self.program.part() if self._began else 0
         self._began = True
         for view in given:
             self.program.input(view)
         record()
-        return _Part(number, given, made)
+        return _ProductPart(number, given, made)
 
     def run_all(
-        self, part: _Part, *given: F32Array, before: Callable[[int, int], None] | None = None
+        self, part: _ProductPart, *given: F32Array, before: Callable[[int, int], None] | None = None
     ) -> tuple[Tensor, ...]:
         """Returns the results of a part for any number of rows.
 
@@ -120,8 +120,8 @@ class _ExpertParts:
         operations: the numbers of both in the program.
     """
 
-    forward: _Part
-    backward: _Part
+    forward: _ProductPart
+    backward: _ProductPart
     operations: tuple[int, int]
 
 
@@ -138,17 +138,17 @@ class NativeProducts:
         loaded: Mapping[str, Loaded],
         found: ModelProducts,
         factors: Sequence[TrainedFactors],
-        sizes: Sizes,
+        sizes: ProgramSizes,
     ) -> None:
         self._loaded = loaded
         head = [each for each in found.linear if each.weight.part is ModelPart.HEAD]
         body = [each for each in found.linear if each.weight.part is not ModelPart.HEAD]
         ranks = max((each.rank for each in factors if isinstance(each, ExpertFactors)), default=0)
         hidden = max((each.down.n for each in found.experts), default=0)
-        self._body = _Parts(
+        self._body = _ProductProgram(
             pool, sizes.max_rows, (*_widths(body, hidden), hidden, found.top_k), sizes.exact, ranks
         )
-        self._head = _Parts(pool, sizes.head_rows, _widths(head, 0), sizes.exact, 0)
+        self._head = _ProductProgram(pool, sizes.head_rows, _widths(head, 0), sizes.exact, 0)
         self._linear = {
             each.weight.name: (parts, *self._both_ways(parts, each))
             for parts, some in ((self._body, body), (self._head, head))
@@ -187,7 +187,7 @@ class NativeProducts:
         return dx, dgate
 
     def _routed(
-        self, part: _Part, ids: Tensor, gate: Tensor, *given: F32Array
+        self, part: _ProductPart, ids: Tensor, gate: Tensor, *given: F32Array
     ) -> tuple[Tensor, ...]:
         """Runs a part of experts on all rows, with the routing of each."""
         every_id, every_gate = ids.numpy(), _rows(gate)
@@ -198,7 +198,9 @@ class NativeProducts:
 
         return self._body.run_all(part, *given, before=write)
 
-    def _both_ways(self, parts: _Parts, linear: Linear) -> tuple[_Part, _Part]:
+    def _both_ways(
+        self, parts: _ProductProgram, linear: Linear
+    ) -> tuple[_ProductPart, _ProductPart]:
         """Records a product, and that of its gradient."""
         weight, reads = self._loaded[linear.weight.name], linear.reads
         k, n = linear.weight.k, linear.weight.n

@@ -13,7 +13,7 @@ from ktcli.native import Pool
 from ktcli.training.lora import ALL, LoraSettings, factors_for
 from ktcli.training.model import TrainableModel, TrainingOptions
 from ktcli.training.products import Products
-from ktcli.training.programs import NativeProducts, Sizes
+from ktcli.training.programs import NativeProducts, ProgramSizes
 from ktcli.training.recorded import products_of
 from ktcli.training.weights import decoded_products
 from ktcli.weights.pack import Pack
@@ -80,7 +80,7 @@ def opened_twice(
     loaded = load(model, pack.recipe, PackSource(pack, POOL), POOL).by_name
     for judge in (False, True):
         factors, products = factors_for(model, settings), products_of(model)
-        sizes = Sizes(64, 64, options.exact)  # rows go in pieces
+        sizes = ProgramSizes(64, 64, options.exact)  # rows go in pieces
         made: Products = NativeProducts(POOL, loaded, products, factors, sizes)
         if judge:
             made = ExactBackward(made, decoded_products(loaded, products, factors))

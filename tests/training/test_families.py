@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reference import CASES, UNKNOWN
+from reference import CASES, UNKNOWN, case_named
 
+from ktcli.errors import UsageError
 from ktcli.models import build
-from ktcli.training.recorded import missing_part
+from ktcli.training.recorded import missing_part, products_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
@@ -32,3 +33,22 @@ def test_the_table_is_that_of_the_families() -> None:
         for family in names.split(",")
     }
     assert said == {family: what or "trained" for family, what in sorted(rows.items())}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "qwen3-next",
+            "family qwen3_next yet: this one has a short convolution with a state in layer 0",
+        ),
+        (
+            "deepseek-v3.2",
+            "family deepseek_v32 yet: this one has a sparse choice of positions in layer 0",
+        ),
+        ("phi-3.5-moe", "family phimoe yet: this one has a router by SparseMixer in layer 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_its_part(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        products_of(build(case_named(name).own_spelling()))
