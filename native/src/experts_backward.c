@@ -13,9 +13,9 @@ static int make_part(kt_program *p, experts_backward *o, int32_t node)
     size_t slots = (size_t)f->max_slots, inner = f->gate_up_updates < 0 ? 0 : (size_t)p->ranks * sizeof(float);
     if (own->width == 0)
         return KT_OK;
-    int failed = transpose_of(p, &own->gate_up, 0, p->options.exact, &b->gate_up);
+    int failed = transpose_of(p, &own->gate_up, 0, p->options.exact, f->max_slots, &b->gate_up);
     if (!failed)
-        failed = transpose_of(p, &own->down, 0, p->options.exact, &b->down);
+        failed = transpose_of(p, &own->down, 0, p->options.exact, f->max_slots, &b->down);
     b->z_stride = own->gate_up.panels * KT_PANEL_ROWS;
     b->blocks = (own->width + TURNED_COLUMNS - 1) / TURNED_COLUMNS;
     size_t at = size_mul(slots, (size_t)own->h_stride * sizeof(float));
@@ -137,10 +137,9 @@ int kt_program_experts_backward(kt_program *p, kt_view dx, kt_view dgate, kt_vie
     backward_part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
     size_t *offset = program_new(p, (size_t)p->n_nodes * sizeof *offset);
     int32_t *some = program_new(p, (size_t)p->n_nodes * sizeof *some);
-    float *ones = program_constant(p, made->max_slots, 1.0);
-    if (!o || !parts || !offset || !some || !ones)
+    if (!o || !parts || !offset || !some)
         return KT_ERR_MEMORY;
-    *o = (experts_backward){.forward = *made, .dgate = dgate, .dout = dout, .parts = parts, .ones = ones};
+    *o = (experts_backward){.forward = *made, .dgate = dgate, .dout = dout, .parts = parts};
     o->dx = (sums){.out = dx, .domain = made->domain, .nodes = p->n_nodes, .offset = offset, .given = some,
                    .direct = p->n_nodes == 1 && !made->gate_up->rotation,
                    .stride = round_up(x.width, TURNED_COLUMNS)};

@@ -20,7 +20,6 @@ typedef struct experts_backward {
     kt_view dgate, dout;
     source in;                          /* dout, as products with down's transpose read it */
     sums dx;
-    const float *ones;                  /* [slots] */
     backward_part *parts;               /* [nodes] */
 } experts_backward;
 

@@ -73,8 +73,7 @@ static void hidden_block(const experts_backward *o, const worker *w, const group
     product p = {.n_tokens = g->first[expert + 1] - row, .x_rows = g->token + row, .y_stride = own->h_stride,
                  .y = hidden(w) + row * own->h_stride + column};
     source_bind(w, &o->in, &a, &p);
-    transpose_bind(w, &own->down, &backward_of(o, w)->down, expert, column, turned(o, w), &p);
-    product_run(w, backward_of(o, w)->down.as.kind, &p);
+    transpose_multiply(w, &own->down, &backward_of(o, w)->down, expert, column, own->h_stride - column, 0, turned(o, w), &p);
 }
 
 void hidden_backward_run(const void *arg, worker *w)
@@ -180,21 +179,18 @@ static void dx_block(const experts_backward *o, const worker *w, const groups *g
     const backward_part *back = backward_of(o, w);
     act all = act_for(&back->gate_up.as, node_scratch(w, w->own.node) + back->act, f->max_slots, back->z_stride), some;
     product p = {.y = sums_row(&o->dx, w, w->own.node, 0) + column, .y_stride = sums_stride(&o->dx, w)};
+    int64_t most = o->dx.direct ? f->out.width - column : TURNED_COLUMNS;
     for (int32_t i = 0; i < g->n_active; i++) {
         int32_t expert = g->active[i], row = g->first[expert];
-        transpose_bind(w, &own_part(f, w)->gate_up, &back->gate_up, expert, column, turned(o, w), &p);
-        if (o->dx.direct)
-            p.n = min64(p.n, f->out.width - column);
         p.n_tokens = g->first[expert + 1] - row;
         p.y_rows = g->token + row;
-        p.y_gate = o->ones;
         some = act_rows(&all, row);
         act_bind(&some, &p);
         if (back->gate_up.as.kind == ACT_F32) {
             p.xf = dz_row(o, w, w->own.node, row);
             p.x_stride = back->z_stride;
         }
-        product_run(w, back->gate_up.as.kind, &p);
+        transpose_multiply(w, &own_part(f, w)->gate_up, &back->gate_up, expert, column, most, 1, turned(o, w), &p);
     }
 }
 

@@ -16,33 +16,40 @@
 
 static const kt_format in_bf16 = {.bits = 16}, in_32 = {.bits = 32};
 
-int transpose_of(kt_program *p, const matrices *m, int64_t row, int32_t in_f32, transpose *t)
+int transpose_of(kt_program *p, const matrices *m, int64_t row, int32_t in_f32, int64_t rows, transpose *t)
 {
     int64_t unit = m->rotation ? ROTATION_UNIT : 16;
-    int32_t before = !in_f32 && row % 32 ? 1 : 0;
-    kt_weight w = {.format = in_f32 ? in_32 : in_bf16, .n = TURNED_COLUMNS, .k = m->weight.n + before * KT_PANEL_ROWS,
-                   .count = 1, .data = m->weight.data};
-    *t = (transpose){.columns = round_up(m->weight.k, unit), .run = max64(TURNED_COLUMNS, m->rotation), .before = before};
-    return program_matrices(p, "transposed weight", &w, (int64_t[3]){w.n, w.k, 1}, 0, &t->as);
+    kt_weight w = {.format = in_f32 ? in_32 : in_bf16, .n = TURNED_COLUMNS, .k = TURNED_PANELS * KT_PANEL_ROWS, .count = 1,
+                   .data = m->weight.data};
+    *t = (transpose){.columns = round_up(m->weight.k, unit), .run = max64(TURNED_COLUMNS, m->rotation),
+                     .before = !in_f32 && row % 32 ? 1 : 0, .ones = program_constant(p, rows, 1.0)};
+    return t->ones ? program_matrices(p, "transposed weight", &w, (int64_t[3]){w.n, w.k, 1}, 0, &t->as) : KT_ERR_MEMORY;
 }
 
-size_t transpose_bytes(const transpose *t)
+void transpose_multiply(const worker *w, const matrices *m, const transpose *t, int64_t index, int64_t column,
+                        int64_t most, int add, void *memory, product *q)
 {
-    return t->as.bytes;
-}
-
-void transpose_bind(const worker *w, const matrices *m, const transpose *t, int64_t index, int64_t column, void *memory,
-                    product *q)
-{
-    int64_t columns = min64(TURNED_COLUMNS, t->columns - column);
-    turn what = {.format = &m->weight.format, .k = m->weight.k, .w = panel_at(m, index, 0), .panel_bytes = m->panel_bytes,
-                 .panels = m->panels, .column = column, .columns = round_up(columns, 16),
-                 .in_f32 = t->as.kind == ACT_F32, .before = t->before, .out = memory};
-    w->kernels->turn(&what);
-    matrices_bind(w, &t->as, 0, 0, (columns + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS, q);
-    q->n = columns;
-    q->w = memory;
-    q->tile_min = 1;                    /* a row's bits are not to depend on how many there are */
+    int in_f32 = t->as.kind == ACT_F32;
+    int64_t columns = min64(TURNED_COLUMNS, t->columns - column), all = t->before + m->panels;
+    product one = *q;
+    for (int64_t panel = 0, last; panel < all; panel = last) {
+        last = min64(panel + TURNED_PANELS, all);
+        int64_t first = max64(0, panel - t->before), n = last - t->before - first, rows = last * KT_PANEL_ROWS;
+        turn what = {.format = &m->weight.format, .k = m->weight.k, .w = panel_at(m, index, first),
+                     .panel_bytes = m->panel_bytes, .panels = n, .column = column, .columns = round_up(columns, 16),
+                     .in_f32 = in_f32, .before = panel ? 0 : t->before, .out = memory};
+        w->kernels->turn(&what);
+        matrices_bind(w, &t->as, 0, 0, (columns + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS, &one);
+        one.n = min64(columns, most);
+        one.w = memory;
+        one.k = min64(rows, t->before * KT_PANEL_ROWS + m->weight.n) - panel * KT_PANEL_ROWS;
+        one.panel_bytes = (size_t)round_up((last - panel) * KT_PANEL_ROWS, in_f32 ? 16 : 32) * (in_f32 ? 64 : 32);
+        one.tile_min = 1;               /* a row's bits are not to depend on how many there are */
+        one.y_gate = add || panel ? t->ones : NULL;
+        one.xf = in_f32 ? q->xf + panel * KT_PANEL_ROWS : NULL;
+        one.xh = in_f32 ? NULL : q->xh + panel * KT_PANEL_ROWS;
+        product_run(w, t->as.kind, &one);
+    }
 }
 
 void rotate_block(const worker *w, int64_t block, float *x, int64_t stride, int64_t rows)
@@ -108,10 +115,7 @@ static void multiply(const transposed *o, const worker *w, int64_t column, int64
     }
     for (int64_t c = column; c < last; c += TURNED_COLUMNS) {
         q.y = y + (c - column);
-        transpose_bind(w, &own->weight, t, 0, c, local_scratch(w), &q);
-        if (o->sums.direct)
-            q.n = min64(q.n, o->sums.out.width - c);
-        product_run(w, t->as.kind, &q);
+        transpose_multiply(w, &own->weight, t, 0, c, o->sums.direct ? o->sums.out.width - c : last, 0, local_scratch(w), &q);
     }
     if (own->weight.rotation)
         rotate_block(w, own->weight.rotation, y, stride, rows);
@@ -140,7 +144,8 @@ static void finish_run(const void *arg, worker *w)
 /* How each node multiplies, and where its sums lie; *reads: what x is read as. */
 static int make_transposes(kt_program *p, transposed *o, const matrices *common, int32_t in_f32, const matrices **reads)
 {
-    size_t rows = (size_t)program_rows(p, o->domain), local = 0;
+    int64_t rows = program_rows(p, o->domain);
+    size_t local = 0;
     int32_t *given = program_new(p, (size_t)p->n_nodes * sizeof *given);
     o->sums.offset = program_new(p, (size_t)p->n_nodes * sizeof *o->sums.offset);
     if (!given || !o->sums.offset)
@@ -148,7 +153,7 @@ static int make_transposes(kt_program *p, transposed *o, const matrices *common,
     for (int32_t i = 0; i < p->n_nodes; i++) {
         const linear_part *own = &o->parts[i];
         given[i] = own->weight.panels > 0;
-        int failed = given[i] ? transpose_of(p, &own->weight, own->column, in_f32, &o->how[i]) : KT_OK;
+        int failed = given[i] ? transpose_of(p, &own->weight, own->column, in_f32, rows, &o->how[i]) : KT_OK;
         if (failed)
             return failed;
         *reads = given[i] ? &o->how[i].as : *reads;
@@ -159,7 +164,7 @@ static int make_transposes(kt_program *p, transposed *o, const matrices *common,
     o->sums.stride = round_up(common->weight.k, TURNED_COLUMNS);
     program_reserve(p, 0, local);
     if (!o->sums.direct)
-        program_reserve_node(p, size_mul(rows, (size_t)o->sums.stride * sizeof(float)));
+        program_reserve_node(p, size_mul((size_t)rows, (size_t)o->sums.stride * sizeof(float)));
     return KT_OK;
 }
 

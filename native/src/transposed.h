@@ -9,24 +9,30 @@
 
 #include "lowrank.h"
 
-#define TURNED_COLUMNS 64               /* at once: what has one scale in most formats */
+#define TURNED_COLUMNS 64               /* at once: what has one scale in most formats, */
+#define TURNED_PANELS 128               /* of so many panels: 256 kB in bf16 */
 
-/* How x W is computed: as x V^T, V [TURNED_COLUMNS, w.n] being columns of W. */
+/* How x W is computed: as sums of x V^T, V [TURNED_COLUMNS, 16 * TURNED_PANELS] being a piece of W. */
 typedef struct transpose {
     matrices as;                        /* V; no data */
     int64_t columns;                    /* of W as it is packed, in whole blocks of its rotation */
     int64_t run;                        /* columns of a task: TURNED_COLUMNS, or a block of the rotation */
-    int32_t before;                     /* panels of zeros before V's first: x begins in the middle of a pair of panels */
+    int32_t before;                     /* panels of zeros before W's first: x begins in the middle of a pair of panels */
+    const float *ones;                  /* [rows] */
 } transpose;
 
-/* How m, whose first row is row `row` of the whole matrix, is multiplied from its other side; in_f32: without rounding.
- * Reserves the scratch of these products. */
-int transpose_of(kt_program *p, const matrices *m, int64_t row, int32_t in_f32, transpose *t);
-/* Local scratch that transpose_bind needs. */
-size_t transpose_bytes(const transpose *t);
-/* Let q multiply with columns [column, column + TURNED_COLUMNS) of matrix `index` of m, turned into `memory`. */
-void transpose_bind(const worker *w, const matrices *m, const transpose *t, int64_t index, int64_t column, void *memory,
-                    product *q);
+/* How up to `rows` rows are multiplied with m, whose first row is row `row` of the whole matrix, from its other side;
+ * in_f32: without rounding. Reserves the scratch of these products. */
+int transpose_of(kt_program *p, const matrices *m, int64_t row, int32_t in_f32, int64_t rows, transpose *t);
+/* Local scratch that transpose_multiply needs. */
+static inline size_t transpose_bytes(const transpose *t)
+{
+    return t->as.bytes;
+}
+/* y = x W, or y += x W with add, for columns [column, column + TURNED_COLUMNS) of matrix `index` of m, the first `most` of
+ * them. q says which rows, and where x and y of that column are; `memory` is for the pieces of W. */
+void transpose_multiply(const worker *w, const matrices *m, const transpose *t, int64_t index, int64_t column,
+                        int64_t most, int add, void *memory, product *q);
 
 /* The rows of a view, as sums over nodes. */
 typedef struct sums {

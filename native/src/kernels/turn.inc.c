@@ -1,9 +1,83 @@
 /* turn.inc.c - panels of a matrix, decoded, as panels of its transpose, and the activation of experts backwards.
  *
- * In a packed panel lanes are rows, which the product with the transpose adds up. So 16 columns of 32 rows are decoded, a
- * vector of rows each, and turned as a square of 16 by 16 words, a word being a pair of rows in bf16, or in f32 one row.
- * What comes out is what a forward product reads, in bf16 or f32 (kt_weights.h), and forward products multiply with it.
+ * In a packed panel lanes are rows, which the product with the transpose adds up. What comes out is what a forward product
+ * reads, in bf16 or f32 (kt_weights.h), and forward products multiply with it.
+ *
+ * To bf16, from integers: codes are turned as bytes, 16 columns of 16 rows at a time, and become numbers in their new
+ * places, times the scales of their rows; they are rounded to the nearest, ties away from zero. From anything else, and to
+ * f32: columns are decoded, a vector of rows each, and turned as a square of 16 by 16 words, a word being a pair of rows in
+ * bf16, or in f32 one row.
  */
+
+enum { TURN_AHEAD = 4 };       /* panels: of each only a part is read, which the CPU does not foresee */
+
+/* What will be read of a panel. */
+INLINE void fetch_columns(const turn *t, const decoder *d, int64_t panel)
+{
+    const uint8_t *at = t->w + (size_t)panel * t->panel_bytes + (size_t)(t->column / d->l.step) * d->l.step_bytes;
+    if (panel < t->panels)
+        for (int64_t i = 0; i < t->columns * d->bits * 2; i += 64)
+            prefetch(at + i);
+}
+
+/* Four lines of codes of columns [16 q, 16 q + 16) of a step. */
+INLINE void code_lines(const uint8_t *at, int q, vb table, int bits, vb *codes)
+{
+    for (int i = 0; i < 4; i++) {
+        if (bits == 8)
+            codes[i] = vb_load(at + 64 * (4 * q + i));
+        else
+            codes[i] = q < 2 ? vb_low(vb_load(at + 64 * (4 * q + i)), table)
+                             : vb_high(vb_load(at + 64 * (4 * (q - 2) + i)), table);
+    }
+}
+
+/* A panel's columns [c, c + 16) as 8 lines of pairs of rows; scales [16] of its rows, times 2^-24. */
+INLINE void turn_codes(const vb *codes, const float *scales, uint8_t *out)
+{
+    vi pairs[8], half = vi_set1(0x8000);
+    vb_turn(codes, pairs);
+    for (int p = 0; p < 8; p++) {
+        vf even = vf_mul(vf_of_vi(vi_shl(pairs[p], 16)), vf_set1(scales[2 * p]));
+        vf odd = vf_mul(vf_of_vi(vi_and(pairs[p], (int32_t)0xffff0000u)), vf_set1(scales[2 * p + 1]));
+        vi low = vi_shr(vi_add(vi_bits(even), half), 16), high = vi_and(vi_add(vi_bits(odd), half), (int32_t)0xffff0000u);
+        vi_store(out + 64 * p, vi_add(low, high));
+    }
+}
+
+/* A panel of integers, its lines behind one another from `out` on, in each panel of what is made. */
+INLINE void turn_integers(const turn *t, const decoder *d, const uint8_t *panel, int bits, uint8_t *out, size_t out_bytes)
+{
+    float scales[16] ALIGNED;
+    vb table = vb_signed(t->format->codebook);
+    int64_t group = t->column / d->l.group, blocks = t->columns / 16;
+    for (int q = 0; q < blocks; q++) {      /* columns of one step, so of one group, or of two of 32 */
+        vb codes[4];
+        if (q == 0 || (q == 2 && d->l.group == 32))
+            vf_store(scales, vf_mul(load_scales(d->scale, panel + d->l.scale_offset, group + q / 2), vf_set1(0x1p-24f)));
+        code_lines(panel + (size_t)(t->column / 64) * d->l.step_bytes, q, table, bits, codes);
+        turn_codes(codes, scales, out + (size_t)q * out_bytes);
+    }
+}
+
+static void turn_all_integers(const turn *t, const decoder *d, size_t out_bytes)
+{
+    uint8_t *out = t->out + 512 * t->before;
+    for (int64_t panel = 0; panel < t->panels; panel++) {
+        const uint8_t *w = t->w + (size_t)panel * t->panel_bytes;
+        fetch_columns(t, d, panel + TURN_AHEAD);
+        if (d->bits == 4)
+            turn_integers(t, d, w, 4, out + 512 * panel, out_bytes);
+        else
+            turn_integers(t, d, w, 8, out + 512 * panel, out_bytes);
+    }
+    for (int64_t q = 0; q < t->columns / 16; q++) {     /* halves of a step without a panel */
+        if (t->before)
+            memset(t->out + (size_t)q * out_bytes, 0, 512);
+        if ((t->before + t->panels) % 2)
+            memset(t->out + (size_t)(q + 1) * out_bytes - 512, 0, 512);
+    }
+}
 
 /* The square of columns [c, c + 16) of a panel, as f32: column i in at[16 i]. */
 INLINE void decode_square(const decoder *d, const uint8_t *panel, int64_t c, float *at)
@@ -39,6 +113,8 @@ INLINE void half_step(const turn *t, const decoder *d, int64_t panel, int64_t c,
 
 INLINE void turn_pair(const turn *t, const decoder *d, int64_t panel, uint8_t *out, size_t out_bytes)
 {
+    fetch_columns(t, d, panel + TURN_AHEAD);
+    fetch_columns(t, d, panel + TURN_AHEAD + 1);
     const uint8_t *rows[16];
     uint16_t pairs[16 * 32] ALIGNED;
     for (int i = 0; i < 16; i++)
@@ -70,6 +146,8 @@ static void turn_columns(const turn *t)
     if (t->in_f32)
         for (int64_t panel = 0; panel < t->panels; panel++)
             turn_one(t, &d, panel, t->out + 1024 * panel, out_bytes);
+    else if (d.bits <= 8 && d.codes == KT_CODE_INTEGER)
+        turn_all_integers(t, &d, out_bytes);
     else
         for (int64_t panel = 0; panel < t->before + t->panels; panel += 2)
             turn_pair(t, &d, panel - t->before, t->out + 512 * panel, out_bytes);

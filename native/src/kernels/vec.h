@@ -32,6 +32,9 @@
  *   vi_pairs(a, b, out) 32 columns each of two bf16 rows as pairs (a[c], b[c]): out[0] columns 0-3, 8-11,
  *                       16-19, 24-27, out[1] the rest;   vf_load_pairs vf_store_pairs  32 floats in that order
  *   transpose16(rows, out)  word j of line c of out = word c of row j, 16 by 16 words of 32 bits
+ *   vb_signed(codebook) a table of its values, for vb_low and vb_high
+ *   vb_turn(codes, out) four lines of codes, 4 columns of 16 rows each, turned: word c of out[p], p < 8, is 2^8 times the
+ *                       code of row 2 p and column c, and in its upper half that of row 2 p + 1
  *   prefetch            SEARCH_UNROLLED: groups of one piece have code of their own
  *   GEMV_TOKENS GEMM_* STREAM_MOST_* BF16_* SCORE_* VALUE_* LOWRANK_* EXACT_* DELTA_*    shapes of tiles in registers
  */

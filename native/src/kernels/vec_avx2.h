@@ -259,6 +259,8 @@ INLINE vb vb_table(const int8_t *codebook)
     return (vb){t, t};
 }
 
+INLINE vb vb_signed(const int8_t *codebook) { return vb_table(codebook); }
+
 INLINE vb vb_low_bits(vb raw)
 {
     const __m256i low = _mm256_set1_epi8(15);
@@ -342,3 +344,21 @@ INLINE void vf_store_pairs(float *p, const vf *x)
 }
 
 INLINE void transpose16(const uint8_t *const rows[16], uint8_t *out) { transpose16_plain(rows, out); }
+
+/* Within a quarter, which has 4 rows of 4 columns, bytes of a pair of rows beside each other; then quarters by columns. */
+INLINE void vb_turn(const vb *codes, vi *out)
+{
+    const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), zero = _mm_setzero_si128();
+    __m128i quarters[8][4];
+    for (int i = 0; i < 4; i++) {
+        const __m128i of[4] = {_mm256_castsi256_si128(codes[i].a), _mm256_extracti128_si256(codes[i].a, 1),
+                               _mm256_castsi256_si128(codes[i].b), _mm256_extracti128_si256(codes[i].b, 1)};
+        for (int q = 0; q < 4; q++) {
+            __m128i pairs = _mm_shuffle_epi8(of[q], order);
+            quarters[2 * q][i] = _mm_unpacklo_epi8(zero, pairs);
+            quarters[2 * q + 1][i] = _mm_unpackhi_epi8(zero, pairs);
+        }
+    }
+    for (int p = 0; p < 8; p++)
+        out[p] = (vi){_mm256_set_m128i(quarters[p][1], quarters[p][0]), _mm256_set_m128i(quarters[p][3], quarters[p][2])};
+}

@@ -164,6 +164,11 @@ INLINE vb vb_table(const int8_t *codebook)
     return _mm512_broadcast_i32x4(_mm_sub_epi8(t, _mm_set1_epi8(codebook[0])));
 }
 
+INLINE vb vb_signed(const int8_t *codebook)
+{
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)codebook));
+}
+
 INLINE vb vb_low_bits(vb raw) { return _mm512_and_si512(raw, _mm512_set1_epi8(15)); }
 INLINE vb vb_high_bits(vb raw) { return vb_low_bits(_mm512_srli_epi32(raw, 4)); }
 INLINE vb vb_low(vb raw, vb table) { return _mm512_shuffle_epi8(table, vb_low_bits(raw)); }
@@ -235,6 +240,27 @@ INLINE void vf_store_pairs(float *p, const vf *a)
     __m512 low = _mm512_shuffle_f32x4(a[0], a[1], 0x44), high = _mm512_shuffle_f32x4(a[0], a[1], 0xEE);
     _mm512_storeu_ps(p, _mm512_shuffle_f32x4(low, low, 0xD8));
     _mm512_storeu_ps(p + 16, _mm512_shuffle_f32x4(high, high, 0xD8));
+}
+
+/* Within a quarter, which has 4 rows of 4 columns, bytes of a pair of rows beside each other; then quarters by columns. */
+INLINE void vb_turn(const vb *codes, vi *out)
+{
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+    __m512i half[2][4], zero = _mm512_setzero_si512();
+    for (int i = 0; i < 4; i++) {
+        __m512i pairs = _mm512_shuffle_epi8(codes[i], order);
+        half[0][i] = _mm512_unpacklo_epi8(zero, pairs);
+        half[1][i] = _mm512_unpackhi_epi8(zero, pairs);
+    }
+    for (int h = 0; h < 2; h++) {
+        __m512i ab = _mm512_shuffle_i32x4(half[h][0], half[h][1], 0x44), cd = _mm512_shuffle_i32x4(half[h][2], half[h][3], 0x44);
+        out[h] = _mm512_shuffle_i32x4(ab, cd, 0x88);
+        out[2 + h] = _mm512_shuffle_i32x4(ab, cd, 0xDD);
+        ab = _mm512_shuffle_i32x4(half[h][0], half[h][1], 0xEE);
+        cd = _mm512_shuffle_i32x4(half[h][2], half[h][3], 0xEE);
+        out[4 + h] = _mm512_shuffle_i32x4(ab, cd, 0x88);
+        out[6 + h] = _mm512_shuffle_i32x4(ab, cd, 0xDD);
+    }
 }
 
 /* Rows 0, 4, 8, 12 beside each other, and so on: then four by four within the quarters. */

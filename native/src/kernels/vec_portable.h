@@ -135,6 +135,8 @@ INLINE vb vb_table(const int8_t *codebook)
     return r;
 }
 
+INLINE vb vb_signed(const int8_t *codebook) { return vb_table(codebook); }
+
 INLINE vb vb_low_bits(vb raw)
 {
     for (int i = 0; i < 4 * LANES; i++)
@@ -225,3 +227,12 @@ INLINE void vf_store_pairs(float *p, const vf *a)
 }
 
 INLINE void transpose16(const uint8_t *const rows[16], uint8_t *out) { transpose16_plain(rows, out); }
+
+INLINE void vb_turn(const vb *codes, vi *out)
+{
+    for (int p = 0; p < LANES / 2; p++)
+        for (int c = 0; c < LANES; c++) {
+            const int8_t *row = codes[c / 4].v + 8 * p + c % 4;
+            out[p].v[c] = (int32_t)((uint32_t)(uint8_t)row[0] << 8 | (uint32_t)(uint8_t)row[4] << 24);
+        }
+}
