@@ -15,7 +15,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows
-from ktcli.training.products import HeadMatrices
 
 # Queries that attend at once where a mask is needed: bounds it, [queries, keys].
 _BLOCK_QUERIES = 1024
@@ -60,9 +59,9 @@ def gqa(
 def mla(
     q: Tensor,
     latent: Tensor,
-    uk_in: HeadMatrices,
-    uk_out: HeadMatrices,
-    uv: HeadMatrices,
+    uk_in: None,
+    uk_out: Tensor,
+    uv: Tensor,
     shape: MlaShape,
     chosen: Any = None,
     *,
@@ -73,7 +72,8 @@ def mla(
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
-        uk_in: not used: it is uk_out transposed, for the absorbed form.
+        uk_in: uk_out transposed, which only the absorbed form reads.
+        uk_out, uv: [heads, nope, lora] and [heads, v, lora], f32.
         chosen: None: a choice of positions has no gradient here.
     Returns:
         [T, heads * v] f32.
@@ -83,7 +83,7 @@ def mla(
     held = rounded_through(latent, exact)
     low, rotated = torch.split(held, [s.lora, s.rope], -1)
     nope, values = (
-        _heads(rounded_through(low @ w.values().flatten(0, 1).mT, exact), s.heads, rows.run)
+        _heads(rounded_through(low @ w.flatten(0, 1).mT, exact), s.heads, rows.run)
         for w in (uk_out, uv)
     )
     shared = _heads(rotated, 1, rows.run).expand(*nope.shape[:3], s.rope)

@@ -30,13 +30,13 @@ class TrainedWeights:
     """What the operations of a model read, by the names of stored tensors.
 
     Attributes:
-        matrices: dense matrices and the router, and those of latent attention.
+        matrices: dense matrices and the router, and those of latent attention's expanded form; None: not read.
         vectors: f32.
         experts: computes the chosen experts.
         exact: whether all is f32; else with the rounding of a chat.
     """
 
-    matrices: Mapping[str, DenseProduct | HeadMatrices]
+    matrices: Mapping[str, DenseProduct | HeadMatrices | None]
     vectors: Mapping[str, Tensor]
     experts: ExpertRunner
     exact: bool
@@ -82,7 +82,8 @@ class DifferentiableBackend(TorchBackend):
 
     def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
         if kind is FieldKind.MATRIX and value is not None:
-            return self._matrices[value.name]
+            found = self._matrices[value.name]
+            return found.values() if isinstance(found, HeadMatrices) else found
         return super()._resolved(kind, value)
 
 

@@ -139,6 +139,10 @@ class DenseFactors(TrainedFactors):
         self.a.copy_(a[0])
         self.b.copy_(b[0])
 
+    def changes(self, tensor: tensors.Tensor) -> bool:
+        """Tells whether a stored tensor has rows of its target."""
+        return any(piece.tensor.name == tensor.name for piece in self.target.pieces)
+
     def placed(self, tensor: tensors.Tensor) -> tuple[Tensor, Tensor]:
         """Returns which rows of a stored tensor it changes, and the rows of B that they take, int64 [m] each."""
         pieces = [piece for piece in self.target.pieces if piece.tensor.name == tensor.name]

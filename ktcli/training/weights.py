@@ -38,12 +38,12 @@ def join_factors(
     exact: bool,
 ) -> TrainedWeights:
     """Returns what the operations of a model read: its loaded tensors with the trained factors."""
-    matrices: dict[str, DenseProduct | HeadMatrices] = {}
+    matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
     for tensor in model.tensors:
-        own = [
-            each for each in factors if isinstance(each, DenseFactors) and _changes(each, tensor)
-        ]
-        if tensor.part is ModelPart.LATENT:
+        own = [each for each in factors if isinstance(each, DenseFactors) and each.changes(tensor)]
+        if tensor.part is ModelPart.LATENT and tensor.sources[0][0].transposed:
+            matrices[tensor.name] = None  # keys for the absorbed form
+        elif tensor.part is ModelPart.LATENT:
             of_heads = [(each, each.of_heads(tensor)) for each in own]
             matrices[tensor.name] = HeadMatrices(packed_of(_weights(loaded, tensor)), of_heads)
         elif tensor.role in (Role.DENSE, Role.KEPT):
@@ -96,10 +96,3 @@ def _weights(loaded: Places, tensor: tensors.Tensor) -> tuple[Weight, ...]:
     found = loaded[tensor.name]
     assert isinstance(found, tuple), tensor.name
     return found
-
-
-def _changes(factors: DenseFactors, tensor: tensors.Tensor) -> bool:
-    """Tells whether rows of a stored tensor are of the factors' target. Latent attention's keys for the absorbed form
-    are not: they are those of the expanded form transposed, and not computed with."""
-    pieces = (piece for piece in factors.target.pieces if piece.tensor.name == tensor.name)
-    return any(not piece.stored.transposed or piece.stored.band is None for piece in pieces)

@@ -53,6 +53,7 @@ def same_bits(a: TrainableModel, b: TrainableModel) -> bool:
     )
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("options", [EXACT, FAST], ids=["exact", "fast"])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
 def test_a_document_does_not_see_another(
@@ -164,6 +165,7 @@ def test_threads_change_no_bit_and_nodes_next_to_nothing(pack_of: Callable[[str]
             assert relative(a, b) <= 1e-5, ours.name
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(
     ("rank", "targets"), [(1, ("all",)), (64, ("q_proj", "experts.gate_up_proj"))], ids=["1", "64"]
 )
@@ -196,18 +198,18 @@ def test_the_padding_of_factors_stays_zero(pack_of: Callable[[str], Pack]) -> No
 
 
 def test_what_an_optimizer_writes_is_computed_with(pack_of: Callable[[str], Pack]) -> None:
-    """Twenty steps down the gradient, in place: the loss of the same documents falls."""
+    """Eight steps down the gradient, in place: the loss of the same documents falls."""
     settings = LoraSettings(4, 8.0, seed=3)
     trained = TrainableModel.open(pack_of("qwen3"), Pool(1, spin_us=0), settings, FAST)
     texts = documents(40, 30)
     losses = []
-    for _ in range(20):
+    for _ in range(8):
         losses.append(trained.loss_and_gradients(texts, masks(texts)).loss)
         for each in trained.factors.values():
             with torch.no_grad():
                 each.a -= 0.5 * each.gradient_a
                 each.b -= 0.5 * each.gradient_b
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     again = TrainableModel.open(pack_of("qwen3"), Pool(1, spin_us=0), settings, FAST)
     assert again.loss_and_gradients(texts, masks(texts)).loss == losses[0]
 
