@@ -49,6 +49,7 @@ LEVELS = [
     {"adapters"},
     {"engine", "text"},
     {"measure"},
+    {"training"},
     {"answers"},
     {"dialogue"},
     {"chat"},

@@ -329,10 +329,14 @@ class Decoder:
             x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
             if self.mixer:
                 x = b.spread(x, self.mixer.streams)
-        for layer in self.layers[first:last]:
-            b.begin_layer(layer.layer)
-            x = layer.forward(b, x)
+        for number in range(first, last):
+            x = self.layer(b, x, number)
         return self._ending(b, x) if last == len(self.layers) else x
+
+    def layer(self, b: Backend, x: Value, number: int) -> Value:
+        """Computes one layer: returns the residual after it, of the shape of the residual x before it."""
+        b.begin_layer(self.layers[number].layer)
+        return self.layers[number].forward(b, x)
 
     def _ending(self, b: Backend, x: Value) -> Value:
         b.begin_layer(None)

@@ -156,6 +156,9 @@ class Model(Protocol):
         """Computes layers [first, last) of a step, with the embedding before the first layer and the head behind
         the last; returns the residual before layer `last`, or the logits."""
 
+    def layer(self, b: Backend, x: Value, number: int) -> Value:
+        """Computes one layer of a step alone; returns the residual after it."""
+
 
 @dataclass(frozen=True)
 class DecoderModel:
@@ -236,3 +239,7 @@ class DecoderModel:
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
         """Computes layers [first, last) of a step; returns the residual before layer `last`, or the logits."""
         return self.decoder.part(b, x, first, last)
+
+    def layer(self, b: Backend, x: Value, number: int) -> Value:
+        """Computes one layer of a step alone; returns the residual after it."""
+        return self.decoder.layer(b, x, number)

@@ -22,6 +22,7 @@ from ktcli.native.packing import packing
 from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
+Gradient = tuple[F32Array, F32Array]  # of a and of b
 _INT32 = np.dtype(np.int32)
 # The number formats of a KV cache, as kt_program_options numbers them.
 CACHES = ("bf16", "f32", "fp8")
@@ -84,6 +85,7 @@ class Program:
         self._runs = ffi.new("kt_run[]", 1)  # as many as a step had, at most
         self._keep: list[Any] = []  # objects whose memory C borrows
         self._updates: dict[tuple[int, int, int], tuple[Update, ...]] = {}  # likewise
+        self._gradients: dict[tuple[int, int, int], tuple[Gradient, ...]] = {}  # likewise
 
     # -- recording -----------------------------------------------------------------------------------
 
@@ -163,6 +165,31 @@ class Program:
             self._lib.kt_program_adapt(self.handle, adapter, operation, part, made, len(updates))
         )
         self._updates[adapter, operation, part] = tuple(updates)
+
+    def gradients(
+        self, adapter: int, operation: int, part: int, gradients: Sequence[Gradient]
+    ) -> None:
+        """Sets where the gradients of the updates of a product are added to, until the next such call.
+
+        Args:
+            operation: the number of an `experts_backward`.
+            part: 0, or 1 for down.
+            gradients: of a and b of each update that `adapt` gave it, f32 of their shapes.
+        Raises:
+            NativeError: there is no such product, or it has another number of updates.
+        """
+        made = self._ffi.new("kt_gradient[]", len(gradients))
+        for each, (of_a, of_b) in zip(made, gradients, strict=True):
+            for array in (of_a, of_b):
+                require(array.dtype == np.float32, f"gradients of {array.dtype}")
+                require(array.flags.c_contiguous, "array is not contiguous")
+            each.a, each.b = (self._ffi.from_buffer("float[]", array) for array in (of_a, of_b))
+        self._check(
+            self._lib.kt_program_gradients(
+                self.handle, adapter, operation, part, made, len(gradients)
+            )
+        )
+        self._gradients[adapter, operation, part] = tuple(gradients)
 
     # -- running -------------------------------------------------------------------------------------
 

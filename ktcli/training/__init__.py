@@ -1,0 +1,1 @@
+"""Fine-tuning: gradients of low-rank factors through a model whose weights stay packed."""

@@ -1,0 +1,124 @@
+"""The differentiable backend executes layers for training on the CPU: the same layers, the same table of operations.
+
+Products with packed weights are functions of `products`, attention that of whole documents (`attention`), and all else
+is torch's. Nothing is written in place that a gradient needs, and there are no pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.table.experts import Route
+from ktcli.ops.table.rowwise import Reads
+from ktcli.ops.torch import functions
+from ktcli.ops.torch.backend import ExpertRunner, Routed, StepInputs, TorchBackend, Weights
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import EXACT, Kernel, Kernels
+from ktcli.training import attention
+from ktcli.training.products import DenseProduct, HeadMatrices
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """What the operations of a model read, by the names of stored tensors.
+
+    Attributes:
+        matrices: dense matrices and the router, and those of latent attention's expanded form; None: not read.
+        vectors: f32.
+        experts: computes the chosen experts.
+        exact: whether all is f32; else with the rounding of a chat.
+    """
+
+    matrices: Mapping[str, DenseProduct | HeadMatrices | None]
+    vectors: Mapping[str, Tensor]
+    experts: ExpertRunner
+    exact: bool
+
+
+class DifferentiableBackend(TorchBackend):
+    """Executes operations on rows of documents, so that torch's graph goes through them.
+
+    Args:
+        step: the residual, and the documents as parts.
+        chosen: the ids int32 [T, K] that routers have chosen before, in order, of which only the gates are computed
+            anew; None: they choose.
+    """
+
+    def __init__(
+        self, weights: TrainedWeights, step: StepInputs, chosen: tuple[Tensor, ...] | None = None
+    ) -> None:
+        table = _EXACT if weights.exact else _FAST
+        super().__init__(Weights({}, weights.vectors), step, table, weights.experts)
+        self._matrices, self._given_ids = weights.matrices, chosen
+
+    def do(self, operation: Operation) -> Any:
+        """Executes one operation; returns its result."""
+        if isinstance(operation, Route) and self._given_ids is not None:
+            ids = self._given_ids[len(self.routings)]
+            self.routings.append(self._weighed(operation, ids))
+            return self.routings[-1]
+        return super().do(operation)
+
+    def _weighed(self, operation: Route, ids: Tensor) -> Routed:
+        """Returns ids that were chosen before, and their gates: the router's rule for a table of experts by token id,
+        here by row."""
+        factors = self._resolved(FieldKind.VECTOR, operation.factors)
+        every = torch.arange(len(ids))
+        rows = Rows(every, torch.zeros(0, 0, dtype=torch.int32), 1, ids=every)
+        return functions.route(
+            operation.logits, operation.routing, factors=factors, table=ids, rows=rows
+        )
+
+    def _kept(self, operation: Operation, rows: Rows) -> Iterator[tuple[str, Any]]:
+        """Yields nothing: documents have neither pages nor states."""
+        yield from ()
+
+    def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
+        if kind is FieldKind.MATRIX and value is not None:
+            found = self._matrices[value.name]
+            return found.values() if isinstance(found, HeadMatrices) else found
+        return super()._resolved(kind, value)
+
+
+def norm(
+    x: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    head_width: int | None = None,
+    columns: int | None = None,
+    own_gains: bool = False,
+) -> Tensor:
+    """Returns what `functions.norm` does, with the columns that are not normed copied."""
+    if columns is None:
+        return functions.norm(x, gain, eps, head_width, None, own_gains)
+    normed = functions.norm(x[:, :columns], gain, eps, head_width)
+    return torch.cat((normed, x[:, columns:]), -1)
+
+
+def linear(
+    x: Tensor, weight: DenseProduct, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
+) -> Tensor:
+    """Returns x [T, K] W^T + bias, [T, N] f32. What the product rounds is known to `weight`."""
+    y = weight(x)
+    return y if bias is None else y + bias
+
+
+def _table(name: str, *, exact: bool) -> Kernels:
+    own: dict[str, Kernel] = {
+        "norm": norm,
+        "linear": linear,
+        "gqa": partial(attention.gqa, exact=exact),
+        "mla": partial(attention.mla, exact=exact),
+    }
+    return replace(EXACT, name=name, operations={**EXACT.operations, **own})
+
+
+_EXACT = _table("exact, differentiable", exact=True)
+_FAST = _table("differentiable", exact=False)

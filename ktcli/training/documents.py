@@ -1,0 +1,109 @@
+"""The documents of one optimizer step, side by side without padding, and what is trained of them.
+
+All rows of all documents go through a layer together; a document sees only itself, and its positions begin at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ktcli.errors import UsageError
+from ktcli.ops.torch.functions import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The documents of a step.
+
+    Attributes:
+        ids: int64 [T], those of all documents, one behind the other.
+        lengths: the tokens of each document, 1 or more.
+        rows: int64 [N], ascending: the rows whose logits are trained.
+        labels: int64 [N]: the id that each of them should predict.
+    """
+
+    ids: Tensor
+    lengths: tuple[int, ...]
+    rows: Tensor
+    labels: Tensor
+
+    @property
+    def parts(self) -> tuple[Rows, ...]:
+        """The rows in order, cut where the length of documents changes."""
+        found = []
+        for length, group in groupby(self.lengths):
+            count = len(list(group))
+            positions = torch.arange(length).repeat(count)
+            pages = torch.zeros(count, 0, dtype=torch.int32)
+            found.append(Rows(positions, pages, length, start=0))
+        return tuple(found)
+
+
+def pack_documents(
+    documents: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[bool]] | None,
+    *,
+    vocab: int,
+    context: int,
+) -> Documents:
+    """Returns the documents of a step side by side.
+
+    Args:
+        documents: the ids of each.
+        masks: for each id whether it is trained, which is to be predicted from those before it: the first of a document
+            never is. None: nothing is trained.
+        vocab: the number of ids that there are.
+        context: the most tokens of a document.
+    Raises:
+        UsageError: there is no document, one is empty or too long, an id is out of range, a mask has another length, or
+            no token is trained although there are masks.
+    """
+    if not documents:
+        raise UsageError("a training step needs at least one document")
+    if masks is not None and len(masks) != len(documents):
+        raise UsageError(f"there are {len(masks)} masks for {len(documents)} documents")
+    for number, ids in enumerate(documents, 1):
+        _check(number, ids, vocab, context)
+    rows: list[int] = []
+    labels: list[int] = []
+    first = 0
+    for number, ids in enumerate(documents, 1):
+        mask = masks[number - 1] if masks is not None else [False] * len(ids)
+        if len(mask) != len(ids):
+            raise UsageError(
+                f"document {number} has {len(ids)} tokens, but its mask has {len(mask)}"
+            )
+        trained = [at for at in range(1, len(ids)) if mask[at]]
+        rows += [first + at - 1 for at in trained]
+        labels += [ids[at] for at in trained]
+        first += len(ids)
+    if masks is not None and not rows:
+        raise UsageError("no token of the step is trained: every mask is empty")
+    every = torch.tensor([each for ids in documents for each in ids])
+    return Documents(
+        every, tuple(map(len, documents)), torch.tensor(rows).long(), torch.tensor(labels).long()
+    )
+
+
+def _check(number: int, ids: Sequence[int], vocab: int, context: int) -> None:
+    """Checks one document.
+
+    Raises:
+        UsageError: it is empty, too long, or has an id out of range.
+    """
+    if not len(ids):
+        raise UsageError(f"document {number} of the step is empty")
+    if len(ids) > context:
+        raise UsageError(
+            f"document {number} has {len(ids)} tokens, but the model is open for {context}"
+        )
+    at = next((at for at, each in enumerate(ids) if not 0 <= each < vocab), None)
+    if at is not None:
+        raise UsageError(
+            f"token {at} of document {number} is {ids[at]}, which is not one of the model's {vocab} ids"
+        )

@@ -1,0 +1,285 @@
+"""The trained parameters: low-rank factors A and B of the targets of a model, each with its gradient.
+
+A target's update of a product y = W x is y[rows] += scale * B (A x). Factors of dense matrices are plain; those of
+experts lie in the panels that the native kernels read (`native.Update`), which borrow their memory: what an optimizer
+writes is what the next step computes with.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ktcli.adapters.adapter import chosen_rows
+from ktcli.adapters.targets import LoraTarget, Targets, own_spelling
+from ktcli.errors import UsageError
+from ktcli.models import Model
+from ktcli.native import PANEL_ROWS, Update
+from ktcli.ops import tensors
+from ktcli.ops.part import ModelPart
+from ktcli.ops.tensors import Role, ceil_to
+
+ALL = "all"
+# The parts that ALL stands for; a router is trained only where it is named.
+_USUAL = frozenset(
+    {
+        ModelPart.ATTENTION,
+        ModelPart.LATENT,
+        ModelPart.DENSE_MLP,
+        ModelPart.SHARED,
+        ModelPart.EXPERTS,
+        ModelPart.EXPERT_LATENT,
+    }
+)
+_TRAINABLE = _USUAL | {ModelPart.ROUTER}
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """What is trained of a model.
+
+    Attributes:
+        rank, alpha: of each target; the scale is alpha / rank, or with `rslora` alpha / sqrt(rank).
+        targets: ends of the names of modules or parameters, as peft takes them: "q_proj", "experts.gate_up_proj",
+            "mlp.gate"; "all": those of attention, MLPs and experts.
+        seed: of the random A. B is zero.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = (ALL,)
+    rslora: bool = False
+    seed: int = 0
+
+    @property
+    def scale(self) -> float:
+        """The factor of an update."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+class TrainedFactors(ABC):
+    """A and B of one target, with their gradients.
+
+    Attributes:
+        a, b: f32, as they are computed with.
+        gradient_a, gradient_b: likewise; each backward pass adds to them.
+    """
+
+    def __init__(
+        self, target: LoraTarget, settings: LoraSettings, a: Sequence[int], b: Sequence[int]
+    ) -> None:
+        self.target, self.rank, self.scale = target, settings.rank, settings.scale
+        self.alpha = settings.alpha
+        self.a, self.gradient_a = torch.zeros(*a), torch.zeros(*a)
+        self.b, self.gradient_b = torch.zeros(*b), torch.zeros(*b)
+
+    @property
+    def name(self) -> str:
+        """The name of its module or parameter, as transformers 5 spells it."""
+        return own_spelling(self.target.name)
+
+    @property
+    def layer(self) -> int | None:
+        """The number of its decoder layer."""
+        return self.target.pieces[0].tensor.layer
+
+    @property
+    def values(self) -> tuple[Tensor, Tensor]:
+        """A [count, r, k] and B [count, n, r], copied, in the order of the target's rows."""
+        return self._plain(self.a, self.b)
+
+    @property
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """The gradients of A and B, in the shapes of `values`."""
+        return self._plain(self.gradient_a, self.gradient_b)
+
+    def fill(self, a: Tensor, b: Tensor) -> None:
+        """Takes over the values of A [count, r, k] and B [count, n, r]."""
+        with torch.no_grad():
+            self._write(a.float(), b.float())
+
+    def start(self, generator: torch.Generator) -> None:
+        """Draws A as peft does, uniform within 1 / sqrt(k), and sets B to zero."""
+        t = self.target
+        a = torch.empty(t.count, self.rank, t.k).uniform_(-1.0, 1.0, generator=generator)
+        self.fill(a / math.sqrt(t.k), torch.zeros(t.count, t.n, self.rank))
+
+    def zero_gradients(self) -> None:
+        """Sets the gradients to zero."""
+        self.gradient_a.zero_()
+        self.gradient_b.zero_()
+
+    @abstractmethod
+    def _plain(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns A and B of these in the shapes of `values`."""
+
+    @abstractmethod
+    def _write(self, a: Tensor, b: Tensor) -> None:
+        """Writes A and B, of the shapes of `values`, into `a` and `b`."""
+
+
+class DenseFactors(TrainedFactors):
+    """The factors of one dense matrix: a [r, k], b [n, r]."""
+
+    def __init__(self, target: LoraTarget, settings: LoraSettings) -> None:
+        rank = settings.rank
+        super().__init__(target, settings, (rank, target.k), (target.n, rank))
+        self.a.requires_grad_()
+        self.b.requires_grad_()
+
+    def _plain(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a.detach().clone()[None], b.detach().clone()[None]
+
+    def _write(self, a: Tensor, b: Tensor) -> None:
+        self.a.copy_(a[0])
+        self.b.copy_(b[0])
+
+    def changes(self, tensor: tensors.Tensor) -> bool:
+        """Tells whether a stored tensor has rows of its target."""
+        return any(piece.tensor.name == tensor.name for piece in self.target.pieces)
+
+    def placed(self, tensor: tensors.Tensor) -> tuple[Tensor, Tensor]:
+        """Returns which rows of a stored tensor it changes, and the rows of B that they take, int64 [m] each."""
+        pieces = [piece for piece in self.target.pieces if piece.tensor.name == tensor.name]
+        rows = torch.cat([torch.from_numpy(piece.rows) for piece in pieces])
+        taken = torch.cat([torch.from_numpy(chosen_rows(piece)) for piece in pieces])
+        return rows.long(), taken.long()
+
+    def of_heads(self, tensor: tensors.Tensor) -> Tensor:
+        """Returns the rows of B that each matrix of a stored tensor takes, int64 [heads, m]."""
+        (piece,) = (piece for piece in self.target.pieces if piece.tensor.name == tensor.name)
+        band = piece.stored.band
+        assert band is not None, tensor.name
+        return (
+            torch.arange(tensor.count)[:, None] * band.stride + band.first + torch.arange(band.rows)
+        )
+
+
+class ExpertFactors(TrainedFactors):
+    """The factors of one matrix of all experts of a layer, gate and up together, or down: a [E, r, k rounded up to 16],
+    b [E, panels, r, 16]."""
+
+    def __init__(self, target: LoraTarget, tensor: tensors.Tensor, settings: LoraSettings) -> None:
+        rank, count = settings.rank, tensor.count
+        shape_a = count, rank, ceil_to(tensor.k, PANEL_ROWS)
+        shape_b = count, -(-tensor.n // PANEL_ROWS), rank, PANEL_ROWS
+        super().__init__(target, settings, shape_a, shape_b)
+        pieces = [piece for piece in target.pieces if piece.tensor.name == tensor.name]
+        self._rows = torch.cat([torch.from_numpy(piece.rows) for piece in pieces]).long()
+        taken = [torch.from_numpy(chosen_rows(piece)) for piece in pieces]
+        self._taken, self.tensor = torch.cat(taken).long(), tensor
+
+    @property
+    def update(self) -> Update:
+        """The update as a program takes it; it borrows the memory of the factors."""
+        return Update(self.rank, 0, 1, self.scale, self.a.numpy(), self.b.numpy())
+
+    def _plain(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        wide = by_rows(b)
+        plain = wide.new_zeros(len(wide), self.target.n, self.rank)
+        plain[:, self._taken] = wide[:, self._rows]
+        return a[..., : self.target.k].clone(), plain
+
+    def _write(self, a: Tensor, b: Tensor) -> None:
+        panel, lane = self._rows // PANEL_ROWS, self._rows % PANEL_ROWS
+        self.a[..., : self.target.k] = a
+        self.b[:, panel, :, lane] = b[:, self._taken].transpose(0, 1)
+
+
+def by_rows(b: Tensor) -> Tensor:
+    """Returns B [E, panels, r, 16] as rows [E, panels * 16, r]."""
+    return b.transpose(2, 3).flatten(1, 2)
+
+
+def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> ExpertFactors | None:
+    """Returns the factors of a tensor of experts; None: it is not trained."""
+    return next(
+        (
+            each
+            for each in factors
+            if isinstance(each, ExpertFactors) and each.tensor.name == tensor.name
+        ),
+        None,
+    )
+
+
+def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
+    """Returns new factors of what is trained of a model, in the order of its tensors.
+
+    Raises:
+        UsageError: the settings name no target or one that cannot be trained, or a rank exceeds a dimension.
+    """
+    if settings.rank < 1:
+        raise UsageError(f"the rank of an adapter is {settings.rank}, which is less than 1")
+    targets, used = Targets(model), set[str]()
+    generator = torch.Generator().manual_seed(settings.seed)
+    found: dict[str, TrainedFactors] = {}
+    for tensor, target in _candidates(model, targets):
+        named = {each for each in settings.targets if _is_named(tensor, target, each)}
+        used |= named
+        if not named or target.name in found:
+            continue
+        _require_rank(target, settings.rank)
+        is_expert = tensor.role is Role.EXPERTS
+        made = (
+            ExpertFactors(target, tensor, settings) if is_expert else DenseFactors(target, settings)
+        )
+        made.start(generator)
+        found[target.name] = made
+    for each in settings.targets:
+        if each not in used:
+            nearest = targets.nearest(each)
+            raise UsageError(
+                f"{each!r} is not the name of anything in this model that can be trained",
+                hint=f"did you mean {nearest}?" if nearest else "",
+            )
+    return tuple(found.values())
+
+
+def _candidates(model: Model, targets: Targets) -> Iterator[tuple[tensors.Tensor, LoraTarget]]:
+    """Yields the targets of each stored tensor that can be trained: of experts the parameter of all of them, of others
+    those of the first layout in which checkpoints have it, or of any that is named."""
+    for tensor in model.tensors:
+        if tensor.part not in _TRAINABLE:
+            continue
+        if tensor.role is Role.EXPERTS:
+            whole = targets.parameter(tensor) or _first(targets, tensor)
+            if whole is not None and whole.is_fused:
+                yield tensor, whole
+            continue
+        for pieces in tensor.sources[:1]:
+            for name in dict.fromkeys(piece.name.removesuffix(".weight") for piece in pieces):
+                if (target := targets.by_name.get(name)) is not None:
+                    yield tensor, target
+
+
+def _first(targets: Targets, tensor: tensors.Tensor) -> LoraTarget | None:
+    """The target that the first row of a tensor comes from."""
+    return targets.by_name.get(tensor.sources[0][0].name.removesuffix(".weight"))
+
+
+def _is_named(tensor: tensors.Tensor, target: LoraTarget, name: str) -> bool:
+    """Tells whether a name of the settings stands for a target."""
+    if name == ALL:
+        return tensor.part in _USUAL
+    spelled = (target.name, own_spelling(target.name))
+    return any(each == name or each.endswith(f".{name}") for each in spelled)
+
+
+def _require_rank(target: LoraTarget, rank: int) -> None:
+    """Checks that a rank does not exceed a dimension of a target.
+
+    Raises:
+        UsageError: it does.
+    """
+    smaller = min(target.n, target.k)
+    if rank > smaller:
+        raise UsageError(
+            f"rank {rank} is more than {target.name} can have: its matrix is {target.n} x {target.k}",
+            hint=f"use a rank of at most {smaller}, or leave this target out",
+        )

@@ -1,0 +1,264 @@
+"""A model that can be trained: the loss of documents, and its gradient at the factors.
+
+A step goes through one layer after the other with all its rows. Between layers only the residual is kept, and what the
+routers have chosen; in the backward pass each layer is computed again, unless graphs are retained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ktcli.engine.loader import PackSource, Progress, TensorSource, expert_rows, load
+from ktcli.errors import KtError, UsageError
+from ktcli.models import Model, build
+from ktcli.native import Pool
+from ktcli.ops.native import Loaded
+from ktcli.ops.torch.backend import StepInputs
+from ktcli.training.backend import DifferentiableBackend
+from ktcli.training.documents import Documents, pack_documents
+from ktcli.training.lora import DenseFactors, LoraSettings, TrainedFactors, factors_for
+from ktcli.training.loss import chunk_rows, mean_loss, token_loss
+from ktcli.training.products import Products
+from ktcli.training.programs import NativeProducts, ProgramSizes
+from ktcli.training.recorded import products_of
+from ktcli.training.weights import embedding_of, join_factors
+from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe
+
+Ids = Sequence[int]
+Mask = Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """The way in which a step is computed.
+
+    Attributes:
+        context: the most tokens of a document.
+        exact: whether all is f32; else products round activations as those of a chat do.
+        retain: whether the graph of each layer is kept for the backward pass, instead of being computed again.
+        residuals: the type in which the residual before each layer is kept; float32 or bfloat16. If exact, float32.
+        max_rows: the most rows that go through a product at once; more read the weights again.
+    """
+
+    context: int = 2048
+    exact: bool = False
+    retain: bool = False
+    residuals: torch.dtype = torch.bfloat16
+    max_rows: int = 4096
+
+
+USUAL = TrainingOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class StepGradients:
+    """The result of a step. The gradients are at the factors.
+
+    Attributes:
+        loss: the mean cross entropy of trained tokens, in nats.
+        tokens: their number.
+        embedded: the gradient [T, H] f32 at the first layer's residual.
+    """
+
+    loss: float
+    tokens: int
+    embedded: Tensor
+
+
+@dataclass(slots=True)
+class _Passed:
+    """A layer that a step has gone through.
+
+    Attributes:
+        x: the residual before it.
+        chosen: the ids that its router has chosen, if it has one.
+        out: the residual behind it, if its graph is retained.
+    """
+
+    x: Tensor
+    chosen: tuple[Tensor, ...]
+    out: Tensor | None = None
+
+
+class TrainableModel:
+    """A model with trained factors. `open` makes one.
+
+    Attributes:
+        factors: what is trained, by the names of targets.
+        options: how steps are computed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        loaded: Mapping[str, Loaded],
+        factors: Sequence[TrainedFactors],
+        products: Products,
+        options: TrainingOptions,
+    ) -> None:
+        self.model, self.options = model, options
+        self.factors = {each.name: each for each in factors}
+        self._weights = join_factors(model, loaded, products, factors, exact=options.exact)
+        self._embedding = embedding_of(model, loaded)
+        rows = expert_rows(model)
+        self._routed = [sum(each < i for each in rows) for i in range(model.spec.layers)]
+
+    @classmethod
+    def open(
+        cls, pack: Pack, pool: Pool, settings: LoraSettings, options: TrainingOptions = USUAL
+    ) -> TrainableModel:
+        """Returns a converted model with new factors, loaded; raises as `load`."""
+        source = PackSource(pack, pool)
+        return cls.load(build(pack.config), pack.recipe, source, pool, settings, options)
+
+    @classmethod
+    def load(
+        cls,
+        model: Model,
+        recipe: Recipe,
+        source: TensorSource,
+        pool: Pool,
+        settings: LoraSettings,
+        options: TrainingOptions = USUAL,
+        progress: Progress | None = None,
+    ) -> TrainableModel:
+        """Returns a model with new factors, its weights loaded from a source.
+
+        Raises:
+            UsageError: the family cannot be trained, the settings do not fit the model, or its context is shorter.
+            BadPack: the files are damaged.
+        """
+        found = products_of(model)  # refuses before anything is read
+        if options.context > model.spec.context:
+            raise UsageError(
+                f"documents of {options.context} tokens are longer than the model's context of {model.spec.context}"
+            )
+        model = model.at(options.context)
+        factors = factors_for(model, settings)
+        loaded = load(model, recipe, source, pool, progress).by_name
+        sizes = ProgramSizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
+        products = NativeProducts(pool, loaded, found, factors, sizes)
+        return cls(model, loaded, factors, products, options)
+
+    def loss_and_gradients(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> StepGradients:
+        """Returns the loss of a step, with its gradient written to the factors; what was there is forgotten.
+
+        Args:
+            documents: the ids of each.
+            masks: for each id whether it is trained; every trained token of the step counts the same.
+        Raises:
+            UsageError: a document or a mask is not valid.
+            KtError: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
+        """
+        step = self._packed(documents, masks)
+        for each in self.factors.values():
+            each.zero_gradients()
+        passed: list[_Passed] = []
+        x = self._forward(step, passed)
+        loss, dx = token_loss(self._head, x, step, self.model.spec.vocab)
+        _require_finite(dx, "the gradient of the output head")
+        for layer in reversed(range(len(passed))):
+            dx = self._backward(layer, step, passed.pop(), dx)
+        return StepGradients(loss, len(step.rows), dx)
+
+    def loss(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> float:
+        """Returns the loss of a step, without gradients; raises as `loss_and_gradients`."""
+        step = self._packed(documents, masks)
+        with torch.no_grad():
+            return mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
+
+    def logits(self, documents: Sequence[Ids]) -> tuple[Tensor, ...]:
+        """Returns the logits [tokens, vocab] f32 of each document; raises as `loss_and_gradients`."""
+        step = self._packed(documents, None)
+        with torch.no_grad():
+            x = self._forward(step)
+            parts = torch.split(x, chunk_rows(self.model.spec.vocab))
+            logits = torch.cat([self._head(part) for part in parts])
+            return tuple(torch.split(logits, list(step.lengths)))
+
+    def _packed(self, documents: Sequence[Ids], masks: Sequence[Mask] | None) -> Documents:
+        return pack_documents(
+            documents, masks, vocab=self.model.spec.vocab, context=self.options.context
+        )
+
+    def _forward(self, step: Documents, passed: list[_Passed] | None = None) -> Tensor:
+        """Returns the residual [T, H] behind the last layer; notes each layer in `passed`, if a gradient is wanted."""
+        keeps = passed is not None and self.options.retain
+        dtype = torch.float32 if self.options.exact else self.options.residuals
+        with torch.no_grad():
+            rows = self._embedding[step.ids].float()
+            x: Tensor = self.model.part(self._backend(step, rows), None, 0, 0)
+        for layer in range(self.model.spec.layers):
+            entered = x.detach().requires_grad_(keeps)
+            backend = self._backend(step, entered, layer)
+            with torch.set_grad_enabled(keeps):
+                out = self.model.layer(backend, entered, layer)
+            x = out.detach()
+            _require_finite(x, f"the output of layer {layer}")
+            if passed is not None:
+                chosen = tuple(ids for ids, _ in backend.routings)
+                kept = (
+                    _Passed(entered, chosen, out) if keeps else _Passed(entered.to(dtype), chosen)
+                )
+                passed.append(kept)
+        return x
+
+    def _backward(self, layer: int, step: Documents, passed: _Passed, dout: Tensor) -> Tensor:
+        """Returns the gradient [T, H] of a layer's input from that of its output, and adds to those of its factors."""
+        x, out = passed.x, passed.out
+        if out is None:
+            x = x.float().requires_grad_()
+            backend = self._backend(step, x, layer, passed.chosen)
+            with torch.enable_grad():
+                out = self.model.layer(backend, x, layer)
+        own = [each for each in self.factors.values() if each.layer == layer]
+        dense = [each for each in own if isinstance(each, DenseFactors)]
+        leaves = [leaf for each in dense for leaf in (each.a, each.b)]
+        dx, *found = torch.autograd.grad(
+            out, [x, *leaves], dout, allow_unused=True, materialize_grads=True
+        )
+        for factors, da, db in zip(dense, found[::2], found[1::2], strict=True):
+            factors.gradient_a += da
+            factors.gradient_b += db
+        _require_finite(dx, f"the gradient of layer {layer}")
+        for each in own:
+            for gradient in (each.gradient_a, each.gradient_b):
+                _require_finite(gradient, f"the gradient of {each.name}")
+        return dx
+
+    def _head(self, x: Tensor) -> Tensor:
+        """Returns the logits [N, vocab] of rows [N, H] of the residual behind the last layer."""
+        last = self.model.spec.layers
+        logits: Tensor = self.model.part(
+            DifferentiableBackend(self._weights, StepInputs(x, (), ())), x, last, last
+        )
+        return logits
+
+    def _backend(
+        self,
+        step: Documents,
+        x: Tensor,
+        layer: int = 0,
+        chosen: tuple[Tensor, ...] | None = None,
+    ) -> DifferentiableBackend:
+        """A backend that runs one layer."""
+        inputs = StepInputs(x, step.parts, (), routed=self._routed[layer])
+        return DifferentiableBackend(self._weights, inputs, chosen)
+
+
+def _require_finite(x: Tensor, what: str) -> None:
+    """Checks that all numbers are finite.
+
+    Raises:
+        KtError: one is NaN or infinite.
+    """
+    if not bool(torch.isfinite(x).all()):
+        raise KtError(
+            f"{what} contains NaN or infinite numbers",
+            hint="the training has diverged: continue from an earlier step with a lower learning rate",
+        )

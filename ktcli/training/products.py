@@ -1,0 +1,131 @@
+"""Products with packed weights as differentiable functions: rows go in and come out as f32 tensors of torch.
+
+`Products` computes with the packed bytes, forward and backward; the functions here connect it to torch's graph. The
+weights have no gradients. Those of the factors of experts are added where the products find them; those of dense
+factors are torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ktcli.ops.torch.backend import ExpertRunner
+from ktcli.ops.torch.packed import Packed, unpack_whole
+from ktcli.training.lora import DenseFactors
+
+
+class Products(Protocol):
+    """Computes products with the packed weights of a model. `layer` counts the layers with experts from 0."""
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """Returns x W^T [T, n] f32 of rows x [T, k] f32 and the dense matrix of this name, without a bias."""
+
+    def transposed(self, name: str, x: Tensor) -> Tensor:
+        """Returns x W [T, k] f32 of rows x [T, n] f32: the gradient of what `linear` was given."""
+
+    def experts(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
+        """Returns the sum [T, H] f32 of the chosen experts of x [T, H], weighted by gate [T, K], ids int32 [T, K];
+        with the factors of that layer's experts."""
+
+    def experts_backward(
+        self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the gradients of x [T, H] and gate [T, K] (0 where the id is negative) from that of the sum; adds
+        those of the factors to their gradients."""
+
+
+class DenseProduct:
+    """A dense matrix with the factors that are trained of it."""
+
+    def __init__(
+        self, name: str, n: int, products: Products, factors: Sequence[tuple[DenseFactors, Any]]
+    ) -> None:
+        self._name, self._n, self._products = name, n, products
+        self._factors = factors  # each with (rows, taken), see `DenseFactors.placed`
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns x W^T [T, n] f32 of x [T, k], with the updates."""
+        y = _linear(x, self._products, self._name)
+        if not self._factors:
+            return y
+        wide = torch.cat([each.a * each.scale for each, _ in self._factors])
+        tall = torch.cat([self._tall(each, *placed) for each, placed in self._factors], 1)
+        return torch.addmm(y, x @ wide.mT, tall.mT)
+
+    def _tall(self, factors: DenseFactors, rows: Tensor, taken: Tensor) -> Tensor:
+        """B as rows of the stored matrix [n, r], zero where it has none."""
+        b = factors.b.index_select(0, taken)
+        return b.new_zeros(self._n, factors.rank).index_copy(0, rows, b)
+
+
+class HeadMatrices:
+    """One matrix per head of latent attention, with the factors that are trained of them."""
+
+    def __init__(self, packed: Packed, factors: Sequence[tuple[DenseFactors, Tensor]]) -> None:
+        self._packed = packed
+        self._factors = factors  # each with the rows of B of each head
+
+    def values(self) -> Tensor:
+        """Returns the matrices [heads, n, k] f32, with the updates."""
+        whole = unpack_whole(self._packed, torch.float32)
+        for each, taken in self._factors:
+            whole = whole + each.scale * (each.b[taken] @ each.a)
+        return whole
+
+
+class DifferentiableExperts(ExpertRunner):
+    """Computes the chosen experts of layers, with gradients."""
+
+    def __init__(self, products: Products) -> None:
+        self._products = products
+
+    def start(
+        self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
+    ) -> Tensor:
+        """Returns the weighted sum of the chosen experts [T, H]."""
+        return _experts(x, gate, ids, self._products, layer)
+
+    def finish(self, pending: Any) -> Tensor:
+        """Returns the sum that `start` has computed."""
+        found: Tensor = pending
+        return found
+
+
+class _PackedLinear(torch.autograd.Function):
+    """x W^T; its gradient needs nothing of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, products: Products, name: str) -> Tensor:
+        ctx.products, ctx.name = products, name
+        return products.linear(name, x)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.products.transposed(ctx.name, dout), None, None
+
+
+class _ExpertSum(torch.autograd.Function):
+    """The sum of chosen experts; its gradient computes gate and up again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gate: Tensor, ids: Tensor, products: Products, layer: int
+    ) -> Tensor:
+        ctx.products, ctx.layer = products, layer
+        ctx.save_for_backward(x, gate, ids)
+        return products.experts(layer, x, ids, gate)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x, gate, ids = ctx.saved_tensors
+        dx, dgate = ctx.products.experts_backward(ctx.layer, x, ids, gate, dout)
+        return dx, dgate, None, None, None
+
+
+# torch declares no types for what applies a function.
+_linear = cast("Callable[[Tensor, Products, str], Tensor]", _PackedLinear.apply)
+_experts = cast("Callable[[Tensor, Tensor, Tensor, Products, int], Tensor]", _ExpertSum.apply)

@@ -1,0 +1,81 @@
+"""What a model multiplies with, read from its recorded forward; and what has no gradient here.
+
+A model is refused by the operations that it records, in one sentence that names the part: a family that is added later
+is trained if its operations are known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ktcli.errors import UsageError
+from ktcli.models import Model
+from ktcli.ops.operation import Operation
+from ktcli.ops.recording import record
+from ktcli.ops.table.attention import Choose, Mqa
+from ktcli.ops.table.experts import Experts, Route, Score
+from ktcli.ops.table.recurrent import Conv, Delta, Lightning, Pooling, Scan
+from ktcli.ops.table.rowwise import Linear
+from ktcli.ops.table.streams import Collapse, Expand, Mix, SpreadStreams
+
+# The operations that have no gradient yet, each as the end of a sentence.
+_MISSING: dict[type[Operation], str] = {
+    Choose: "a sparse choice of positions",
+    Conv: "a short convolution with a state",
+    Delta: "linear attention by the delta rule",
+    Scan: "a state space model (Mamba-2)",
+    Lightning: "lightning attention with a state",
+    Mqa: "attention over pooled rows",
+    Pooling: "pooled rows",
+    SpreadStreams: "hyper-connections",
+    Mix: "hyper-connections",
+    Collapse: "hyper-connections",
+    Expand: "hyper-connections",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProducts:
+    """The products of a model.
+
+    Attributes:
+        linear: those with dense matrices.
+        experts: those of each layer with experts, in their order.
+        top_k: the experts of a token.
+    """
+
+    linear: tuple[Linear, ...]
+    experts: tuple[Experts, ...]
+    top_k: int
+
+
+def missing_part(model: Model) -> str:
+    """Returns what a model has that cannot be trained through, as the end of "it has ..."; "" if there is nothing."""
+    if model.spec.embeds:
+        return "no output head: it is an embedding model"
+    for each in record(model.forward).records:
+        operation = each.operation
+        if (what := _MISSING.get(type(operation))) is not None:
+            return what if each.layer is None else f"{what} in layer {each.layer}"
+        if isinstance(operation, Route) and operation.routing.score is Score.SPARSEMIXER:
+            return f"a router by SparseMixer in layer {each.layer}"
+    return ""
+
+
+def products_of(model: Model) -> ModelProducts:
+    """Returns the products of a model.
+
+    Raises:
+        UsageError: the model has a part that cannot be trained through.
+    """
+    if what := missing_part(model):
+        raise UsageError(
+            f"kt cannot fine-tune models of the family {model.spec.family} yet: this one has {what}",
+            hint="docs/training.md lists the families that it can",
+        )
+    operations = [each.operation for each in record(model.forward).records]
+    return ModelProducts(
+        tuple(each for each in operations if isinstance(each, Linear)),
+        tuple(each for each in operations if isinstance(each, Experts)),
+        model.spec.top_k,
+    )
