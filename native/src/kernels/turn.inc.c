@@ -4,8 +4,8 @@
  * reads, in bf16 or f32 (kt_weights.h), and forward products multiply with it.
  *
  * To bf16, from integers: codes are turned as bytes, 16 columns of 16 rows at a time, and become numbers in their new
- * places, times the scales of their rows; they are rounded to the nearest, ties away from zero. From anything else, and to
- * f32: columns are decoded, a vector of rows each, and turned as a square of 16 by 16 words, a word being a pair of rows in
+ * places, times the scales of their rows; they are rounded to the nearest, ties away from zero. From bf16: words are turned
+ * likewise. From anything else, and to f32: columns are decoded, a vector of rows each, and turned as a square of 16 by 16 words, a word being a pair of rows in
  * bf16, or in f32 one row.
  */
 
@@ -60,13 +60,30 @@ INLINE void turn_integers(const turn *t, const decoder *d, const uint8_t *panel,
     }
 }
 
-static void turn_all_integers(const turn *t, const decoder *d, size_t out_bytes)
+/* The same of a panel of bf16. */
+INLINE void turn_words(const turn *t, const decoder *d, const uint8_t *panel, uint8_t *out, size_t out_bytes)
+{
+    const uint8_t *at = panel + (size_t)(t->column / 32) * d->l.step_bytes;
+    for (int64_t q = 0; q < t->columns / 16; q++) {
+        vb words[8];
+        vi pairs[8];
+        for (int i = 0; i < 8; i++)
+            words[i] = vb_load(at + 64 * (8 * q + i));
+        vb_turn_words(words, pairs);
+        for (int p = 0; p < 8; p++)
+            vi_store(out + (size_t)q * out_bytes + 64 * p, pairs[p]);
+    }
+}
+
+static void turn_whole(const turn *t, const decoder *d, size_t out_bytes)
 {
     uint8_t *out = t->out + 512 * t->before;
     for (int64_t panel = 0; panel < t->panels; panel++) {
         const uint8_t *w = t->w + (size_t)panel * t->panel_bytes;
         fetch_columns(t, d, panel + TURN_AHEAD);
-        if (d->bits == 4)
+        if (d->bits == 16)
+            turn_words(t, d, w, out + 512 * panel, out_bytes);
+        else if (d->bits == 4)
             turn_integers(t, d, w, 4, out + 512 * panel, out_bytes);
         else
             turn_integers(t, d, w, 8, out + 512 * panel, out_bytes);
@@ -146,8 +163,8 @@ static void turn_columns(const turn *t)
     if (t->in_f32)
         for (int64_t panel = 0; panel < t->panels; panel++)
             turn_one(t, &d, panel, t->out + 1024 * panel, out_bytes);
-    else if (d.bits <= 8 && d.codes == KT_CODE_INTEGER)
-        turn_all_integers(t, &d, out_bytes);
+    else if (d.bits <= 16 && d.codes == KT_CODE_INTEGER)
+        turn_whole(t, &d, out_bytes);
     else
         for (int64_t panel = 0; panel < t->before + t->panels; panel += 2)
             turn_pair(t, &d, panel - t->before, t->out + 512 * panel, out_bytes);

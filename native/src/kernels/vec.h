@@ -35,6 +35,7 @@
  *   vb_signed(codebook) a table of its values, for vb_low and vb_high
  *   vb_turn(codes, out) four lines of codes, 4 columns of 16 rows each, turned: word c of out[p], p < 8, is 2^8 times the
  *                       code of row 2 p and column c, and in its upper half that of row 2 p + 1
+ *   vb_turn_words(words, out)   the same of eight lines of words, 2 columns of 16 rows each: the words as they are
  *   prefetch            SEARCH_UNROLLED: groups of one piece have code of their own
  *   GEMV_TOKENS GEMM_* STREAM_MOST_* BF16_* SCORE_* VALUE_* LOWRANK_* EXACT_* DELTA_*    shapes of tiles in registers
  */

@@ -345,14 +345,27 @@ INLINE void vf_store_pairs(float *p, const vf *x)
 
 INLINE void transpose16(const uint8_t *const rows[16], uint8_t *out) { transpose16_plain(rows, out); }
 
+/* Quarters of rows 4 q .. of a line. */
+INLINE void quarters_of(vb line, __m128i *out)
+{
+    out[0] = _mm256_castsi256_si128(line.a);
+    out[1] = _mm256_extracti128_si256(line.a, 1);
+    out[2] = _mm256_castsi256_si128(line.b);
+    out[3] = _mm256_extracti128_si256(line.b, 1);
+}
+
+INLINE vi of_quarters(const __m128i *x)
+{
+    return (vi){_mm256_set_m128i(x[1], x[0]), _mm256_set_m128i(x[3], x[2])};
+}
+
 /* Within a quarter, which has 4 rows of 4 columns, bytes of a pair of rows beside each other; then quarters by columns. */
 INLINE void vb_turn(const vb *codes, vi *out)
 {
     const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), zero = _mm_setzero_si128();
-    __m128i quarters[8][4];
+    __m128i quarters[8][4], of[4];
     for (int i = 0; i < 4; i++) {
-        const __m128i of[4] = {_mm256_castsi256_si128(codes[i].a), _mm256_extracti128_si256(codes[i].a, 1),
-                               _mm256_castsi256_si128(codes[i].b), _mm256_extracti128_si256(codes[i].b, 1)};
+        quarters_of(codes[i], of);
         for (int q = 0; q < 4; q++) {
             __m128i pairs = _mm_shuffle_epi8(of[q], order);
             quarters[2 * q][i] = _mm_unpacklo_epi8(zero, pairs);
@@ -360,5 +373,23 @@ INLINE void vb_turn(const vb *codes, vi *out)
         }
     }
     for (int p = 0; p < 8; p++)
-        out[p] = (vi){_mm256_set_m128i(quarters[p][1], quarters[p][0]), _mm256_set_m128i(quarters[p][3], quarters[p][2])};
+        out[p] = of_quarters(quarters[p]);
+}
+
+/* The same of words, 4 rows of 2 columns in a quarter: two lines have 4 columns. */
+INLINE void vb_turn_words(const vb *words, vi *out)
+{
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    __m128i quarters[8][4], of[2][4];
+    for (int i = 0; i < 4; i++) {
+        quarters_of(words[2 * i], of[0]);
+        quarters_of(words[2 * i + 1], of[1]);
+        for (int q = 0; q < 4; q++) {
+            __m128i a = _mm_shuffle_epi8(of[0][q], order), b = _mm_shuffle_epi8(of[1][q], order);
+            quarters[2 * q][i] = _mm_unpacklo_epi64(a, b);
+            quarters[2 * q + 1][i] = _mm_unpackhi_epi64(a, b);
+        }
+    }
+    for (int p = 0; p < 8; p++)
+        out[p] = of_quarters(quarters[p]);
 }

@@ -242,6 +242,18 @@ INLINE void vf_store_pairs(float *p, const vf *a)
     _mm512_storeu_ps(p + 16, _mm512_shuffle_f32x4(high, high, 0xD8));
 }
 
+/* Four vectors whose quarters l are of rows 4 l ..: quarters by columns, of pairs of rows 2 l + h to out[2 l + h]. */
+INLINE void quarters_by_columns(const __m512i *x, int h, vi *out)
+{
+    __m512i ab = _mm512_shuffle_i32x4(x[0], x[1], 0x44), cd = _mm512_shuffle_i32x4(x[2], x[3], 0x44);
+    out[h] = _mm512_shuffle_i32x4(ab, cd, 0x88);
+    out[2 + h] = _mm512_shuffle_i32x4(ab, cd, 0xDD);
+    ab = _mm512_shuffle_i32x4(x[0], x[1], 0xEE);
+    cd = _mm512_shuffle_i32x4(x[2], x[3], 0xEE);
+    out[4 + h] = _mm512_shuffle_i32x4(ab, cd, 0x88);
+    out[6 + h] = _mm512_shuffle_i32x4(ab, cd, 0xDD);
+}
+
 /* Within a quarter, which has 4 rows of 4 columns, bytes of a pair of rows beside each other; then quarters by columns. */
 INLINE void vb_turn(const vb *codes, vi *out)
 {
@@ -252,15 +264,22 @@ INLINE void vb_turn(const vb *codes, vi *out)
         half[0][i] = _mm512_unpacklo_epi8(zero, pairs);
         half[1][i] = _mm512_unpackhi_epi8(zero, pairs);
     }
-    for (int h = 0; h < 2; h++) {
-        __m512i ab = _mm512_shuffle_i32x4(half[h][0], half[h][1], 0x44), cd = _mm512_shuffle_i32x4(half[h][2], half[h][3], 0x44);
-        out[h] = _mm512_shuffle_i32x4(ab, cd, 0x88);
-        out[2 + h] = _mm512_shuffle_i32x4(ab, cd, 0xDD);
-        ab = _mm512_shuffle_i32x4(half[h][0], half[h][1], 0xEE);
-        cd = _mm512_shuffle_i32x4(half[h][2], half[h][3], 0xEE);
-        out[4 + h] = _mm512_shuffle_i32x4(ab, cd, 0x88);
-        out[6 + h] = _mm512_shuffle_i32x4(ab, cd, 0xDD);
+    quarters_by_columns(half[0], 0, out);
+    quarters_by_columns(half[1], 1, out);
+}
+
+/* The same of words, 4 rows of 2 columns in a quarter: two lines have 4 columns. */
+INLINE void vb_turn_words(const vb *words, vi *out)
+{
+    const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    __m512i half[2][4];
+    for (int i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_epi8(words[2 * i], order), b = _mm512_shuffle_epi8(words[2 * i + 1], order);
+        half[0][i] = _mm512_unpacklo_epi64(a, b);
+        half[1][i] = _mm512_unpackhi_epi64(a, b);
     }
+    quarters_by_columns(half[0], 0, out);
+    quarters_by_columns(half[1], 1, out);
 }
 
 /* Rows 0, 4, 8, 12 beside each other, and so on: then four by four within the quarters. */

@@ -236,3 +236,14 @@ INLINE void vb_turn(const vb *codes, vi *out)
             out[p].v[c] = (int32_t)((uint32_t)(uint8_t)row[0] << 8 | (uint32_t)(uint8_t)row[4] << 24);
         }
 }
+
+INLINE void vb_turn_words(const vb *words, vi *out)
+{
+    for (int p = 0; p < LANES / 2; p++)
+        for (int c = 0; c < LANES; c++) {
+            uint16_t two[2];
+            memcpy(two, words[c / 2].v + 8 * p + 2 * (c % 2), 2);
+            memcpy(two + 1, words[c / 2].v + 8 * p + 2 * (c % 2) + 4, 2);
+            out[p].v[c] = (int32_t)((uint32_t)two[0] | (uint32_t)two[1] << 16);
+        }
+}
