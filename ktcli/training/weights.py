@@ -34,10 +34,15 @@ def join_factors(
     loaded: Places,
     products: Products,
     factors: Sequence[TrainedFactors],
+    added: Sequence[bool],
     *,
     exact: bool,
 ) -> TrainedWeights:
-    """Returns what the operations of a model read: its loaded tensors with the trained factors."""
+    """Returns what the operations of a model read: its loaded tensors with the trained factors.
+
+    Args:
+        added: see `ModelProducts`.
+    """
     matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
     for tensor in model.tensors:
         own = [each for each in factors if isinstance(each, DenseFactors) and each.changes(tensor)]
@@ -54,7 +59,8 @@ def join_factors(
         for tensor in model.tensors
         if tensor.role is Role.VECTOR
     }
-    return TrainedWeights(matrices, vectors, DifferentiableExperts(products), exact)
+    experts, again = DifferentiableExperts(products), DifferentiableExperts(products, added)
+    return TrainedWeights(matrices, vectors, experts, again, exact)
 
 
 def decoded_products(
