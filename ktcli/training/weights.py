@@ -34,8 +34,6 @@ def join_factors(
     loaded: Places,
     products: Products,
     factors: Sequence[TrainedFactors],
-    *,
-    exact: bool,
 ) -> TrainedWeights:
     """Returns what the operations of a model read: its loaded tensors with the trained factors."""
     matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
@@ -54,7 +52,7 @@ def join_factors(
         for tensor in model.tensors
         if tensor.role is Role.VECTOR
     }
-    return TrainedWeights(matrices, vectors, DifferentiableExperts(products), exact)
+    return TrainedWeights(matrices, vectors, DifferentiableExperts(products))
 
 
 def decoded_products(
