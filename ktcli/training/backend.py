@@ -32,11 +32,13 @@ class TrainedWeights:
         matrices: dense matrices and the router, and those of latent attention's expanded form; None: not read.
         vectors: f32.
         experts: computes the chosen experts.
+        experts_again: likewise, for layers that are computed again for their gradients alone.
     """
 
     matrices: Mapping[str, DenseProduct | HeadMatrices | None]
     vectors: Mapping[str, Tensor]
     experts: ExpertRunner
+    experts_again: ExpertRunner
 
 
 class DifferentiableBackend(TorchBackend):
@@ -46,12 +48,19 @@ class DifferentiableBackend(TorchBackend):
         step: the residual, and the documents as parts.
         chosen: the ids int32 [T, K] that routers have chosen before, in order, of which only the gates are computed
             anew; None: they choose.
+        again: whether the layers are computed for their gradients alone: what these do not depend on is left out.
     """
 
     def __init__(
-        self, weights: TrainedWeights, step: StepInputs, chosen: tuple[Tensor, ...] | None = None
+        self,
+        weights: TrainedWeights,
+        step: StepInputs,
+        chosen: tuple[Tensor, ...] | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        super().__init__(Weights({}, weights.vectors), step, _KERNELS, weights.experts)
+        experts = weights.experts_again if again else weights.experts
+        super().__init__(Weights({}, weights.vectors), step, _KERNELS, experts)
         self._matrices, self._given_ids = weights.matrices, chosen
 
     def do(self, operation: Operation) -> Any:

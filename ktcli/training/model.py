@@ -99,11 +99,12 @@ class TrainableModel:
         loaded: Mapping[str, Loaded],
         factors: Sequence[TrainedFactors],
         products: Products,
+        added: Sequence[bool],
         options: TrainingOptions,
     ) -> None:
         self.model, self.options = model, options
         self.factors = {each.name: each for each in factors}
-        self._weights = join_factors(model, loaded, products, factors)
+        self._weights = join_factors(model, loaded, products, factors, added)
         self._embedding = embedding_of(model, loaded)
         rows = expert_rows(model)
         self._routed = [sum(each < i for each in rows) for i in range(model.spec.layers)]
@@ -143,7 +144,7 @@ class TrainableModel:
         loaded = load(model, recipe, source, pool, progress).by_name
         sizes = ProgramSizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
         products = NativeProducts(pool, loaded, found, factors, sizes)
-        return cls(model, loaded, factors, products, options)
+        return cls(model, loaded, factors, products, found.added, options)
 
     def loss_and_gradients(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> StepGradients:
         """Returns the loss of a step, with its gradient written to the factors; what was there is forgotten.
@@ -213,7 +214,7 @@ class TrainableModel:
         x, out = passed.x, passed.out
         if out is None:
             x = x.float().requires_grad_()
-            backend = self._backend(step, x, layer, passed.chosen)
+            backend = self._backend(step, x, layer, passed.chosen, again=True)
             with torch.enable_grad():
                 out = self.model.layer(backend, x, layer)
         own = [each for each in self.factors.values() if each.layer == layer]
@@ -245,10 +246,12 @@ class TrainableModel:
         x: Tensor,
         layer: int = 0,
         chosen: tuple[Tensor, ...] | None = None,
+        *,
+        again: bool = False,
     ) -> DifferentiableBackend:
-        """A backend that runs one layer."""
+        """A backend that runs one layer; `again`: for its gradients alone."""
         inputs = StepInputs(x, step.parts, (), routed=self._routed[layer])
-        return DifferentiableBackend(self._weights, inputs, chosen)
+        return DifferentiableBackend(self._weights, inputs, chosen, again=again)
 
 
 def _require_finite(x: Tensor, what: str) -> None:

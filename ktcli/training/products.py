@@ -78,16 +78,22 @@ class HeadMatrices:
 
 
 class DifferentiableExperts(ExpertRunner):
-    """Computes the chosen experts of layers, with gradients."""
+    """Computes the chosen experts of layers, with gradients.
 
-    def __init__(self, products: Products) -> None:
-        self._products = products
+    Args:
+        skipped: of each layer with experts, whether zeros stand for their sum: in a backward pass, whose gradients do
+            not depend on its values. (): of none.
+    """
+
+    def __init__(self, products: Products, skipped: Sequence[bool] = ()) -> None:
+        self._products, self._skipped = products, skipped
 
     def start(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False
     ) -> Tensor:
         """Returns the weighted sum of the chosen experts [T, H]."""
-        return _experts(x, gate, ids, self._products, layer)
+        skips = bool(self._skipped) and self._skipped[layer]
+        return _experts(x, gate, ids, self._products, layer, skips)
 
     def finish(self, pending: Any) -> Tensor:
         """Returns the sum that `start` has computed."""
@@ -113,19 +119,19 @@ class _ExpertSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gate: Tensor, ids: Tensor, products: Products, layer: int
+        ctx: Any, x: Tensor, gate: Tensor, ids: Tensor, products: Products, layer: int, skips: bool
     ) -> Tensor:
         ctx.products, ctx.layer = products, layer
         ctx.save_for_backward(x, gate, ids)
-        return products.experts(layer, x, ids, gate)
+        return torch.zeros_like(x) if skips else products.experts(layer, x, ids, gate)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         x, gate, ids = ctx.saved_tensors
         dx, dgate = ctx.products.experts_backward(ctx.layer, x, ids, gate, dout)
-        return dx, dgate, None, None, None
+        return dx, dgate, None, None, None, None
 
 
 # torch declares no types for what applies a function.
 _linear = cast("Callable[[Tensor, Products, str], Tensor]", _PackedLinear.apply)
-_experts = cast("Callable[[Tensor, Tensor, Tensor, Products, int], Tensor]", _ExpertSum.apply)
+_experts = cast("Callable[[Tensor, Tensor, Tensor, Products, int, bool], Tensor]", _ExpertSum.apply)

@@ -6,16 +6,18 @@ is trained if its operations are known.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ktcli.errors import UsageError
 from ktcli.models import Model
 from ktcli.ops.operation import Operation
-from ktcli.ops.recording import record
+from ktcli.ops.recording import Record, record
 from ktcli.ops.table.attention import Choose, Mqa
 from ktcli.ops.table.experts import Experts, Route, Score
 from ktcli.ops.table.recurrent import Conv, Delta, Lightning, Pooling, Scan
-from ktcli.ops.table.rowwise import Linear
+from ktcli.ops.table.rowwise import Add, Linear, ScaleRows
 from ktcli.ops.table.streams import Collapse, Expand, Mix, SpreadStreams
 
 # The operations that have no gradient yet, each as the end of a sentence.
@@ -41,11 +43,14 @@ class ModelProducts:
     Attributes:
         linear: those with dense matrices.
         experts: those of each layer with experts, in their order.
+        added: of each of these, whether their sum is only added to other rows within its layer: then no gradient there
+            depends on its values.
         top_k: the experts of a token.
     """
 
     linear: tuple[Linear, ...]
     experts: tuple[Experts, ...]
+    added: tuple[bool, ...]
     top_k: int
 
 
@@ -73,9 +78,25 @@ def products_of(model: Model) -> ModelProducts:
             f"kt cannot fine-tune models of the family {model.spec.family} yet: this one has {what}",
             hint="docs/training.md lists the families that it can",
         )
-    operations = [each.operation for each in record(model.forward).records]
+    records = record(model.forward).records
+    operations = [each.operation for each in records]
+    sums = [i for i, each in enumerate(operations) if isinstance(each, Experts)]
     return ModelProducts(
         tuple(each for each in operations if isinstance(each, Linear)),
         tuple(each for each in operations if isinstance(each, Experts)),
+        tuple(_is_only_added(records[i:]) for i in sums),
         model.spec.top_k,
     )
+
+
+def _is_only_added(records: Sequence[Record]) -> bool:
+    """Tells whether the results of the first record go into sums and constant multiples alone, within its layer."""
+    of_sum = {view.buffer for view in records[0].outs}
+    for each in takewhile(lambda other: other.layer == records[0].layer, records[1:]):
+        if not any(view is not None and view.buffer in of_sum for view in each.operands):
+            continue
+        is_scaled = isinstance(each.operation, ScaleRows) and not each.operation.limit
+        if not isinstance(each.operation, Add) and not is_scaled:
+            return False
+        of_sum |= {view.buffer for view in each.outs}
+    return True

@@ -34,8 +34,13 @@ def join_factors(
     loaded: Places,
     products: Products,
     factors: Sequence[TrainedFactors],
+    added: Sequence[bool],
 ) -> TrainedWeights:
-    """Returns what the operations of a model read: its loaded tensors with the trained factors."""
+    """Returns what the operations of a model read: its loaded tensors with the trained factors.
+
+    Args:
+        added: see `ModelProducts`.
+    """
     matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
     for tensor in model.tensors:
         own = [each for each in factors if isinstance(each, DenseFactors) and each.changes(tensor)]
@@ -52,7 +57,8 @@ def join_factors(
         for tensor in model.tensors
         if tensor.role is Role.VECTOR
     }
-    return TrainedWeights(matrices, vectors, DifferentiableExperts(products))
+    experts, again = DifferentiableExperts(products), DifferentiableExperts(products, added)
+    return TrainedWeights(matrices, vectors, experts, again)
 
 
 def decoded_products(

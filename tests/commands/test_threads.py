@@ -19,6 +19,7 @@ LINES = {
     "bench decode": ["kt-mini"],
     "bench prefill": ["kt-mini"],
     "bench resume": ["kt-mini"],
+    "bench finetune": ["kt-mini"],
     "bench mixed": ["kt-mini"],
     "bench kernel": ["--shape", "64,64,4,2"],
     "logits": ["kt-mini", "--ids", "ids.json", "--out", "logits.npy"],  # not in the help

@@ -84,6 +84,6 @@ def opened_twice(
         made: Products = NativeProducts(POOL, loaded, products, factors, sizes)
         if judge:
             made = ExactBackward(made, decoded_products(loaded, products, factors))
-        found.append(TrainableModel(model, loaded, factors, made, options))
+        found.append(TrainableModel(model, loaded, factors, made, products.added, options))
         randomise(found[-1].factors, 1)
     return found[0], found[1]

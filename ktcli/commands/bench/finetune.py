@@ -1,0 +1,176 @@
+"""`kt bench finetune`: the speed of fine-tuning on a model's shapes, forward and backward of a layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
+from ktcli.assembly.request import Wanted
+from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.options import (
+    DenseOpt,
+    ExpertsOpt,
+    JsonOpt,
+    LayersOpt,
+    ModelArg,
+    NumaOpt,
+    RunsOpt,
+    ThreadsOpt,
+)
+from ktcli.commands.view.figures import (
+    ceiling_words,
+    measured_figures,
+    show_results,
+    threads_words,
+    warn_noisy,
+)
+from ktcli.errors import UsageError
+from ktcli.hardware.gpu import torch_installed
+from ktcli.hardware.numa import asked_numa
+from ktcli.measure.bench import Ceilings
+from ktcli.models import Spec, build
+from ktcli.native import Ceiling, Pool
+from ktcli.output import out
+
+if TYPE_CHECKING:
+    from ktcli.training.bench import StepTimes
+
+_RUNS, _LAYERS = 3, 4
+_BOUNDS = {Ceiling.READ: "read bandwidth", Ceiling.BF16: "arithmetic peak"}
+
+TokensOpt = Annotated[
+    int,
+    typer.Option(
+        "--tokens", "-n", metavar="N", min=1, max=1 << 17, help="Tokens of an optimizer step."
+    ),
+]
+LengthOpt = Annotated[
+    int,
+    typer.Option(
+        "--length", metavar="N", min=1, max=1 << 17, help="Tokens of each document of the step."
+    ),
+]
+RankOpt = Annotated[
+    int, typer.Option("--rank", "-r", metavar="N", min=1, max=1024, help="Rank of the adapter.")
+]
+
+
+def finetune(
+    model: ModelArg,
+    layers: LayersOpt = _LAYERS,
+    tokens: TokensOpt = 2048,
+    length: LengthOpt = 512,
+    rank: RankOpt = 8,
+    experts: ExpertsOpt = None,
+    dense: DenseOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    runs: RunsOpt = _RUNS,
+    json: JsonOpt = False,
+) -> None:
+    """Measure a step of LoRA fine-tuning, forward and backward of each layer.
+
+    Random weights of the model's shapes, all on the CPU, with an adapter on attention, MLPs and
+    experts. The times are compared with what this machine can compute or read at that moment; the
+    speed of the whole model is that of its layers and its output head, without the optimizer.
+
+    Examples:
+
+      kt bench finetune qwen3-30b-a3b
+      kt bench finetune deepseek-v2-lite --layers 2 --tokens 8192 --experts int8
+      kt bench finetune kt-mini --rank 16 --json
+    """
+    if not torch_installed():
+        raise UsageError(
+            "fine-tuning computes with PyTorch, which is not installed",
+            hint='pip install "ktcli[finetune]"',
+        )
+    subject = find_subject(model, experts, dense)
+    whole = build(subject.config).spec
+    asked = Wanted(context=length, threads=threads, numa=asked_numa(numa))
+    planned = plan_trial(Trial(subject, asked, min(layers or _LAYERS, whole.layers)), out)
+    documents = max(1, -(-tokens // length))
+    pool = planned.start()
+    ceilings = Ceilings.of(pool)
+    times = _measured(planned, pool, ceilings, (documents, min(length, tokens)), rank, runs)
+    row = _row(subject.name, planned, times, documents * min(length, tokens), whole, rank)
+    front = {key: row[key] for key in ("tok_s", "forward_ms", "backward_ms")}
+    show_results(
+        planned.machine, pool, [row], lambda: _words(row, pool, ceilings), ceilings, front=front
+    )
+    warn_noisy([times.step.others_share])
+
+
+def _measured(
+    planned: PlannedTrial,
+    pool: Pool,
+    ceilings: Ceilings,
+    documents: tuple[int, int],
+    rank: int,
+    runs: int,
+) -> StepTimes:
+    from ktcli.measure.synthetic import ApartSource
+    from ktcli.training.bench import TimedModel, measure_steps
+    from ktcli.training.lora import LoraSettings
+    from ktcli.training.model import TrainingOptions
+
+    planned.plan.require("the layers that are measured")
+    count, length = documents
+    settings, options = LoraSettings(rank=rank), TrainingOptions(context=length)
+    recipe = planned.plan.recipe
+    with out.progress(planned.title) as bar:
+        model = TimedModel.load(
+            planned.model, recipe, ApartSource(pool, 1), pool, settings, options,
+            progress=lambda done, total: bar.update(done=done, total=total),
+        )  # fmt: skip
+    assert isinstance(model, TimedModel)
+    with out.progress("training steps", runs, unit="runs") as bar:
+        return measure_steps(
+            model, recipe, ceilings, documents=count, length=length, runs=runs,
+            progress=lambda done: bar.update(done=done),
+        )  # fmt: skip
+
+
+def _row(
+    name: str, planned: PlannedTrial, times: StepTimes, tokens: int, whole: Spec, rank: int
+) -> dict[str, Any]:
+    spec, recipe = planned.model.spec, planned.plan.recipe
+    each = (times.forward_s + times.backward_s) / spec.layers
+    return {
+        "work": "finetune",
+        "model": name,
+        "format": recipe.experts_name if spec.moe_layers else None,
+        "dense": recipe.dense.name,
+        "layers": spec.layers,
+        "n_tokens": tokens,
+        "rank": rank,
+        "trained_parameters": times.trained,
+        "tok_s": tokens / (each * whole.layers + times.head_s),
+        "forward_ms": 1e3 * times.forward_s / spec.layers,
+        "backward_ms": 1e3 * times.backward_s / spec.layers,
+        "head_ms": 1e3 * times.head_s,
+        "forward_percent": 100 * times.forward_share,
+        "backward_percent": 100 * times.backward_share,
+        "bound": _BOUNDS[times.bound],
+        **measured_figures(times.step),
+    }
+
+
+def _words(row: dict[str, Any], pool: Pool, ceilings: Ceilings) -> str:
+    experts = f"{row['format']} experts, " if row["format"] else ""
+    bound = row["bound"]
+    return out.table(
+        [
+            ("Model", f"{row['model']}, {row['layers']} layers, {experts}{row['dense']} dense"),
+            ("Threads", threads_words(pool)),
+            ("Ceiling", ceiling_words(ceilings)),
+            ("Step", f"{row['n_tokens']:,} tokens, rank {row['rank']}"),
+            ("Trained", f"{row['trained_parameters']:,} parameters in these layers"),
+            ("Forward", f"{row['forward_ms']:.1f} ms per layer, {row['forward_percent']:.0f} % of the peak"),
+            ("Backward", f"{row['backward_ms']:.1f} ms per layer, {row['backward_percent']:.0f} % of the {bound}"),
+            ("Head", f"{row['head_ms']:.1f} ms with the loss"),
+            ("Model", f"{row['tok_s']:.1f} tokens/s for all layers, without the optimizer"),
+        ]
+    )  # fmt: skip

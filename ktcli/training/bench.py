@@ -1,0 +1,195 @@
+"""Measures optimizer steps without the optimizer: forward and backward of a layer, beside what the machine can do.
+
+The work that is counted is that of the products: a layer forward; backward the gradients of its inputs, in bf16, gate
+and up of experts once more, and unless graphs are retained the layer's forward again. A step that reads more slowly
+than it computes is compared with reading.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ktcli.measure.bench import Ceilings
+from ktcli.measure.clock import Measurement, alternate
+from ktcli.models import Model
+from ktcli.native import Ceiling
+from ktcli.ops.part import ModelPart
+from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.training.model import TrainableModel
+from ktcli.weights.recipe import Recipe
+
+_SEED = 20_260_103
+_ATTENTION = (Unit.ATTENTION, Unit.CODES, Unit.RECURRENT)
+_IN_LAYERS = frozenset(ModelPart) - {ModelPart.EMBEDDING, ModelPart.HEAD, ModelPart.VECTORS}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWork:
+    """The work of all layers of a step.
+
+    Attributes:
+        forward_ops, backward_ops: operations by the unit that does them; multiply and add are two.
+        read_bytes: of the weights, read once.
+    """
+
+    forward_ops: Mapping[Unit, int]
+    backward_ops: Mapping[Unit, int]
+    read_bytes: int
+
+    @classmethod
+    def of(cls, model: Model, recipe: Recipe, tokens: int, *, retain: bool) -> TrainingWork:
+        """Returns the work of a step of so many tokens."""
+        layers = [
+            work
+            for work in step_work(model, recipe, StepShape(tokens, outputs=0))
+            if work.part in _IN_LAYERS and work.unit not in _ATTENTION
+        ]
+        forward = dict.fromkeys(Unit, 0)
+        for work in layers:
+            forward[work.unit] += work.ops
+        backward = dict.fromkeys(Unit, 0) if retain else dict(forward)
+        backward[Unit.BF16] += sum(forward.values())
+        for work in _gate_up(layers):
+            backward[work.unit] += work.ops
+        return cls(forward, backward, sum(work.read_bytes for work in layers))
+
+
+def _gate_up(works: list[PartWork]) -> list[PartWork]:
+    """The share of the experts' work that is gate and up: two of three matrices of a size."""
+    return [
+        PartWork(work.part, work.unit, work.read_bytes, 2 * work.ops // 3)
+        for work in works
+        if work.part is ModelPart.EXPERTS
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The measured times of steps.
+
+    Attributes:
+        step: forward and backward of all layers in each run, between measurements of the ceilings.
+        forward_s, backward_s: the median seconds of all layers.
+        head_s: those of the output head and the loss, forward and backward.
+        forward_share, backward_share: of the ceiling that holds, 1: all of it.
+        bound: the ceiling that holds for the backward pass.
+        trained: the number of trained parameters.
+    """
+
+    step: Measurement
+    forward_s: float
+    backward_s: float
+    head_s: float
+    forward_share: float
+    backward_share: float
+    bound: Ceiling
+    trained: int
+
+
+class TimedModel(TrainableModel):
+    """A trainable model that adds up the seconds of its passes through layers.
+
+    Attributes:
+        seconds: since the last `reset`, of "forward" and "backward".
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.seconds = {"forward": 0.0, "backward": 0.0}
+
+    def reset(self) -> None:
+        """Sets the seconds to 0."""
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+
+    def _forward(self, *given: Any) -> Tensor:
+        return self._timed("forward", super()._forward, given)
+
+    def _backward(self, *given: Any) -> Tensor:
+        return self._timed("backward", super()._backward, given)
+
+    def _timed(self, name: str, work: Callable[..., Tensor], given: tuple[Any, ...]) -> Tensor:
+        began = time.perf_counter()
+        made = work(*given)
+        self.seconds[name] += time.perf_counter() - began
+        return made
+
+
+@dataclass(slots=True)
+class _Passes:
+    """The seconds of the passes of each run."""
+
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+    head: list[float] = field(default_factory=list)
+
+
+def measure_steps(
+    model: TimedModel,
+    recipe: Recipe,
+    ceilings: Ceilings,
+    *,
+    documents: int,
+    length: int,
+    runs: int,
+    progress: Callable[[int], object] = lambda done: None,
+) -> StepTimes:
+    """Returns the measured times of steps of random documents, whose every token is trained.
+
+    Args:
+        runs: the number of steps, each between two measurements of the ceilings; one more goes before.
+        progress: called after each run with the number of runs done.
+    """
+    draw, vocab = np.random.default_rng(_SEED), model.model.spec.vocab
+    work = TrainingWork.of(model.model, recipe, documents * length, retain=model.options.retain)
+    passes = _Passes()
+
+    def step() -> float:
+        ids = [draw.integers(0, vocab, length).tolist() for _ in range(documents)]
+        model.reset()
+        began = time.perf_counter()
+        model.loss_and_gradients(ids, [[True] * length] * documents)
+        whole, layers = time.perf_counter() - began, sum(model.seconds.values())
+        passes.forward.append(model.seconds["forward"])
+        passes.backward.append(model.seconds["backward"])
+        passes.head.append(whole - layers)
+        return layers
+
+    step()
+    passes.forward.clear(), passes.backward.clear(), passes.head.clear()
+    both = [work.forward_ops, work.backward_ops]
+    measured = alternate(
+        step,
+        lambda: sum(_ideal(ceilings, ops, work.read_bytes)[0] for ops in both),
+        pairs=runs,
+        progress=progress,
+    )
+    forward_s, backward_s = median(passes.forward), median(passes.backward)
+    ideal_forward, _ = _ideal(ceilings, work.forward_ops, work.read_bytes)
+    ideal_backward, bound = _ideal(ceilings, work.backward_ops, work.read_bytes)
+    trained = sum(
+        each.values[0].numel() + each.values[1].numel() for each in model.factors.values()
+    )
+    return StepTimes(
+        measured,
+        forward_s,
+        backward_s,
+        median(passes.head),
+        ideal_forward / forward_s,
+        ideal_backward / backward_s,
+        bound,
+        trained,
+    )
+
+
+def _ideal(ceilings: Ceilings, ops: Mapping[Unit, int], read_bytes: int) -> tuple[float, Ceiling]:
+    """The seconds at the ceiling that holds, measured now, and that ceiling."""
+    computed = ceilings.compute_s(dict(ops))
+    read = read_bytes / ceilings.measure(Ceiling.READ)
+    return max((computed, Ceiling.BF16), (read, Ceiling.READ), key=lambda each: each[0])
