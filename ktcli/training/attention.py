@@ -1,8 +1,7 @@
 """Attention with gradients: each document attends to itself, causally, without a cache.
 
 The functions are kernels of the table of operations (`ops.torch.kernels`), whose rows are whole documents of one
-length. With `exact` all is f32; else queries, keys and values are rounded as a bf16 cache has them, and gradients pass
-by the rounding.
+length. All is f32, as in a chat whose cache is.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ from ktcli.ops.torch.functions import Rows
 _BLOCK_QUERIES = 1024
 
 
-def rounded_through(x: Tensor, exact: bool) -> Tensor:
-    """Returns x rounded to bf16 as f32, unless `exact`; its gradient is that of x, as if nothing were rounded."""
-    return x if exact else x + (x.detach().bfloat16().float() - x.detach())
-
-
 def gqa(
     q: Tensor,
     k: Tensor,
@@ -34,7 +28,6 @@ def gqa(
     chosen: Any = None,
     *,
     rows: Rows,
-    exact: bool = False,
 ) -> Tensor:
     """Returns causal grouped-query attention of documents of one length.
 
@@ -47,10 +40,9 @@ def gqa(
     """
     assert chosen is None, "a model that chooses positions is refused"
     s, group = shape, shape.heads // shape.kv_heads
-    query = _heads(rounded_through(q, exact), s.heads, rows.run)
+    query = _heads(q, s.heads, rows.run)
     keys, values = (
-        _heads(rounded_through(each, exact), s.kv_heads, rows.run).repeat_interleave(group, 1)
-        for each in (k, v)
+        _heads(each, s.kv_heads, rows.run).repeat_interleave(group, 1) for each in (k, v)
     )
     mixed = _attend(query, keys, values, s.scale, s.window, sinks)
     return mixed.transpose(1, 2).reshape(q.shape[0], -1)
@@ -66,7 +58,6 @@ def mla(
     chosen: Any = None,
     *,
     rows: Rows,
-    exact: bool = False,
 ) -> Tensor:
     """Returns causal latent attention of documents of one length, with keys and values expanded.
 
@@ -80,14 +71,10 @@ def mla(
     """
     assert chosen is None, "a model that chooses positions is refused"
     s = shape
-    held = rounded_through(latent, exact)
-    low, rotated = torch.split(held, [s.lora, s.rope], -1)
-    nope, values = (
-        _heads(rounded_through(low @ w.flatten(0, 1).mT, exact), s.heads, rows.run)
-        for w in (uk_out, uv)
-    )
+    low, rotated = torch.split(latent, [s.lora, s.rope], -1)
+    nope, values = (_heads(low @ w.flatten(0, 1).mT, s.heads, rows.run) for w in (uk_out, uv))
     shared = _heads(rotated, 1, rows.run).expand(*nope.shape[:3], s.rope)
-    query = _heads(rounded_through(q, exact), s.heads, rows.run)
+    query = _heads(q, s.heads, rows.run)
     mixed = _attend(query, torch.cat((nope, shared), -1), values, s.scale)
     return mixed.transpose(1, 2).reshape(q.shape[0], -1)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.backend import ExpertRunner, Routed, StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import EXACT, Kernel, Kernels
+from ktcli.ops.torch.kernels import EXACT, Kernel
 from ktcli.training import attention
 from ktcli.training.products import DenseProduct, HeadMatrices
 
@@ -34,14 +33,12 @@ class TrainedWeights:
         vectors: f32.
         experts: computes the chosen experts.
         experts_again: likewise, for layers that are computed again for their gradients alone.
-        exact: whether all is f32; else with the rounding of a chat.
     """
 
     matrices: Mapping[str, DenseProduct | HeadMatrices | None]
     vectors: Mapping[str, Tensor]
     experts: ExpertRunner
     experts_again: ExpertRunner
-    exact: bool
 
 
 class DifferentiableBackend(TorchBackend):
@@ -62,9 +59,8 @@ class DifferentiableBackend(TorchBackend):
         *,
         again: bool = False,
     ) -> None:
-        table = _EXACT if weights.exact else _FAST
         experts = weights.experts_again if again else weights.experts
-        super().__init__(Weights({}, weights.vectors), step, table, experts)
+        super().__init__(Weights({}, weights.vectors), step, _KERNELS, experts)
         self._matrices, self._given_ids = weights.matrices, chosen
 
     def do(self, operation: Operation) -> Any:
@@ -114,20 +110,15 @@ def norm(
 def linear(
     x: Tensor, weight: DenseProduct, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Tensor:
-    """Returns x [T, K] W^T + bias, [T, N] f32. What the product rounds is known to `weight`."""
+    """Returns x [T, K] W^T + bias, [T, N] f32. What is rounded is known to `weight`."""
     y = weight(x)
     return y if bias is None else y + bias
 
 
-def _table(name: str, *, exact: bool) -> Kernels:
-    own: dict[str, Kernel] = {
-        "norm": norm,
-        "linear": linear,
-        "gqa": partial(attention.gqa, exact=exact),
-        "mla": partial(attention.mla, exact=exact),
-    }
-    return replace(EXACT, name=name, operations={**EXACT.operations, **own})
-
-
-_EXACT = _table("exact, differentiable", exact=True)
-_FAST = _table("differentiable", exact=False)
+_OWN: dict[str, Kernel] = {
+    "norm": norm,
+    "linear": linear,
+    "gqa": attention.gqa,
+    "mla": attention.mla,
+}
+_KERNELS = replace(EXACT, name="differentiable", operations={**EXACT.operations, **_OWN})

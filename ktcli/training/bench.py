@@ -71,7 +71,7 @@ def _gate_up(works: list[PartWork]) -> list[PartWork]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class TrainingTimes:
     """The measured times of steps.
 
     Attributes:
@@ -139,7 +139,7 @@ def measure_steps(
     length: int,
     runs: int,
     progress: Callable[[int], object] = lambda done: None,
-) -> StepTimes:
+) -> TrainingTimes:
     """Returns the measured times of steps of random documents, whose every token is trained.
 
     Args:
@@ -162,7 +162,8 @@ def measure_steps(
         return layers
 
     step()
-    passes.forward.clear(), passes.backward.clear(), passes.head.clear()
+    for before in (passes.forward, passes.backward, passes.head):
+        before.clear()
     both = [work.forward_ops, work.backward_ops]
     measured = alternate(
         step,
@@ -176,7 +177,7 @@ def measure_steps(
     trained = sum(
         each.values[0].numel() + each.values[1].numel() for each in model.factors.values()
     )
-    return StepTimes(
+    return TrainingTimes(
         measured,
         forward_s,
         backward_s,

@@ -39,7 +39,7 @@ class TrainingOptions:
 
     Attributes:
         context: the most tokens of a document.
-        exact: whether all is f32; else products round activations as those of a chat do.
+        exact: whether all is f32; else products round what they read as those of a chat do.
         retain: whether the graph of each layer is kept for the backward pass, instead of being computed again.
         residuals: the type in which the residual before each layer is kept; float32 or bfloat16. If exact, float32.
         max_rows: the most rows that go through a product at once; more read the weights again.
@@ -104,7 +104,7 @@ class TrainableModel:
     ) -> None:
         self.model, self.options = model, options
         self.factors = {each.name: each for each in factors}
-        self._weights = join_factors(model, loaded, products, factors, added, exact=options.exact)
+        self._weights = join_factors(model, loaded, products, factors, added)
         self._embedding = embedding_of(model, loaded)
         rows = expert_rows(model)
         self._routed = [sum(each < i for each in rows) for i in range(model.spec.layers)]

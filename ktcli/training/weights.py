@@ -35,8 +35,6 @@ def join_factors(
     products: Products,
     factors: Sequence[TrainedFactors],
     added: Sequence[bool],
-    *,
-    exact: bool,
 ) -> TrainedWeights:
     """Returns what the operations of a model read: its loaded tensors with the trained factors.
 
@@ -60,7 +58,7 @@ def join_factors(
         if tensor.role is Role.VECTOR
     }
     experts, again = DifferentiableExperts(products), DifferentiableExperts(products, added)
-    return TrainedWeights(matrices, vectors, experts, again, exact)
+    return TrainedWeights(matrices, vectors, experts, again)
 
 
 def decoded_products(

@@ -35,7 +35,7 @@ from ktcli.native import Ceiling, Pool
 from ktcli.output import out
 
 if TYPE_CHECKING:
-    from ktcli.training.bench import StepTimes
+    from ktcli.training.bench import TrainingTimes
 
 _RUNS, _LAYERS = 3, 4
 _BOUNDS = {Ceiling.READ: "read bandwidth", Ceiling.BF16: "arithmetic peak"}
@@ -110,7 +110,7 @@ def _measured(
     documents: tuple[int, int],
     rank: int,
     runs: int,
-) -> StepTimes:
+) -> TrainingTimes:
     from ktcli.measure.synthetic import ApartSource
     from ktcli.training.bench import TimedModel, measure_steps
     from ktcli.training.lora import LoraSettings
@@ -134,7 +134,7 @@ def _measured(
 
 
 def _row(
-    name: str, planned: PlannedTrial, times: StepTimes, tokens: int, whole: Spec, rank: int
+    name: str, planned: PlannedTrial, times: TrainingTimes, tokens: int, whole: Spec, rank: int
 ) -> dict[str, Any]:
     spec, recipe = planned.model.spec, planned.plan.recipe
     each = (times.forward_s + times.backward_s) / spec.layers
