@@ -1,5 +1,6 @@
 """For the whole suite: property tests draw the same examples in every run, and are not timed; the row amx."""
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable
@@ -45,10 +46,16 @@ def output_as_at_the_start() -> None:
 
 @pytest.fixture(scope="session")
 def amx(tmp_path_factory: pytest.TempPathFactory) -> emulator.Amx:
-    """How a child process gets the row amx; skips where none can."""
+    """How a child process gets the row amx; skips where none can. It is built once in a run, by the first process of
+    xdist that asks; others wait for it."""
     if reason := emulator.why_not():
         pytest.skip(reason)
-    return emulator.prepare(tmp_path_factory.mktemp("amx"))
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "amx"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return emulator.prepare(folder)
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,16 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     return {**catalog.get(name).config, **changes}
 
 
+_SHAPES: dict[str, Model] = {}
+
+
 def shape(name: str, **changes: Any) -> Model:
-    """A catalogue model without weights."""
-    return build(config(name, **changes))
+    """A catalogue model without weights; it is frozen, and built once for all tests that ask for it."""
+    made = config(name, **changes)
+    key = repr(made)
+    if key not in _SHAPES:
+        _SHAPES[key] = build(made)
+    return _SHAPES[key]
 
 
 RATES = Rates(read_bps=50e9, int8_ops=2e12, bf16_ops=1e12, measured=True, basis="made up")

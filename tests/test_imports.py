@@ -9,6 +9,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -98,7 +100,14 @@ def is_part(module: str) -> bool:
     return module == "ktcli" or module.startswith("ktcli.")
 
 
-def imported(module: str, *, at_start: bool = False) -> set[str]:
+@cache
+def syntax(module: str) -> ast.Module:
+    path = MODULES[module]
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def imported(module: str, *, at_start: bool = False) -> frozenset[str]:
     """The modules of the package that `module` names in an import.
 
     Args:
@@ -128,8 +137,8 @@ def imported(module: str, *, at_start: bool = False) -> set[str]:
             if not (at_start and later):
                 visit(child)
 
-    visit(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
-    return {name for name in names if is_part(name)} - {module}
+    visit(syntax(module))
+    return frozenset(name for name in names if is_part(name)) - {module}
 
 
 def allowed(importer: str, target: str) -> bool:
@@ -154,7 +163,7 @@ def test_imports_go_down(module: str):
     assert upward == [], f"{module} imports from above or from beside"
 
 
-def circle(needs: dict[str, set[str]]) -> list[str]:
+def circle(needs: Mapping[str, Set[str]]) -> list[str]:
     """Modules that need one another in turn, the first again at the end; [] if there are none."""
     done: set[str] = set()
 
@@ -185,8 +194,8 @@ def test_no_part_has_a_circle_inside(part: str):
 def test_no_two_classes_have_one_name():
     """One word, one idea: whoever reads a name knows which class is meant."""
     found: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module in MODULES:
+        for node in ast.walk(syntax(module)):
             if isinstance(node, ast.ClassDef) and module != "ktcli._native":
                 found.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}

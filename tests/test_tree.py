@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +32,7 @@ OTHERS = {
 }
 
 
+@cache
 def first_sentence(path: Path) -> str:
     """What a file says it is: the start of its docstring or of its first comment."""
     text = path.read_text()
