@@ -12,7 +12,7 @@ from ktcli.adapters.adapter import Adapter, LowRank
 from ktcli.adapters.factors import F32, encoded
 from ktcli.errors import UsageError
 from ktcli.native import PANEL_ROWS, Update
-from ktcli.ops.tensors import ceil_to
+from ktcli.ops.tensors import Role, ceil_to
 from ktcli.weights.columns import suffers
 from ktcli.weights.recipe import Recipe, format_of
 
@@ -70,16 +70,18 @@ def ranks_of(adapter: Adapter) -> int:
     return max(ranks.values(), default=1)
 
 
-def packed_bytes(adapter: Adapter, *, exact: bool) -> int:
-    """Returns the bytes that the factors of an adapter have when they are packed; no number is read."""
-    size = 0
+def packed_bytes(adapter: Adapter, *, exact: bool) -> tuple[int, int]:
+    """Returns the bytes that the factors of an adapter have when they are packed, those of routed experts apart behind
+    the others'; no number is read."""
+    sizes = [0, 0]
     for update in adapter.updates:
         (count, rank, k), _ = update.shapes
         panels = _panels(update.rows)[2]
         counts = (1, count) if update.taken.ndim > 1 else (count, count)
         of_a, of_b = reversed(counts) if update.flipped else counts
-        size += rank * (of_a * ceil_to(k, PANEL_ROWS) + of_b * panels * PANEL_ROWS)
-    return size * (4 if exact else 2)
+        size = rank * (of_a * ceil_to(k, PANEL_ROWS) + of_b * panels * PANEL_ROWS)
+        sizes[update.tensor.role is Role.EXPERTS] += size * (4 if exact else 2)
+    return sizes[0], sizes[1]
 
 
 def _require_products(adapter: Adapter, name: str, recipe: Recipe) -> None:
