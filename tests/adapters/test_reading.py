@@ -331,6 +331,23 @@ def test_norms_are_replaced(tmp_path: Path) -> None:
     }
 
 
+def test_the_head_that_peft_copies_is_not_read(tmp_path: Path) -> None:
+    """With another number of tokens it is not the base's."""
+    stem, config = "base_model.model.lm_head", {"target_modules": ["lm_head"]}
+    factors = {f"{stem}.lora_A.weight": random(1, 4, H), f"{stem}.lora_B.weight": random(2, 99, 4)}
+    made = write(
+        tmp_path / "a", {**factors, f"{stem}.base_layer.weight": random(3, 99, H)}, **config
+    )
+    with open_adapter(made, model()) as adapter:
+        (note,) = adapter.notes
+        assert len(adapter.pairs) == 1 and "copy of its base's output head" in note
+    made = write(
+        tmp_path / "b", {**factors, f"{stem}.base_layer.weight": random(3, 100, H)}, **config
+    )
+    with pytest.raises(BadCheckpoint, match="does not read a whole output head"):
+        open_adapter(made, model())
+
+
 def test_dropout_has_no_effect(tmp_path: Path) -> None:
     with opened(write(tmp_path, fused(), **FUSED, lora_dropout=0.1)) as adapter:
         assert adapter.settings.dropout == 0.1 and len(adapter.updates) == 2
