@@ -121,13 +121,15 @@ class Adapter:
     """An open adapter, checked against a model. Close it, or use it in a `with` statement.
 
     Attributes:
-        pairs: by target, in the order of the model's tensors.
+        tensors: those of the model.
+        pairs: by target, in the order of these.
         files: the adapter's open files, from which values are read when asked for.
         folder: where they lie. names: all of its files.
         notes: sentences for the user about what its author may not have meant.
     """
 
     settings: AdapterSettings
+    tensors: tuple[Tensor, ...]
     pairs: tuple[LoraPair, ...]
     gains: tuple[NewGain, ...]
     files: OpenFiles

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.adapters.adapter import Adapter, LowRank
+from ktcli.adapters.adapter import Adapter, LowRank, NewGain
 from ktcli.adapters.factors import F32, encoded
 from ktcli.errors import UsageError
 from ktcli.native import PANEL_ROWS, Update
-from ktcli.ops.tensors import Role, ceil_to
+from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.weights.columns import suffers
 from ktcli.weights.recipe import Recipe, format_of
-
-_MERGE = "merge it into a conversion: kt convert MODEL --adapter {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +24,13 @@ class PackedAdapter:
     Attributes:
         digest: the SHA-256 of its files, hexadecimal.
         updates: those of each product, by the name of the stored tensor that is multiplied with.
+        gains: those of norms that it replaces, f32, by the name of the stored vector.
     """
 
     name: str
     digest: str
     updates: Mapping[str, tuple[Update, ...]]
+    gains: Mapping[str, F32] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -39,8 +39,9 @@ class PackedAdapter:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all factors."""
-        return sum(u.a.nbytes + u.b.nbytes for each in self.updates.values() for u in each)
+        """The bytes of all factors and gains."""
+        factors = sum(u.a.nbytes + u.b.nbytes for each in self.updates.values() for u in each)
+        return factors + sum(gain.nbytes for gain in self.gains.values())
 
 
 def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) -> PackedAdapter:
@@ -54,12 +55,20 @@ def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) ->
         UsageError: it changes something that kernels cannot change beside the model.
         BadCheckpoint: a factor is NaN or Inf, or a file cannot be read.
     """
-    _require_products(adapter, name, recipe)
+    _require_unscaled(adapter, name, recipe)
     found: dict[str, list[Update]] = {}
     for update in adapter.updates:
         found.setdefault(update.tensor.name, []).append(_packed(adapter, update, exact))
     updates = {tensor: tuple(each) for tensor, each in found.items()}
-    return PackedAdapter(name, adapter.digest, updates)
+    gains = {gain.tensor.name: stored_gain(gain, adapter.gain(gain)) for gain in adapter.gains}
+    return PackedAdapter(name, adapter.digest, updates, gains)
+
+
+def stored_gain(gain: NewGain, values: F32) -> F32:
+    """Returns a norm's gain [k] as the model has it, from its values as checkpoints have them."""
+    (piece,) = gain.tensor.sources[0]
+    chosen = values[piece.first : piece.first + piece.rows * piece.step : piece.step]
+    return np.ascontiguousarray(chosen + np.float32(piece.plus), np.float32)
 
 
 def ranks_of(adapter: Adapter) -> int:
@@ -81,27 +90,34 @@ def packed_bytes(adapter: Adapter, *, exact: bool) -> tuple[int, int]:
         of_a, of_b = reversed(counts) if update.flipped else counts
         size = rank * (of_a * ceil_to(k, PANEL_ROWS) + of_b * panels * PANEL_ROWS)
         sizes[update.tensor.role is Role.EXPERTS] += size * (4 if exact else 2)
+    sizes[0] += sum(4 * gain.tensor.k for gain in adapter.gains)
     return sizes[0], sizes[1]
 
 
-def _require_products(adapter: Adapter, name: str, recipe: Recipe) -> None:
-    """Checks that an adapter changes nothing but products.
+def _require_unscaled(adapter: Adapter, name: str, recipe: Recipe) -> None:
+    """Checks that an adapter changes no matrix whose columns the conversion has scaled, nor the norm before it. The
+    factors are in no file: the matrix has been divided by them and the norm's gain multiplied with them, and neither
+    can be told from what it was before.
 
     Raises:
-        UsageError: it changes something else.
+        UsageError: it does.
     """
-    what = ""
-    if adapter.gains:
-        what = f"{adapter.gains[0].module}, a norm"
-    for update in adapter.updates:
-        fmt = format_of(update.tensor, recipe)
-        if update.tensor.gain is not None and fmt is not None and suffers(fmt):
-            what = f"{update.pair.module}, whose columns this conversion has scaled"
-    if what:
-        raise UsageError(
-            f"the adapter {name} changes {what}: that cannot be computed beside the model",
-            hint=_MERGE.format(name),
-        )
+    scaled: dict[str, Tensor] = {}
+    for tensor in adapter.tensors:
+        fmt = format_of(tensor, recipe)
+        if tensor.gain is not None and fmt is not None and suffers(fmt):
+            scaled |= {tensor.name: tensor, tensor.gain.name: tensor}
+    changed = [(update.tensor, update.pair.module) for update in adapter.updates]
+    changed += [(gain.tensor, gain.module) for gain in adapter.gains]
+    for tensor, module in changed:
+        if tensor.name in scaled:
+            fmt = format_of(scaled[tensor.name], recipe)
+            assert fmt is not None
+            raise UsageError(
+                f"the adapter {name} changes {module}, which this conversion to {fmt.name} has scaled by factors that "
+                "it does not keep: that cannot be computed beside the model",
+                hint=f"use a conversion with --dense bf16, or merge it: kt convert MODEL --adapter {name}",
+            )
 
 
 def _packed(adapter: Adapter, update: LowRank, exact: bool) -> Update:

@@ -37,10 +37,16 @@ from ktcli.weights.convert import convert
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe as PackRecipe
 
+NORMS = ["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 CASES = {
     "modules of each expert": Recipe("mixtral", ("w1", "w2", "w3", "gate", *ATTENTION)),
     "rank 1, only gate and up": Recipe("qwen3", (), EXPERTS[:1], (("r", 1),)),
     "rank 64, only down": Recipe("gpt-oss", (), EXPERTS[1:], (("r", 64),)),
+    "norms": Recipe("qwen3", ("q_proj",), (), (("modules_to_save", NORMS),)),
+    "norms of 1 + weight": Recipe("gemma3", ("q_proj",), (), (("modules_to_save", NORMS),)),
+    "norms without the mean": Recipe(
+        "command-a-plus", ("q_proj",), (), (("modules_to_save", NORMS),)
+    ),
     "ranks by patterns": Recipe(
         "qwen3",
         ("q_proj", "v_proj"),
