@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.adapters.adapter import Adapter, LowRank, NewGain
-from ktcli.adapters.factors import F32, encoded
+from ktcli.adapters.factors import F32, as_bf16
 from ktcli.errors import UsageError
 from ktcli.native import PANEL_ROWS, Update
 from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.weights.columns import suffers
 from ktcli.weights.recipe import Recipe, format_of
+
+# Rows of B that are turned at a time: experts alternate in the file, and the CPU's cache holds so many.
+_ROWS_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +127,16 @@ def _packed(adapter: Adapter, update: LowRank, exact: bool) -> Update:
     a, b = (_without_copies(each) for each in adapter.factors(update))
     first, step, panels = _panels(update.rows)
     _, rank, k = a.shape
-    wide = np.zeros((len(a), rank, ceil_to(k, PANEL_ROWS)), np.float32)
-    wide[:, :, :k] = a
-    tall = np.zeros((len(b), panels, rank, PANEL_ROWS), np.float32)
+    kept = np.float32 if exact else np.uint16
+    wide = np.zeros((len(a), rank, ceil_to(k, PANEL_ROWS)), kept)
+    wide[:, :, :k] = _stored(a, exact)
+    tall = np.zeros((len(b), panels, rank, PANEL_ROWS), kept)
     panel, lane = np.divmod(update.rows, PANEL_ROWS)
-    tall[:, (panel - first) // step, :, lane] = b.transpose(1, 0, 2)
-    scale = float(update.scale)
-    return Update(rank, first, step, scale, _stored(wide, exact), _stored(tall, exact))
+    for at in range(0, len(panel), _ROWS_AT_ONCE):
+        rows = slice(at, at + _ROWS_AT_ONCE)
+        some = _stored(b[:, rows], exact)
+        tall[:, (panel[rows] - first) // step, :, lane[rows]] = some.transpose(1, 0, 2)
+    return Update(rank, first, step, float(update.scale), wide, tall)
 
 
 def _without_copies(factor: F32) -> F32:
@@ -149,6 +155,4 @@ def _panels(rows: NDArray[np.int32]) -> tuple[int, int, int]:
 
 
 def _stored(values: F32, exact: bool) -> NDArray[np.uint16] | F32:
-    if exact:
-        return values
-    return np.frombuffer(encoded(values, "BF16"), np.uint16).reshape(values.shape)
+    return values if exact else as_bf16(values)
