@@ -1,15 +1,20 @@
 """What adapters cost: answers and prompts with them beside the same without, on random weights of true shapes.
 
     python benchmarks/adapters.py [NAME] [--layers N] [--rounds N] [--out FILE.json]
+    python benchmarks/adapters.py deepseek-v2-lite --swap [--layers N] [--rounds N] [--out FILE.json]
 
 Each adapter has an update of rank 8 (prompts: 8 and 64) of every linear product and of every expert. An engine without
 room for adapters, and one with room, are measured in turns within each round, in the one with room also sequences
 that name none; figures are medians of what a round says of both.
+
+With --swap an answer is generated on a server's engine thread while every second a request names another adapter, which
+is read from disk each time: how long until it can be used, and how long the answer waits for each of its tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import sys
@@ -18,20 +23,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from ktcli.adapters.packed import PackedAdapter
+from ktcli.adapters.folder import open_adapter
+from ktcli.adapters.packed import PackedAdapter, pack_adapter
+from ktcli.adapters.targets import Targets
 from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.engine import CpuEngine, Sequence
 from ktcli.engine.adapters import AttachedAdapter
+from ktcli.engine.request import Event, GenerationRequest, Token
+from ktcli.engine.scheduler import Limits
 from ktcli.hardware.probe import probe
+from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Batch, Update
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Tensor, ceil_to
 from ktcli.planner.memory import AdapterRoom
+from ktcli.server.models.adapters import ServedAdapters
+from ktcli.server.models.enginethread import EngineThread
 
 PROMPT, STREAMS, STEPS, WARM_UP, CONTEXT = 512, 8, 12, 3, 1024
 
@@ -139,7 +153,98 @@ def measure(name: str, layers: int, rounds: int) -> dict[str, Any]:
             flush=True,
         )
         found.append(row)
-    machine = {"cpu": probe().cpu.model, "isa": plain.pool.isa, "threads": plain.pool.threads}
+    return _document(name, layers, plain, found)
+
+
+def write_adapter(folder: Path, model: Model, rank: int) -> Path:
+    """Writes an adapter of all linear products and experts in peft's layout, f32, and returns its folder."""
+    draw, targets = np.random.default_rng(1), Targets(model)
+    found = [each for each in targets.by_name.values() if not each.is_each]
+    found = [each for each in found if each.part not in (ModelPart.HEAD, ModelPart.ROUTER)]
+    tensors, modules, parameters = dict[str, tuple[int, int]](), list[str](), list[str]()
+    for target in found:
+        (parameters if target.is_fused else modules).append(target.name)
+        stem, _, leaf = target.name.rpartition(".")
+        inner = ".base_layer" if leaf == "gate_up_proj" else ""
+        name = f"base_model.model.{f'{stem}{inner}' if target.is_fused else target.name}"
+        ranks = rank * (target.count if target.is_fused else 1)
+        tensors[f"{name}.lora_A.weight"] = ranks, target.k
+        tensors[f"{name}.lora_B.weight"] = target.n, ranks
+    header, at = {}, 0
+    for name, (rows, columns) in tensors.items():
+        size = 4 * rows * columns
+        header[name] = {"dtype": "F32", "shape": [rows, columns], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    with (folder / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in tensors.values():
+            file.write((0.01 * draw.standard_normal(shape, np.float32)).tobytes())
+    settings = {"peft_type": "LORA", "peft_version": "0.21.2", "r": rank, "lora_alpha": 2 * rank}
+    settings |= {"target_modules": modules, "target_parameters": parameters}  # type: ignore[dict-item]
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def measure_swap(name: str, layers: int, rounds: int) -> dict[str, Any]:
+    """Returns the document of the result."""
+    subject = find_subject(name)
+    room = AdapterRoom(2, 192, 1 << 30)
+    wanted = Wanted(4096, streams=2, adapters=room)
+    engine = load_random(subject.config, subject.recipe, wanted, layers)
+    thread, token_s, swap_s = EngineThread(engine, Limits()), list[float](), list[float]()
+
+    def heard(event: Event) -> None:
+        token_s.extend([time.perf_counter()] * isinstance(event, Token))
+
+    with TemporaryDirectory() as temporary:
+        folder = write_adapter(Path(temporary) / "made", engine.model, 8)
+        size = sum(each.stat().st_size for each in folder.iterdir())
+
+        def read(name: str) -> PackedAdapter:
+            with open_adapter(folder, engine.model) as adapter:
+                return replace(
+                    pack_adapter(adapter, name, subject.recipe, exact=False), digest=name
+                )
+
+        async def swap() -> None:
+            assert engine.adapters is not None
+            served = ServedAdapters(thread, engine.adapters, read)
+            for number in range(rounds):
+                await asyncio.sleep(1.0)
+                began = time.perf_counter()
+                (await served.borrow(str(number), str(number))).give_back()
+                swap_s.append(time.perf_counter() - began)
+
+        prompt = np.random.default_rng(1).integers(0, engine.spec.vocab, 64).tolist()
+        thread.submit(GenerationRequest(prompt, max_tokens=4000), heard)
+        time.sleep(10.0)
+        before = len(token_s)
+        asyncio.run(swap())
+        during = len(token_s)
+        thread.close()
+    quiet, gaps = np.diff(token_s[:before]), np.diff(token_s[before:during])
+    usual = float(np.median(quiet))
+    row = {
+        "what": f"swap of an adapter of rank 8, {size / 1e6:.0f} MB in f32",
+        "swap_s": [round(each, 3) for each in swap_s],
+        "median_swap_s": round(median(swap_s), 3),
+        "median_gap_s": usual,
+        "p99_gap_s": float(np.percentile(gaps, 99)),
+        "most_gap_s": float(gaps.max()),
+        "p99_of_median": round(float(np.percentile(gaps, 99)) / usual, 2),
+        "p99_of_median_without": round(float(np.percentile(quiet, 99)) / usual, 2),
+        "tokens": len(gaps),
+    }
+    print(json.dumps(row, indent=1), flush=True)
+    return _document(name, layers, engine, [row])
+
+
+def _document(
+    name: str, layers: int, engine: CpuEngine, found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    machine = {"cpu": probe().cpu.model, "isa": engine.pool.isa, "threads": engine.pool.threads}
     load = [round(each, 2) for each in os.getloadavg()]
     return {"machine": machine, "load": load, "model": name, "layers": layers, "results": found}
 
@@ -149,9 +254,11 @@ def main() -> int:
     parser.add_argument("name", nargs="?", default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--swap", action="store_true")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    document = measure(asked.name, asked.layers, asked.rounds)
+    job = measure_swap if asked.swap else measure
+    document = job(asked.name, asked.layers, asked.rounds)
     if asked.out:
         asked.out.write_text(json.dumps(document, indent=1) + "\n")
     return 0

@@ -121,13 +121,15 @@ class Adapter:
     """An open adapter, checked against a model. Close it, or use it in a `with` statement.
 
     Attributes:
-        pairs: by target, in the order of the model's tensors.
+        tensors: those of the model.
+        pairs: by target, in the order of these.
         files: the adapter's open files, from which values are read when asked for.
         folder: where they lie. names: all of its files.
         notes: sentences for the user about what its author may not have meant.
     """
 
     settings: AdapterSettings
+    tensors: tuple[Tensor, ...]
     pairs: tuple[LoraPair, ...]
     gains: tuple[NewGain, ...]
     files: OpenFiles
@@ -247,7 +249,7 @@ def placed(update: LowRank, a: F32, b: F32) -> tuple[F32, F32]:
     """
     count = update.tensor.count
     if update.taken.ndim == 1:
-        chosen = b[:, update.taken]
+        chosen = b[:, _range_of(update.taken)]
     else:
         chosen = b[0][update.taken]  # [heads, band, r]
     if len(a) != count:
@@ -255,3 +257,9 @@ def placed(update: LowRank, a: F32, b: F32) -> tuple[F32, F32]:
     if update.flipped:
         return chosen.swapaxes(1, 2), a.swapaxes(1, 2)
     return a, chosen
+
+
+def _range_of(rows: Rows) -> Rows | slice:
+    """Rows as a slice where they follow each other: what it chooses is not copied."""
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, last) if np.array_equal(rows, np.arange(first, last)) else rows

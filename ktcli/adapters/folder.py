@@ -88,10 +88,11 @@ def open_adapter(folder: Path, model: Model) -> Adapter:
         _check_seals(folder, names, settings)
     parts = _parts(folder, WEIGHTS)
     fused = _parts(folder, EXPERTS) if EXPERTS in names else {}
-    pairs, gains, notes = pair_up(settings, Targets(model), parts, fused)
+    targets = Targets(model)
+    pairs, gains, notes = pair_up(settings, targets, parts, fused)
     weights = [name for name in (WEIGHTS, EXPERTS) if name in names]
     files = OpenFiles({name: inside(folder, name) for name in weights}, HINT)
-    return Adapter(settings, pairs, gains, files, folder, names, notes)
+    return Adapter(settings, targets.tensors, pairs, gains, files, folder, names, notes)
 
 
 def _parts(folder: Path, file: str) -> dict[str, Part]:

@@ -57,7 +57,7 @@ def fused_pairs(
             found = _fitting(settings, target, both)
             if found is None:
                 raise _misshapen(target, both)
-            name = f"{module}.{target.name.rpartition('.')[2]}"
+            name = f"{module}.{target.parameter_name}"
             yield _pair(settings, target, name, listed.fused_key(name, both[0]), both, found)
 
 
@@ -75,12 +75,10 @@ def _assigned(
     if depths != [0]:
         raise BadCheckpoint(
             f"{part.name} in {part.file} is nested {depths[0]} deep: "
-            f"kt reads only factors of {' and '.join(t.name.rpartition('.')[2] for t in parameters)} there",
+            f"kt reads only factors of {' and '.join(t.parameter_name for t in parameters)} there",
             hint="biases of experts cannot be adapted",
         )
-    named = [
-        t for t in parameters if listed.lists_parameter(f"{module}.{t.name.rpartition('.')[2]}")
-    ]
+    named = [t for t in parameters if listed.lists_parameter(f"{module}.{t.parameter_name}")]
     candidates = tuple(named) if len(named) == 1 else parameters
     fitting = [t for t in candidates if _fits(t, by_depth[0])]
     if len(fitting) != 1:

@@ -20,6 +20,7 @@ from ktcli.adapters.listed import ListedTargets
 from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Targets, without_number
 from ktcli.errors import BadCheckpoint
+from ktcli.ops.part import ModelPart
 from ktcli.weights.storage import Part
 
 PREFIX = "base_model.model."
@@ -38,6 +39,10 @@ _OTHERS = (
     ("prompt_", "prompt tuning"),
     ("bias", "biases"),
 )
+_COPIED = (
+    "the adapter contains a copy of its base's output head, as peft saves it where the head is trained; "
+    "kt does not read it"
+)
 OTHER_BASE = "if it was trained on another model, name that: --base MODEL"
 
 
@@ -48,11 +53,13 @@ class CollectedAdapter:
     Attributes:
         pairs, gains: as in `Adapter`.
         modules: A and B by the name of the module in the file.
+        copies: whether the head of the base is among them.
     """
 
     pairs: list[LoraPair] = field(default_factory=list)
     gains: list[NewGain] = field(default_factory=list)
     modules: dict[str, dict[str, Part]] = field(default_factory=dict)
+    copies: bool = False
 
 
 def pair_up(
@@ -87,7 +94,8 @@ def pair_up(
     _refuse_twice(found.pairs)
     if not found.pairs and not found.gains:
         raise BadCheckpoint("the adapter has no tensors that change anything")
-    return tuple(found.pairs), tuple(found.gains), listed.notes(found.pairs)
+    notes = listed.notes(found.pairs)
+    return tuple(found.pairs), tuple(found.gains), (_COPIED, *notes) if found.copies else notes
 
 
 def _sort(
@@ -97,6 +105,9 @@ def _sort(
     module = name.removeprefix(PREFIX)
     if match := _LORA.fullmatch(module):
         found.modules.setdefault(match[1], {})[match[2]] = part
+        return
+    if _is_copied_head(module, part, targets):
+        found.copies = True
         return
     module = module.removesuffix(".weight").removesuffix(".modules_to_save.default")
     tensor = targets.norm(module)
@@ -115,6 +126,16 @@ def _sort(
         + (f": kt does not read {what}" if what else ""),
         hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
     )
+
+
+def _is_copied_head(module: str, part: Part, targets: Targets) -> bool:
+    """Tells whether a tensor is the frozen head below the factors of an adapter, or its bias: another size is that of
+    an adapter with tokens of its own."""
+    stem, layer, which = module.rpartition(f"{_LAYER}.")
+    target = targets.find(stem) if layer else None
+    if target is None or target.part is not ModelPart.HEAD:
+        return False
+    return part.entry.shape == {"weight": (target.n, target.k), "bias": (target.n,)}.get(which)
 
 
 def _partnered(modules: Mapping[str, dict[str, Part]]) -> Iterator[tuple[str, tuple[Part, Part]]]:

@@ -28,6 +28,38 @@ _NUMBER = re.compile(r"(?<=\bexperts\.)[0-9]{1,5}(?=\.)", re.ASCII)
 _BODY = re.compile(r".*?(?=\blayers\.[0-9])", re.ASCII)
 # transformers 5 calls the MLP so whatever the hub's checkpoint does, where that is an older name of it.
 _MLP, _OLDER_MLP = ".mlp.", ".block_sparse_moe."
+_GRANITE = {"input_linear": "gate_up_proj", "output_linear": "down_proj"}  # of all experts
+# Ways to write a name of the hub's checkpoints as a module of transformers 5, where these differ.
+_SPELLINGS = (
+    (".block_sparse_moe.gate", ".mlp.router"),  # Phi-3.5
+    *((f"{_OLDER_MLP}{old}", f"{_OLDER_MLP}experts.{new}") for old, new in _GRANITE.items()),
+    (".block_sparse_moe.router.layer", ".block_sparse_moe.router"),
+    (_OLDER_MLP, _MLP),
+    (".mlp.shared_expert.", ".mlp.shared_experts."),  # Laguna
+    (".share_expert.", ".mlp.shared_experts."),  # Step
+    (".moe.", ".mlp."),
+    (".attention.dense", ".self_attn.o_proj"),  # Ling
+    (".attention.", ".self_attn."),
+    (".self_attn.f_", ".self_attn.forget_gate.f_"),  # Kimi Linear
+    (".self_attn.index_", ".self_attn.indexer."),  # MiniMax M3
+    (".attn.indexer.compressor.", ".attn.compressor.indexer."),  # DeepSeek V4
+    (".attn.indexer.weights_proj", ".attn.compressor.indexer.scorer.weights_proj"),
+    (".attn.indexer.", ".attn.compressor.indexer."),
+    (".attn.", ".self_attn."),
+    (".ffn.", ".mlp."),
+    (".wq_a", ".q_a_proj"),
+    (".wq_b", ".q_b_proj"),
+    (".wkv", ".kv_proj"),
+    (".wgate", ".gate_proj"),
+    (".wo_a", ".o_a_proj"),
+    (".wo_b", ".o_b_proj"),
+    (".shared_experts.w1", ".shared_experts.gate_proj"),
+    (".shared_experts.w3", ".shared_experts.up_proj"),
+    (".shared_experts.w2", ".shared_experts.down_proj"),
+)
+_HEADS = ("head", "language_model.lm_head")
+# What stands before the layers of a text model: alone, and beside an encoder of images.
+_BODIES = ("model.", "model.language_model.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +103,12 @@ class LoraTarget:
     def is_fused(self) -> bool:
         """Whether it is one parameter of all experts."""
         return self.pieces[0].stored.matrix
+
+    @property
+    def parameter_name(self) -> str:
+        """The name of a parameter of all experts in its module, as transformers calls it."""
+        name = self.name.rpartition(".")[2]
+        return _GRANITE.get(name, name)
 
     @property
     def part(self) -> ModelPart:
@@ -233,9 +271,11 @@ def _aliases(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     known = set(names)
     for name in known:
         body = _BODY.match(name)
-        spelled = {name, name.replace(_OLDER_MLP, _MLP)}
+        spelled = {"lm_head" if name in _HEADS else name}
+        for old, new in _SPELLINGS:
+            spelled |= {each.replace(old, new) for each in spelled}
         if body is not None:
-            spelled |= {f"model.{each[body.end() :]}" for each in spelled}
+            spelled |= {f"{before}{each[body.end() :]}" for each in spelled for before in _BODIES}
         yield from ((each, name) for each in spelled - known)
 
 

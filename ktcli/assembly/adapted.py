@@ -21,30 +21,32 @@ from ktcli.weights.pack import Pack
 if TYPE_CHECKING:
     from ktcli.adapters.adapter import Adapter
     from ktcli.adapters.packed import PackedAdapter
+    from ktcli.assembly.subject import Subject
 
 # Of a server: adapters that there is room for at a time, and ranks of one product.
 _LEAST_ROOM, _LEAST_RANKS = 4, 192
 
 
-def with_room(ready: Ready, wanted: Wanted, model: Model) -> Wanted:
-    """Returns how a model is to be loaded with its adapter, if it has one: on the CPU, with room for the adapter.
+def with_room(named: Ready | Subject, wanted: Wanted, model: Model) -> Wanted:
+    """Returns how a model is to be loaded, or planned, with its adapter, if it has one: on the CPU, with room for the
+    adapter.
 
     Raises:
         UsageError: a GPU was asked for.
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
     """
-    if not ready.adapter:
+    if not named.adapter:
         return wanted
     if wanted.device.device not in (AUTO, CPU):
         raise UsageError(
             f"adapters run on the CPU, not on {wanted.device.device}",
-            hint=f"leave out --device, or merge it: kt convert {ready.base} --adapter {ready.adapter}",
+            hint=f"leave out --device, or merge it: kt convert {named.base} --adapter {named.adapter}",
         )
     from ktcli.adapters.packed import packed_bytes, ranks_of
 
-    with _opened(ready, model) as adapter:
-        size = packed_bytes(adapter, exact=wanted.exact)
-        room = AdapterRoom(1, ranks_of(adapter), size)
+    with _opened(named.adapter, model) as adapter:
+        each, experts = packed_bytes(adapter, exact=wanted.exact)
+        room = AdapterRoom(1, ranks_of(adapter), each + experts, each, experts)
     return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
 
 
@@ -63,7 +65,7 @@ def read_adapter(
     from ktcli.assembly.adapters import BaseModel, compare_base
 
     model = build(pack.config)
-    with _opened(ready, model) as adapter:
+    with _opened(ready.adapter, model) as adapter:
         base = BaseModel(parse(ready.base).lasting, ready.base, model)
         compare_base(adapter.settings.base, base, listener)
         for note in adapter.notes:
@@ -104,17 +106,18 @@ def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
         room = with_room(adapted(ready, name), wanted, model).adapters
         assert room is not None
         rooms.append(room)
-    largest = max(room.size_bytes for room in rooms)
+    largest = max(rooms, key=lambda room: room.size_bytes)
     most = max(len(rooms), _LEAST_ROOM)
-    size = sum(room.size_bytes for room in rooms) + (most - len(rooms)) * largest
-    room = AdapterRoom(most, max(_LEAST_RANKS, *(room.ranks for room in rooms)), size)
+    size = sum(room.size_bytes for room in rooms) + (most - len(rooms)) * largest.size_bytes
+    ranks = max(_LEAST_RANKS, *(room.ranks for room in rooms))
+    room = replace(largest, most=most, ranks=ranks, size_bytes=size)
     return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
 
 
-def _opened(ready: Ready, model: Model) -> Adapter:
+def _opened(name: str, model: Model) -> Adapter:
     from ktcli.adapters.folder import open_adapter
 
-    entry = adapters.resolve(ready.adapter)
+    entry = adapters.resolve(name)
     try:
         return open_adapter(entry.path, model)
     except BadCheckpoint as error:

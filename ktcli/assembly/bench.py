@@ -77,7 +77,7 @@ class PlannedTrial:
     def title(self) -> str:
         """The title of the work that is done before anything can be measured."""
         trial = self.trial
-        return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
+        return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.title}"
 
     def load(self, listener: Listener = SILENT) -> CpuEngine:
         """Returns the engine of a plan with every layer on the CPU, loaded.
@@ -148,11 +148,15 @@ def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
     wanted, subject = trial.wanted, trial.subject
     if subject.adapter and trial.layers is not None:
         raise UsageError(
-            f"--layers measures random weights, with which no adapter can be used: {subject.name}",
+            f"--layers measures random weights, with which no adapter can be used: {subject.title}",
             hint="leave out --layers",
         )
-    if subject.ready is not None:
-        wanted = with_room(subject.ready, wanted, build(subject.config))
+    if subject.adapter and subject.pack is None:
+        raise UsageError(
+            f"{subject.said} is not converted to {subject.recipe.name}, so no adapter can be used with it",
+            hint=f"kt convert {subject.said}",
+        )
+    wanted = with_room(subject, wanted, build(subject.config))
     machine = machine_here()
     where = wanted.where
     if where != CPU and not usable(machine, where, listener):

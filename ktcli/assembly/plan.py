@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ktcli.assembly.adapted import with_room
 from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.host import machine_here, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
@@ -68,9 +69,11 @@ def plan_subject(
     Raises:
         UsageError, NotFound: what is asked for is not of this model or machine.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
+        BadCheckpoint: the adapter is damaged, or for another model.
     """
     host = host_described(wanted, described)
     model = build(subject.config)
+    wanted = with_room(subject, wanted, model)
     request = Request(subject.recipe, wanted.context, use=wanted.use)
     request = wanted.device.apply(request, model.spec)
     if by_memory:

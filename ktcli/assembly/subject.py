@@ -33,8 +33,8 @@ class Subject:
     """The model that a command is about, by its config and number formats.
 
     Attributes:
-        said: the name as the user gave it.
-        name: the name for people.
+        said: the name as the user gave it, without the adapter.
+        name: the name for people, without the adapter.
         config: its `config.json`.
         recipe: its number formats, existing or intended.
         pack: the folder of the conversion with exactly these formats; None: there is none on disk.
@@ -53,31 +53,40 @@ class Subject:
     adapter: str = ""
 
     @property
+    def base(self) -> str:
+        """The name without the adapter, as a user types it."""
+        return self.said
+
+    @property
+    def title(self) -> str:
+        """The name for people, with the adapter."""
+        return f"{self.name}+{self.adapter}" if self.adapter else self.name
+
+    @property
     def ready(self) -> Ready | None:
         """Its conversion on disk, with its adapter; None: there is none with these formats."""
         if self.pack is None:
             return None
-        return Ready(self.name, self.pack, self.adapter)
+        return Ready(self.title, self.pack, self.adapter)
 
 
-def find_with_adapter(name: str, experts: str | None = None, dense: str | None = None) -> Subject:
+def find_with_adapter(
+    name: str,
+    experts: str | None = None,
+    dense: str | None = None,
+    *,
+    ask_hub: bool = False,
+    tell: Tell = silent,
+) -> Subject:
     """Returns the model that a name means, with its adapter if it names one; see `find_subject`.
 
     Raises:
-        As `find_subject`. UsageError: there is no conversion with these formats that an adapter could be used with.
+        As `find_subject`.
         NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
     """
     model, said = split_adapter(name)
-    found = find_subject(model, experts, dense)
-    if not said:
-        return found
-    adapter = adapters.resolve(said).name
-    if found.pack is None:
-        raise UsageError(
-            f"{model} is not converted to {found.recipe.name}, so no adapter can be used with it",
-            hint=f"kt convert {model}",
-        )
-    return replace(found, said=name, name=f"{found.name}+{adapter}", adapter=adapter)
+    found = find_subject(model, experts, dense, ask_hub=ask_hub, tell=tell)
+    return replace(found, adapter=adapters.resolve(said).name) if said else found
 
 
 def find_subject(

@@ -12,7 +12,7 @@ from ktcli import config
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.plan import host_described, plan_subject
 from ktcli.assembly.request import Wanted
-from ktcli.assembly.subject import Subject, find_subject
+from ktcli.assembly.subject import Subject, find_with_adapter
 from ktcli.assembly.survey import (
     READING_TOK_S,
     Formats,
@@ -86,6 +86,8 @@ def plan(
 
       kt plan qwen3-30b-a3b --context 32768
 
+      kt plan qwen3-30b-a3b+poet                    with an adapter
+
       kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb --numa off
 
       kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
@@ -97,8 +99,9 @@ def plan(
     if model is None:
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)
         return
-    subject = find_subject(model, None if auto else experts, dense, ask_hub=True, tell=out.note)
-    note_what_is_beside(library.find(model))
+    formats = None if auto else experts, dense
+    subject = find_with_adapter(model, *formats, ask_hub=True, tell=out.note)
+    note_what_is_beside(library.find(subject.said))
     made = plan_subject(
         subject, wanted, described=machine, by_memory=auto, tok_s=want, listener=out
     )
@@ -110,14 +113,14 @@ def plan(
     if origin is not None:
         out.note(f"{subject.name}: from {safe(shown(origin))}")
     found = {
-        **document(subject.name, made),
+        **document(subject.title, made),
         "origin": origin,
         "smaller": [each.profile.name for each in others],
     }
     if disk is not None:
         found["disk"] = asdict(disk)
     following = _next(subject, made, others, disk, want if slow else None)
-    out.result(found, lambda: render(subject.name, made, disk, following))
+    out.result(found, lambda: render(subject.title, made, disk, following))
     if not made.fits:
         raise typer.Exit(ExitCode.NO_ROOM)
 
@@ -182,10 +185,11 @@ def _next(
     if disk is None:
         return []
     name = safe(subject.remote or subject.said)
+    adapter = f"+{safe(subject.adapter)}" if subject.adapter else ""
     if not disk.fits:
         return [out.fold(_short_of_disk(disk, name), "  ")]
     fetched = f" fetches {gib(disk.download_bytes)} and" if disk.download_bytes else ""
     first = f"; first it{fetched} writes {gib(disk.pack_bytes)}" if disk.need_bytes else ""
-    command = f"kt {'chat' if subject.config.get(KEY) is None else 'serve'} {name}"
+    command = f"kt {'chat' if subject.config.get(KEY) is None else 'serve'} {name}{adapter}"
     line = out.fold(f"Next: {command}{first}", "  ")
     return [line.replace(command, out.style(command, "bold"), 1)]

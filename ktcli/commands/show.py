@@ -12,11 +12,11 @@ from ktcli.commands.alias import called
 from ktcli.commands.cli.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
-from ktcli.store import aliases, catalog, library
+from ktcli.store import adapters, aliases, catalog, library
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.preset import Preset
-from ktcli.store.reference import parse
+from ktcli.store.reference import parse, split_adapter
 
 if TYPE_CHECKING:
     from ktcli.models.pooling import TextPooling
@@ -38,7 +38,8 @@ def show(
 ) -> None:
     """Show what a model is and what it needs.
 
-    Works for every name that kt list --all shows, pulled or not, and for local folders. Chats
+    Works for every name that kt list --all shows, pulled or not, and for local folders; of
+    MODEL+ADAPTER it shows what kt adapter show does, too. Chats
     record which experts they use, so that the busiest can be placed where they run fastest. For
     each conversion it shows how much its number formats lose, layer by layer for a conversion
     given by name and with --json.
@@ -49,8 +50,10 @@ def show(
       kt show qwen3-30b-a3b --experts
       kt show deepseek-v3 --program           what a step computes
       kt show qwen3-30b-a3b@int4-int8         errors of each layer
+      kt show qwen3-30b-a3b+poet              with what an adapter changes
       kt show ./my-model --json
     """
+    named, (model, adapter) = model, split_adapter(model)
     entries = library.matching(model)
     if parse(model).folder is not None:  # and what was made of it as it is now
         entries = (entries[0], *conversions_outside(entries[0]))
@@ -76,9 +79,22 @@ def show(
         "architecture": _architecture(config, profile),
         "on_disk": [_place(entry) for entry in entries],
         "aliases": sorted({name for of_one in called(entries).values() for name in of_one}),
-        "preset": aliases.preset_of(model).document(),
+        "preset": aliases.preset_of(named).document(),
     }
+    if adapter:
+        return _show_with(document, adapter, model)
     out.result(document, lambda: _render(document))
+
+
+def _show_with(document: dict[str, Any], adapter: str, model: str) -> None:
+    """Shows a model that has an adapter."""
+    from ktcli.assembly.adapters import described
+    from ktcli.commands import adapter as of_adapters
+
+    adapters.resolve(adapter)  # of the library, not a folder
+    found = described(adapter, model, out)
+    whole = {**document, "adapter": of_adapters.document(found)}
+    out.result(whole, lambda: f"{_render(document)}\n\n{of_adapters.render(found)}")
 
 
 def _config(entry: Entry) -> Mapping[str, Any]:

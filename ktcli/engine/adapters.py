@@ -12,6 +12,7 @@ from ktcli.native import Program
 from ktcli.planner.memory import AdapterRoom
 
 Products = Mapping[str, Sequence[tuple[int, int]]]
+Norms = Mapping[str, Sequence[int]]
 
 
 class AttachedAdapter(NamedTuple):
@@ -33,10 +34,13 @@ class Adapters:
         program: has this room.
     Attributes:
         products: the operations that multiply with each tensor, by its name, and the part of each.
+        norms: the norms that have each gain, by its name.
     """
 
-    def __init__(self, program: Program, products: Products, room: AdapterRoom) -> None:
-        self._program, self.products, self.room = program, products, room
+    def __init__(
+        self, program: Program, products: Products, norms: Norms, room: AdapterRoom
+    ) -> None:
+        self._program, self.products, self.norms, self.room = program, products, norms, room
         self._there: dict[int, PackedAdapter] = {}
 
     @property
@@ -60,10 +64,10 @@ class Adapters:
                 f"there is room for {self.room.ranks}",
                 hint=f"serve it from the start: kt serve MODEL --adapter {adapter.name}",
             )
-        for name in adapter.updates:
-            if name not in self.products:
+        for name in (*adapter.updates, *adapter.gains):
+            if name not in self.products and name not in self.norms:
                 raise UsageError(
-                    f"the adapter {adapter.name} changes {name}, which is no product of this model",
+                    f"the adapter {adapter.name} changes {name}, which is not a product or a norm of this model",
                     hint=f"merge it into a conversion: kt convert MODEL --adapter {adapter.name}",
                 )
         try:
@@ -82,3 +86,6 @@ class Adapters:
         for name, updates in adapter.updates.items():
             for operation, part in self.products[name]:
                 self._program.adapt(number, operation, part, updates if present else ())
+        for name, gain in adapter.gains.items():
+            for operation in self.norms[name]:
+                self._program.adapt_gain(number, operation, gain if present else None)

@@ -206,7 +206,7 @@ class CpuEngine:
         made = assemble(recording, program, places)
         adapters = None
         if room is not None:
-            adapters = Adapters(program, made.products, room)
+            adapters = Adapters(program, made.products, made.norms, room)
         return program, Outputs(*made.results), made.routings, adapters
 
 

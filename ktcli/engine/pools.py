@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ktcli.engine.adapters import AttachedAdapter
@@ -48,6 +49,8 @@ class Pools:
         windows: the pages of the layers with a window; None: they have none of their own.
         latent: whether the model has latent attention, see `forms`.
         adapter: the adapter of sequences that name none; None: they have none.
+        depth: how many operations on pages and states are in each other now.
+        waiting: what is to be done when there is none.
     """
 
     pages: PagePool
@@ -59,6 +62,28 @@ class Pools:
     windows: WindowPages | None = None
     latent: bool = False
     adapter: AttachedAdapter | None = None
+    depth: int = 0
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def later(self, close: Callable[[], None]) -> None:
+        """Closes a sequence that nobody refers to any more: now, or behind the operation that is going on."""
+        self.waiting.append(close)
+        if not self.depth:
+            self._settle()
+
+    def begin(self) -> None:
+        """Begins an operation on pages and states: until its `end` no sequence is closed by the collector."""
+        self.depth += 1
+
+    def end(self) -> None:
+        """Ends an operation on pages and states."""
+        self.depth -= 1
+        if not self.depth and self.waiting:
+            self._settle()
+
+    def _settle(self) -> None:
+        while self.waiting:
+            self.waiting.popleft()()
 
     def how(self, depth: int) -> int:
         """Returns the byte that encodes how an id is computed that is not expanded, with this depth of deferral."""
@@ -72,11 +97,13 @@ class Pools:
 
     def forget(self) -> None:
         """Frees all pages and snapshots that no sequence holds: nothing is found by its ids any more."""
+        self.begin()
         self.pages.forget()
         if self.windows is not None:
             self.windows.pool.forget()
         if self.states is not None:
             self.states.forget()
+        self.end()
 
     def find(self, content: Content) -> KnownPrefix:
         """Returns the longest known prefix of a content's ids, but not all of them."""

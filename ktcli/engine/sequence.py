@@ -9,9 +9,11 @@ going back is possible where a state was kept: at the last few steps as long as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Numbers
+from functools import wraps
 from itertools import count
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,24 @@ from ktcli.native import PAGE_TOKENS, Run
 from ktcli.pagelabel import PageKind, PageLabel
 
 _LINES = count(1)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _operation(
+    method: Callable[Concatenate[Sequence, P], R],
+) -> Callable[Concatenate[Sequence, P], R]:
+    """A method as an operation on the pools, see `Pools.begin`."""
+
+    @wraps(method)
+    def run(self: Sequence, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._pools.begin()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._pools.end()
+
+    return run
 
 
 class Sequence:
@@ -101,6 +121,7 @@ class Sequence:
 
     # -- steps -----------------------------------------------------------------------------------------
 
+    @_operation
     def extend(
         self,
         ids: NDArray[np.int32],
@@ -157,6 +178,7 @@ class Sequence:
         assert len(spans) < 2, "a run has one expanded span at most, see `until_mark`"
         return (self.length + spans[0][0], self.length + spans[0][1]) if spans else (0, 0)
 
+    @_operation
     def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
         """Appends the ids of a run that was computed to the sequence, and seals the pages that are full.
 
@@ -184,6 +206,7 @@ class Sequence:
         if self._windows is not None:
             self._windows.pass_by(end)
 
+    @_operation
     def keep(self) -> None:
         """Keeps a snapshot of the state, where there is one, and favours the pages of the window before: whoever begins
         with the same ids can go on from here."""
@@ -242,6 +265,7 @@ class Sequence:
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
+    @_operation
     def truncate(self, position: int) -> int:
         """Drops all ids from `position` on; returns the position really reached: the same, or an earlier one where
         layers keep a state and that of `position` is not kept any more."""
@@ -256,6 +280,7 @@ class Sequence:
         self._cut(reached)
         return reached
 
+    @_operation
     def fork(self) -> Sequence:
         """Returns another sequence with the same ids, which shares all pages and the state."""
         made = Sequence(self._pools)
@@ -270,6 +295,7 @@ class Sequence:
             made._states.share(self._states)
         return made
 
+    @_operation
     def adopt(
         self,
         ids: Numbers[int] | NDArray[np.int32],
@@ -326,6 +352,7 @@ class Sequence:
         """The key of the empty prefix with a salt."""
         return salted(self._pools.seed, salt, self._adapter.digest if self._adapter else "")
 
+    @_operation
     def close(self) -> None:
         """Releases all pages and states; what was computed can still be found by others: as far as it goes, or, where
         layers keep states, up to where one is kept."""

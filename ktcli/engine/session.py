@@ -48,7 +48,8 @@ class Session:
         self._engine = engine
         self.sequence = Sequence(engine.pools)
         self.context = engine.pools.context
-        weakref.finalize(self, self.sequence.close)
+        # The collector runs anywhere, in the middle of an operation on another sequence, too.
+        weakref.finalize(self, engine.pools.later, self.sequence.close)
 
     @property
     def length(self) -> int:

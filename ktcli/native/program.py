@@ -86,6 +86,7 @@ class Program:
         self._keep: list[Any] = []  # objects whose memory C borrows
         self._updates: dict[tuple[int, int, int], tuple[Update, ...]] = {}  # likewise
         self._gradients: dict[tuple[int, int, int], tuple[Gradient, ...]] = {}  # likewise
+        self._gains: dict[tuple[int, int], NDArray[np.float32] | None] = {}
 
     # -- recording -----------------------------------------------------------------------------------
 
@@ -190,6 +191,18 @@ class Program:
             )
         )
         self._gradients[adapter, operation, part] = tuple(gradients)
+
+    def adapt_gain(self, adapter: int, operation: int, gain: NDArray[np.float32] | None) -> None:
+        """Sets the gain of one norm by an adapter, from the next step on; None: the norm's own.
+
+        Args:
+            gain: f32, as many elements as the norm's own.
+        Raises:
+            NativeError: there is no such norm.
+        """
+        data = self._ffi.NULL if gain is None else self._ffi.cast("float *", gain.ctypes.data)
+        self._check(self._lib.kt_program_adapt_gain(self.handle, adapter, operation, data))
+        self._gains[adapter, operation] = gain
 
     # -- running -------------------------------------------------------------------------------------
 

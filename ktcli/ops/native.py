@@ -20,7 +20,7 @@ from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.recording import Number, Recording
 from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Experts, Route
-from ktcli.ops.table.rowwise import Linear
+from ktcli.ops.table.rowwise import LayerNorm, Linear, Norm
 from ktcli.ops.tensors import Tensor
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
@@ -56,11 +56,13 @@ class Assembled:
         routings: the numbers of the routers' results, in layer order.
         products: of each tensor that rows are multiplied with, the products that an adapter may change: the number of
             the operation, and the part of it.
+        norms: of each gain the norms that have it, by their numbers.
     """
 
     results: tuple[View, ...]
     routings: tuple[int, ...]
     products: Mapping[str, Sequence[tuple[int, int]]]
+    norms: Mapping[str, Sequence[int]]
 
 
 def assemble(recording: Recording, program: Program, places: Places) -> Assembled:
@@ -71,17 +73,20 @@ def assemble(recording: Recording, program: Program, places: Places) -> Assemble
     numbers: dict[Number, int] = {}
     routings: list[int] = []
     products: dict[str, list[tuple[int, int]]] = {}
+    norms: dict[str, list[int]] = {}
     for each in recording.records:
         name = each.operation.name
         for part, tensor in enumerate(_multiplied(each.operation)):
             products.setdefault(tensor.name, []).append((len(program.labels), part))
+        if isinstance(each.operation, (Norm, LayerNorm)) and each.operation.gain is not None:
+            norms.setdefault(each.operation.gain.name, []).append(len(program.labels))
         told = dict(_told(each.operation, places, numbers, FORMATS[program.cache].element_bytes))
         first = program.append(name, (*each.outs, *each.operands), **told)
         numbers |= {number: first + i for i, number in enumerate(each.numbers)}
         if isinstance(each.operation, Route):
             routings.append(first)
     program.finish()
-    return Assembled(recording.results, tuple(routings), products)
+    return Assembled(recording.results, tuple(routings), products, norms)
 
 
 def _multiplied(operation: Operation) -> tuple[Tensor, ...]:

@@ -33,6 +33,7 @@ class ModelPart(Enum):
     # No tensors, but read and computed with in each step:
     CACHE = "KV cache"
     STATES = "attention state"
+    ADAPTERS = "adapters"
 
     @property
     def runs_beside_experts(self) -> bool:

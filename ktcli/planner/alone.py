@@ -94,7 +94,7 @@ class Alone:
     def step_s(self, n_tokens: int, start: int = 0) -> float:
         """The predicted seconds of a step of `n_tokens` behind `start` positions."""
         step = StepShape(n_tokens, start, cache=self.use.cache_format)
-        works = step_work(self.model, self.recipe, step)
+        works = _works(self.model, self.recipe, step, self.use)
         return step_seconds(works, self.model.operations, self.host.rates, n_tokens)
 
     def speed(self, context: int) -> Speed:
@@ -123,7 +123,13 @@ class Alone:
         if states:
             yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
         if adapters := use.adapter_bytes(spec):
-            yield Line.reserved("adapters", "bf16", "memory", adapters, "their factors")
+            yield line(
+                ModelPart.ADAPTERS,
+                "bf16",
+                "memory",
+                adapters,
+                "beside the products that they change",
+            )
         buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
         scratch = scratch_bytes(model, use.streams) + use.logits_bytes(spec, context)
         yield Line.reserved("scratch", "f32", spread, scratch, buffers)
@@ -146,7 +152,7 @@ class _Timing:
     def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates, use: Use) -> _Timing:
         chunk, cache = min(PREFILL_CHUNK, context), use.cache_format
         decode, prefill = (
-            {work.part: work for work in step_work(model, recipe, step)}
+            {work.part: work for work in _works(model, recipe, step, use)}
             for step in (
                 StepShape(1, early_position(context), cache=cache),
                 StepShape(chunk, cache=cache),
@@ -166,6 +172,11 @@ class _Timing:
             prefill_s=seconds(many, self.rates, self.chunk) / self.chunk if many else 0.0,
             reason=reason,
         )
+
+
+def _works(model: Model, recipe: Recipe, step: StepShape, use: Use) -> tuple[PartWork, ...]:
+    """The work of a step, that with adapters among it."""
+    return step_work(model, recipe, step) + use.adapter_work(model.spec, step.n_tokens)
 
 
 _REASONS: Mapping[ModelPart, str] = {

@@ -71,6 +71,8 @@ READ_SHARE = 0.93
 # twentieth of the 128 per cycle in bf16. More tokens, and rows with less of a peak, reach more of it.
 # RECURRENT did 74 GFLOP/s on a machine with other work (two cores, avx512bf16, qwen3-next-80b-a3b, prompts of 512
 # tokens, 2026-11-22): more than is counted on here, until an idle one has been measured.
+# LOW_RANK did 88 GFLOP/s (two cores of an Emerald Rapids, avx512, qwen3-30b-a3b, prompts of 512 tokens, rank 64,
+# 2026-11-27): 0.28 of the 320 of that row, whose bf16 are widened to f32; rows with bf16 products have twice those.
 PEAK_SHARE = {
     Unit.INT8: 0.85,
     Unit.BF16: 0.90,
@@ -78,6 +80,7 @@ PEAK_SHARE = {
     Unit.CODES: 0.60,
     Unit.F32: 0.05,
     Unit.RECURRENT: 0.10,
+    Unit.LOW_RANK: 0.14,
 }
 
 # The share of the shorter of reading and multiplying that the longer one does not hide, where weights meet a few

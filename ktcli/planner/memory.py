@@ -15,9 +15,17 @@ from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
 from ktcli.ops.kvformat import BF16, F32_CACHE, FORMATS, CacheFormat
+from ktcli.ops.part import ModelPart
 from ktcli.ops.state import ABSORBED_TOKENS, SNAPSHOTS
 from ktcli.planner.nodes import node_needs
-from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes, weight_bytes
+from ktcli.planner.spec import (
+    PartWork,
+    Unit,
+    experts_touched,
+    kv_bytes_per_token,
+    sequence_bytes,
+    weight_bytes,
+)
 from ktcli.weights.recipe import Recipe
 
 # Places in a sequence whose window stays known after it has gone on: ends of prompts and answers, as of states.
@@ -62,16 +70,28 @@ class AdapterRoom:
         most: how many it can have at a time.
         ranks: the most ranks that one has in one product.
         size_bytes: the bytes of the factors of all.
+        token_bytes: those of one that every token reads, bf16.
+        experts_bytes: those of one that belong to routed experts, of which a token reads those that it chooses.
     """
 
     most: int
     ranks: int
     size_bytes: int
+    token_bytes: int = 0
+    experts_bytes: int = 0
 
     def bytes_of(self, spec: Spec, streams: int) -> int:
         """Returns the bytes of all factors, and of what they make of the rows of a step on the way."""
         rows = (PREFILL_CHUNK + streams - 1) * (1 + spec.top_k) + streams
         return self.size_bytes + 4 * self.ranks * rows
+
+    def work(self, spec: Spec, n_tokens: int) -> PartWork:
+        """Returns the work of a step of `n_tokens` tokens of one sequence with an adapter."""
+        experts = max(1, spec.experts)
+        read = self.experts_bytes * experts_touched(spec, n_tokens) / experts
+        chosen = self.experts_bytes * spec.top_k // experts
+        ops = n_tokens * (self.token_bytes + chosen)  # two with each number of two bytes
+        return PartWork(ModelPart.ADAPTERS, Unit.LOW_RANK, self.token_bytes + round(read), ops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +173,10 @@ class Use:
     def adapter_bytes(self, spec: Spec) -> int:
         """Returns the bytes of adapters."""
         return 0 if self.adapters is None else self.adapters.bytes_of(spec, self.streams)
+
+    def adapter_work(self, spec: Spec, n_tokens: int) -> tuple[PartWork, ...]:
+        """Returns the work of a step of `n_tokens` tokens of one sequence with an adapter; (): there are none."""
+        return () if self.adapters is None else (self.adapters.work(spec, n_tokens),)
 
     def outputs(self, spec: Spec, context: int) -> int:
         """Returns the number of positions of a step that can give logits, or hidden rows: of these all can."""

@@ -34,6 +34,7 @@ class Unit(Enum):
     ATTENTION = "attention"  # over a cache of plain numbers
     CODES = "codes"  # attention over an fp8 cache, whose codes a CPU decodes before it multiplies
     RECURRENT = "recurrent"  # over states of a fixed size, in f32
+    LOW_RANK = "low rank"  # both small products of an adapter, in f32
 
 
 UNITS = {8: Unit.INT8, 16: Unit.BF16, 32: Unit.F32}  # by bits of an activation

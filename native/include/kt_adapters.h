@@ -39,6 +39,9 @@ KT_API int kt_program_adapters(kt_program *program, int32_t most, int32_t ranks)
  * the structs are copied. Not while a step runs. */
 KT_API int kt_program_adapt(kt_program *program, int32_t adapter, int32_t operation, int32_t part,
                             const kt_update *updates, int32_t n);
+/* Rows of this adapter are normed with this gain from the next step on, of as many elements as the operation's own; NULL:
+ * with that, as at first. operation: a norm or a layer_norm that has a gain. Not while a step runs. */
+KT_API int kt_program_adapt_gain(kt_program *program, int32_t adapter, int32_t operation, const float *gain);
 
 #ifdef __cplusplus
 }

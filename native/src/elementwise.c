@@ -3,6 +3,7 @@
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.
  */
+#include "lowrank.h"
 #include "program.h"
 
 #include <math.h>
@@ -13,6 +14,7 @@ typedef struct rowwise {
     int32_t domain;
     int64_t head_width, first, dim;
     int32_t own_gains;          /* each run of columns has its own */
+    int32_t adapted;            /* lowrank_gain */
     int32_t interleaved, table;
     int32_t late;               /* only of rows whose runs defer */
     kt_glu glu;
@@ -82,8 +84,9 @@ static void norm_run(const void *arg, worker *w)
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
         const float *x = view_row(w, o->a, t);
         float *y = view_row(w, o->out, t);
+        const float *gain = lowrank_gain_of(w, o->adapted, o->gain, o->domain, t);
         for (int64_t c = 0; c < o->out.width; c += o->head_width)
-            w->kernels->norm(x + c, o->gain + (o->own_gains ? c : 0), o->head_width, o->eps, y + c);
+            w->kernels->norm(x + c, gain + (o->own_gains ? c : 0), o->head_width, o->eps, y + c);
     }
 }
 
@@ -111,6 +114,7 @@ int kt_program_norm(kt_program *p, kt_view out, kt_view x, const kt_norm *n)
         return KT_ERR_MEMORY;
     rowwise o = {.out = out, .a = x, .head_width = run, .gain = gain, .eps = n->eps};
     o.own_gains = n->gain && n->own_gains;
+    o.adapted = n->gain ? lowrank_gain(p) : -1;
     return record(p, norm_run, &o, OWN_ROWS);
 }
 
@@ -127,7 +131,7 @@ static void layer_norm_run(const void *arg, worker *w)
             sum += (double)x[c];
         for (int64_t c = 0; c < n; c++)
             y[c] = (float)((double)x[c] - sum / (double)n);
-        w->kernels->norm(y, o->gain, n, o->eps, y);
+        w->kernels->norm(y, lowrank_gain_of(w, o->adapted, o->gain, o->domain, t), n, o->eps, y);
         for (int64_t c = 0; c < n; c++)
             y[c] += o->bias[c];
     }
@@ -147,8 +151,8 @@ int kt_program_layer_norm(kt_program *p, kt_view out, kt_view x, const kt_layer_
     if (!n->gain || !n->bias || x.width != out.width)
         return program_fail(p, KT_ERR_SHAPE, "layer_norm: %d columns to %d%s", x.width, out.width,
                             n->gain && n->bias ? "" : ", without a gain or a bias");
-    return record(p, layer_norm_run, &(rowwise){.out = out, .a = x, .gain = n->gain, .bias = n->bias, .eps = n->eps},
-                  OWN_ROWS);
+    rowwise o = {.out = out, .a = x, .gain = n->gain, .bias = n->bias, .eps = n->eps, .adapted = lowrank_gain(p)};
+    return record(p, layer_norm_run, &o, OWN_ROWS);
 }
 
 /* ---- rope --------------------------------------------------------------------------------------- */

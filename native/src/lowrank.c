@@ -35,6 +35,17 @@ int32_t lowrank_product(kt_program *p, int32_t part, int64_t count, int64_t k, i
     return p->adaptables.n++;
 }
 
+int32_t lowrank_gain(kt_program *p)
+{
+    if (!p->adapters || !ROOM(p, p->gains))
+        return -1;
+    const float **of = program_new(p, (size_t)p->adapters * sizeof *of);
+    if (!of)
+        return -1;
+    p->gains.at[p->gains.n] = (adaptable_gain){.operation = p->operations, .of = of};
+    return p->gains.n++;
+}
+
 kt_view lowrank_inner_view(kt_program *p, int32_t domain)
 {
     if (p->inner[domain] < 0)
@@ -105,7 +116,25 @@ int kt_program_adapt(kt_program *p, int32_t adapter, int32_t operation, int32_t 
     return KT_OK;
 }
 
+int kt_program_adapt_gain(kt_program *p, int32_t adapter, int32_t operation, const float *gain)
+{
+    for (int32_t i = 0; adapter >= 1 && adapter <= p->adapters && i < p->gains.n; i++)
+        if (p->gains.at[i].operation == operation) {
+            p->gains.at[i].of[adapter - 1] = gain;
+            return KT_OK;
+        }
+    return program_fail(p, KT_ERR_RANGE, "adapter %d of %d: operation %d is not a norm with a gain", adapter, p->adapters,
+                        operation);
+}
+
 /* ---- running ------------------------------------------------------------------------------------ */
+
+const float *lowrank_gain_of(const worker *w, int32_t gain, const float *own, int32_t domain, int64_t row)
+{
+    int32_t adapter = gain < 0 || !w->batch->adapted ? 0 : run_of(w, token_row(w, domain, row))->adapter;
+    const float *its = adapter > 0 ? w->program->gains.at[gain].of[adapter - 1] : NULL;
+    return its ? its : own;
+}
 
 static const adaptable *product_of(const worker *w, const adapted_rows *rows)
 {

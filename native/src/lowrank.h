@@ -27,6 +27,17 @@ typedef struct adaptable {
     adapted *of;                /* [adapters] */
 } adaptable;
 
+/* A norm whose gain adapters may replace. */
+typedef struct adaptable_gain {
+    int32_t operation;
+    const float **of;           /* [adapters]; NULL: its own */
+} adaptable_gain;
+
+/* Of the norm recorded next: its number, or -1 where there are no adapters, or no memory. */
+int32_t lowrank_gain(kt_program *p);
+/* The gain of a row of a domain. */
+const float *lowrank_gain_of(const worker *w, int32_t gain, const float *own, int32_t domain, int64_t row);
+
 /* Of the operation just recorded: its number, or -1 where there are no adapters, or no memory. */
 int32_t lowrank_product(kt_program *p, int32_t part, int64_t count, int64_t k, int64_t panels);
 /* Where the A x of rows of a domain lie between the two pieces of work of a product. */

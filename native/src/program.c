@@ -113,6 +113,7 @@ void kt_program_free(kt_program *p)
     free(p->routings.at);
     free(p->selections.at);
     free(p->adaptables.at);
+    free(p->gains.at);
     free(p->phases.at);
     free(p->parts.at);
     free(p->recent.at);

@@ -170,6 +170,7 @@ typedef struct phase {
 } phase;
 
 struct adaptable;
+struct adaptable_gain;
 
 typedef struct access {
     int32_t resource, how;
@@ -189,6 +190,7 @@ struct kt_program {
     LIST(routing) routings;
     LIST(selection) selections;
     LIST(struct adaptable) adaptables;  /* products that adapters may update (lowrank.h) */
+    LIST(struct adaptable_gain) gains;  /* norms that they may replace */
     int32_t adapters, ranks;        /* that runs may name, and the most ranks of one product's updates; 0: none */
     int32_t inner[2];               /* buffers of what their A make of rows, one for each domain; -1: none yet */
     LIST(phase) phases;

@@ -47,8 +47,10 @@ REFERENCE static void merge(float *values, const kt_weight *w, const kt_update *
 
 typedef struct recorded {
     kt_program *program;
-    kt_view x, out, plain;
+    kt_view x, out, plain, normed;
 } recorded;
+
+static float own_gain[HIDDEN], gains[2][HIDDEN];    /* the norm's, and those of adapters 1 and 2 */
 
 static recorded record(kt_pool *pool, const kt_weight *w, int adapters)
 {
@@ -59,11 +61,13 @@ static recorded record(kt_pool *pool, const kt_weight *w, int adapters)
     r.x = make_view(p, HIDDEN, KT_ROWS_TOKENS);
     r.out = make_view(p, HIDDEN, KT_ROWS_TOKENS);
     r.plain = make_view(p, ROWS, KT_ROWS_TOKENS);
+    r.normed = make_view(p, HIDDEN, KT_ROWS_TOKENS);
     int32_t routing = kt_program_given(p, EXPERTS, TOP_K);
     OK(routing, kt_program_error(p));
     OK(kt_program_linear(p, r.plain, r.x, &(kt_linear){.weight = &w[LINEAR]}), kt_program_error(p));
     OK(kt_program_experts(p, r.out, r.x, &(kt_experts){.routing = routing, .gate_up = &w[GATE_UP], .down = &w[DOWN]}),
        kt_program_error(p));
+    OK(kt_program_norm(p, r.normed, r.x, &(kt_norm){.gain = own_gain, .eps = 1e-6f}), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return r;
 }
@@ -90,6 +94,7 @@ static void compute(recorded *r, int first, int n, const int32_t *adapters)
 
 /* The operations that have products: the routing that is given is none of them. */
 static const int32_t operations[PRODUCTS] = {0, 1, 1}, parts[PRODUCTS] = {0, 0, 1};
+enum { NORM = 2 };
 
 static void adapt(kt_program *p, int32_t adapter, factors f[PRODUCTS][2])
 {
@@ -97,6 +102,7 @@ static void adapt(kt_program *p, int32_t adapter, factors f[PRODUCTS][2])
         kt_update updates[2] = {f[i][0].update, f[i][1].update};
         OK(kt_program_adapt(p, adapter, operations[i], parts[i], updates, 2), kt_program_error(p));
     }
+    OK(kt_program_adapt_gain(p, adapter, NORM, gains[adapter - 1]), kt_program_error(p));
 }
 
 static void same(const char *what, const recorded *one, const recorded *two, int first, int n)
@@ -106,7 +112,19 @@ static void same(const char *what, const recorded *one, const recorded *two, int
                      ROWS * sizeof(float)) == 0, "%s: linear, token %d", what, first + t);
         CHECK(memcmp(row_of(one->program, one->out, first + t), row_of(two->program, two->out, t),
                      HIDDEN * sizeof(float)) == 0, "%s: experts, token %d", what, first + t);
+        CHECK(memcmp(row_of(one->program, one->normed, first + t), row_of(two->program, two->normed, t),
+                     HIDDEN * sizeof(float)) == 0, "%s: norm, token %d", what, first + t);
     }
+}
+
+/* Rows of a run are normed with this gain: by the same arithmetic as with any other. */
+static void normed_with(const char *what, const recorded *got, const recorded *want, int first, const float *gain)
+{
+    for (int t = first; t < first + EACH; t++)
+        for (int i = 0; i < HIDDEN; i++) {
+            float own = row_of(want->program, want->normed, t)[i], its = row_of(got->program, got->normed, t)[i];
+            CHECK(fabsf(its * own_gain[i] - own * gain[i]) <= 1e-6f, "%s: norm, token %d, column %d", what, t, i);
+        }
 }
 
 static void close_to(const char *what, const recorded *got, const recorded *want, int first)
@@ -169,6 +187,9 @@ static void check_row(const char *isa, const recorded *other)
     same("room without an adapter", &with, &without, 0, TOKENS);
     compute(&with, 0, TOKENS, mixed);
     close_to("a run without an adapter", &with, &without, EACH);
+    normed_with("adapter 1", &with, &without, 0, gains[0]);
+    normed_with("a run without an adapter", &with, &without, EACH, own_gain);
+    normed_with("adapter 2", &with, &without, 2 * EACH, gains[1]);
     for (int run = 0; run < RUNS; run++) {
         compute(&one, run * EACH, EACH, mixed + run);
         same("alone, on one thread", &with, &one, run * EACH, EACH);
@@ -238,6 +259,8 @@ static void check_refusals(void)
     REFUSED(kt_program_adapt(p, 3, 0, 0, &right, 1), KT_ERR_RANGE, kt_program_error(p), "adapter 3 of 2");
     REFUSED(kt_program_adapt(p, 0, 0, 0, &right, 1), KT_ERR_RANGE, kt_program_error(p), "adapter 0 of 2");
     REFUSED(kt_program_adapt(p, 1, 0, 1, &right, 1), KT_ERR_RANGE, kt_program_error(p), "part 1 of operation 0");
+    REFUSED(kt_program_adapt_gain(p, 3, NORM, own_gain), KT_ERR_RANGE, kt_program_error(p), "adapter 3 of 2");
+    REFUSED(kt_program_adapt_gain(p, 1, 0, own_gain), KT_ERR_RANGE, kt_program_error(p), "operation 0 is not a norm");
     right.a = NULL;
     REFUSED(kt_program_adapt(p, 1, 0, 0, &right, 1), KT_ERR_RANGE, kt_program_error(p), "without a factor");
     kt_run run = {.n_tokens = 1, .first_output = 1, .adapter = 3};
@@ -258,6 +281,11 @@ int main(void)
     static const int32_t mixed[RUNS] = {1, 0, 2};
     const char *rows[8];
     int n = usable_rows(rows);
+    for (int i = 0; i < HIDDEN; i++) {
+        own_gain[i] = 0.5f + 0.01f * (float)i;
+        gains[0][i] = 1.5f - 0.01f * (float)i;
+        gains[1][i] = i % 2 ? 0.25f : 2.0f;
+    }
     /* What the portable row computes is what every row does. */
     kt_pool *pool = make_pool("portable", 2);
     model m = make_model(pool);

@@ -89,8 +89,44 @@ WHOLE = {
 }
 
 
-def adapted(base: Base, recipe: Recipe, seed: int = 1) -> Any:
-    """peft's model with random factors, A and B different for each module, expert and element."""
+_ELSEWHERE = ("vision", "visual", "audio", "projector")  # encoders, of which kt has none
+# Modules that peft does not wrap, or wraps as what they are not: of Mamba, products of groups, and gate and up in one.
+_NOT_WRAPPED = ("mixer.out_proj", "o_a_proj", "mlp.gate_up_proj", "shared_experts.gate_up_proj")
+_IN_MLP = {"mlp", "block_sparse_moe", "feed_forward", "mixer", "shared_mlp", *DENSE}
+
+
+def everything(base: Base) -> Recipe:
+    """Every linear module, all experts and the routers of a family, each by its whole name. peft takes modules of an
+    MLP beside experts for these, unless they are parameters."""
+    case, model = case_named(base.name), base.load()
+    names = [
+        (name, module)
+        for name, module in model.named_modules()
+        if not any(each in name for each in _ELSEWHERE) and not name.endswith(_NOT_WRAPPED)
+    ]
+    tied = model.config.get_text_config().tie_word_embeddings
+    linear = [name for name, module in names if isinstance(module, torch.nn.Linear)]
+    linear = [name for name in linear if name != "lm_head" or not tied]
+    linear = [name for name in linear if not name.endswith(case.router)]
+    experts = [
+        f"{name}.{parameter}"
+        for name, module in names
+        for parameter, value in module.named_parameters(recurse=False)
+        if value.ndim == 3 and name.endswith("experts")
+    ]
+    routers = [
+        f"{name}.weight"
+        for name, module in names
+        if name.endswith(case.router) and "weight" in dict(module.named_parameters(recurse=False))
+    ]
+    in_mlp = [name for name in linear if experts and _IN_MLP & set(name.split("."))]
+    modules = tuple(name for name in linear if name not in in_mlp)
+    parameters = (*experts, *routers, *(f"{name}.weight" for name in in_mlp))
+    return Recipe(base.name, modules, parameters)
+
+
+def adapted(base: Base, recipe: Recipe, seed: int = 1, size: float = 0.2) -> Any:
+    """peft's model with random factors of this deviation, A and B different for each module, expert and element."""
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
@@ -99,7 +135,7 @@ def adapted(base: Base, recipe: Recipe, seed: int = 1) -> Any:
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "lora_" in name:
-                value.normal_(0, 0.2)
+                value.normal_(0, size)
             elif "modules_to_save" in name:
                 value.uniform_(0.5, 1.5)
     return model.eval()

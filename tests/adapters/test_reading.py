@@ -28,6 +28,7 @@ from adapters.fake_adapter import (
 )
 
 from ktcli.adapters.adapter import Adapter, LowRank
+from ktcli.adapters.factors import as_bf16
 from ktcli.adapters.folder import open_adapter
 from ktcli.errors import BadCheckpoint
 from ktcli.models import Model
@@ -331,6 +332,23 @@ def test_norms_are_replaced(tmp_path: Path) -> None:
     }
 
 
+def test_the_head_that_peft_copies_is_not_read(tmp_path: Path) -> None:
+    """With another number of tokens it is not the base's."""
+    stem, config = "base_model.model.lm_head", {"target_modules": ["lm_head"]}
+    factors = {f"{stem}.lora_A.weight": random(1, 4, H), f"{stem}.lora_B.weight": random(2, 99, 4)}
+    made = write(
+        tmp_path / "a", {**factors, f"{stem}.base_layer.weight": random(3, 99, H)}, **config
+    )
+    with open_adapter(made, model()) as adapter:
+        (note,) = adapter.notes
+        assert len(adapter.pairs) == 1 and "copy of its base's output head" in note
+    made = write(
+        tmp_path / "b", {**factors, f"{stem}.base_layer.weight": random(3, 100, H)}, **config
+    )
+    with pytest.raises(BadCheckpoint, match="does not read a whole output head"):
+        open_adapter(made, model())
+
+
 def test_dropout_has_no_effect(tmp_path: Path) -> None:
     with opened(write(tmp_path, fused(), **FUSED, lora_dropout=0.1)) as adapter:
         assert adapter.settings.dropout == 0.1 and len(adapter.updates) == 2
@@ -430,3 +448,17 @@ def test_two_adapters_that_differ_in_one_bit(tmp_path: Path) -> None:
     write(tmp_path / "b", q_proj(), lora_alpha=CONFIG["lora_alpha"] + 1)
     with opened(tmp_path / "a") as a, opened(tmp_path / "b") as b:
         assert a.digest != b.digest  # the scale counts
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, (1 << 16) - 1, (1 << 16) + 5, 3 << 16])
+def test_bf16_is_rounded_to_nearest_even(size: int) -> None:
+    """Whatever the blocks: against doubles, and where two are as near the even one."""
+    values = random(size, size)
+    values[::3] = (values[::3].view(np.uint32) & 0xFFFF0000 | 0x8000).view(np.float32)  # ties
+    found = (as_bf16(values).astype(np.uint32) << 16).view(np.float32)
+    below = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    above = ((values.view(np.uint32) & 0xFFFF0000) + 0x10000).view(np.float32)
+    off = [np.abs(each.astype(np.float64) - values) for each in (below, above)]
+    even = (below.view(np.uint32) >> 16) % 2 == 0
+    up = (off[1] < off[0]) | ((off[1] == off[0]) & ~even)
+    assert np.array_equal(found, np.where(up, above, below))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ktcli.adapters.targets import Targets, own_spelling, rows_in, without_number
+from ktcli.adapters.targets import Targets, _aliases, own_spelling, rows_in, without_number
 from ktcli.models import build
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
@@ -40,6 +40,18 @@ def test_the_rows_of_an_alternative_are_each_row_once(name: str) -> None:
             rows = np.concatenate(rows_in(tensor, pieces))
             assert len(set(rows.tolist())) == len(rows) and rows.max() < tensor.n
             assert len(rows) == tensor.n or tensor.alternate
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_spellings_mean_one_target(name: str) -> None:
+    """But for one product that two layouts call differently."""
+    targets = Targets(build(catalog.get(name).config))
+    meant: dict[str, set[str]] = {}
+    for alias, own in _aliases((*targets.by_name, *targets.norms)):
+        meant.setdefault(alias, set()).add(own)
+    for alias, names in meant.items():
+        pieces = {p.tensor.name for n in names if (t := targets.find(n)) for p in t.pieces}
+        assert len(names) == 1 or len(pieces) == 1, (alias, names)
 
 
 def test_names() -> None:

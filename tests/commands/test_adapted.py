@@ -94,6 +94,32 @@ def test_bench_measures_it(capsys: Capture, briefly: None) -> None:
     assert "leave out --layers" in said
 
 
+def test_a_plan_has_room_for_it(capsys: Capture) -> None:
+    """Also of a model that is not converted, and on another machine; its bytes make the model slower."""
+    plain, adapted = (
+        json.loads(run(capsys, "plan", name, "--json")[0]) for name in ("kt-mini", "kt-mini+poet")
+    )
+    assert adapted["model"] == "kt-mini+poet"
+    (line,) = [each for each in adapted["lines"] if each["part"] == "adapters"]
+    layers, hidden, width = MODEL["num_hidden_layers"], MODEL["hidden_size"], 128
+    assert line["decode_bytes"] == 2 * 4 * layers * (hidden + width)
+    assert line["decode_s"] > 0 and line["prefill_s"] > 0
+    assert adapted["need_bytes"] == plain["need_bytes"] + line["size_bytes"]
+    assert adapted["predicted"]["decode_tok_s"] < plain["predicted"]["decode_tok_s"]
+    said = run(capsys, "plan", "kt-mini+poet", "--dense", "bf16", "--machine", "laptop-8gb-gpu")[0]
+    assert "adapters" in said
+    assert "Next: kt chat kt-mini+poet" in run(capsys, "plan", "kt-mini+poet")[0]
+
+
+def test_show_describes_both(capsys: Capture) -> None:
+    found = json.loads(run(capsys, "show", "kt-mini+poet", "--json")[0])
+    own = json.loads(run(capsys, "adapter", "show", "poet", "--json")[0])
+    assert found.pop("adapter") == own
+    assert found == json.loads(run(capsys, "show", "kt-mini", "--json")[0])
+    said = run(capsys, "show", "kt-mini@int4-int8+poet")[0]
+    assert "Architecture:" in said and "o_proj" in said
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -109,7 +135,11 @@ def test_bench_measures_it(capsys: Capture, briefly: None) -> None:
             "has an adapter already",
         ),
         (("rm", "kt-mini+poet", "-y"), 2, "kt adapter show poet"),
-        (("show", "kt-mini+poet"), 2, "cannot be used here"),
+        (("verify", "kt-mini+poet"), 2, "kt adapter show poet"),
+        (("show", "kt-mini+nobody"), 3, "no adapter 'nobody'"),
+        (("plan", "kt-mini+nobody"), 3, "no adapter 'nobody'"),
+        (("plan", "kt-mini+poet", "--device", "cuda"), 2, "adapters run on the CPU"),
+        (("bench", "decode", "kt-mini+poet", "--dense", "bf16"), 2, "kt convert kt-mini"),
         (("convert", "kt-mini+poet"), 2, "cannot be used here"),
         (("alias", "other", "kt-mini+nobody"), 3, "no adapter 'nobody'"),
     ],

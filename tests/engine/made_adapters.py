@@ -15,7 +15,8 @@ ROOM = AdapterRoom(4, 16, 1 << 26)
 
 
 def random_adapter(engine: CpuEngine, seed: int, size: float = 0.1) -> PackedAdapter:
-    """Two updates of each product, of all of its rows and of every second panel, of ranks from 1 to 8."""
+    """Two updates of each product, of all of its rows and of every second panel, of ranks from 1 to 8; a gain of each
+    norm."""
     draw = np.random.default_rng(seed)
     tensors = {tensor.name: tensor for tensor in engine.model.tensors}
     assert engine.adapters is not None
@@ -24,7 +25,9 @@ def random_adapter(engine: CpuEngine, seed: int, size: float = 0.1) -> PackedAda
         name: (_update(tensors[name], draw, size, 1), _update(tensors[name], draw, size, 2))
         for name in names
     }
-    return PackedAdapter(f"made{seed}", f"{seed:064x}", updates)
+    widths = {name: tensors[name].k for name in engine.adapters.norms if name in tensors}
+    gains = {name: draw.uniform(0.8, 1.2, k).astype(np.float32) for name, k in widths.items()}
+    return PackedAdapter(f"made{seed}", f"{seed:064x}", updates, gains)
 
 
 def _update(tensor: Tensor, draw: np.random.Generator, size: float, step: int) -> Update:

@@ -3,12 +3,14 @@ alone. Judged by a machine that writes into every position and state which ids l
 
 from __future__ import annotations
 
+import gc
 import random
 from contextlib import suppress
 from itertools import accumulate
 
 import numpy as np
 import pytest
+from engine.toy import ToyEngine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import chain, seed
 from ktcli.engine.sequence import Sequence
+from ktcli.engine.session import Session
 from ktcli.engine.statepool import StatePool
 from ktcli.errors import ContextFull
 from ktcli.native.batch import Run
@@ -417,3 +420,25 @@ def test_the_key_depends_on_every_id_every_depth_and_every_fact() -> None:
         other[at] += 1
         deep[at] = 1
         assert key not in (chain(start, other), chain(start, ids, deep))
+
+
+def test_a_session_that_is_collected_within_an_operation_is_closed_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    toy = ToyEngine()
+    kept, dropped = (Session(toy) for _ in range(2))  # type: ignore[arg-type]
+    dropped.feed([1] * 150)
+    dropped.itself = dropped  # type: ignore[attr-defined]  # which only the collector undoes
+    free, during = toy.pools.pages.available, []
+    take = toy.pools.pages.take
+
+    def taken(n: int) -> list[int]:
+        gc.collect()
+        during.append(toy.pools.pages.available)
+        return take(n)
+
+    del dropped
+    monkeypatch.setattr(type(toy.pools.pages), "take", lambda self, n: taken(n))
+    kept.sequence.extend(np.array([1], np.int32))
+    assert during == [free]
+    assert toy.pools.pages.available == free + 3 - 1 and not toy.pools.waiting

@@ -302,7 +302,7 @@ def _refuse_with_batches(how: Measuring) -> None:
 
 
 def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
-    with out.progress(f"{how.job.kind.value} {subject.name}", how.runs, unit="runs") as bar:
+    with out.progress(f"{how.job.kind.value} {subject.title}", how.runs, unit="runs") as bar:
         return run(
             made.engine,
             how.job,

@@ -26,7 +26,7 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
     attention_s = result.attention_s  # 0 where the CPU has none of it
     row: dict[str, Any] = {
         "work": result.job.kind.value,
-        "model": subject.name,
+        "model": subject.title,
         "format": engine.recipe.experts_name if engine.spec.moe_layers else None,
         "isa": engine.pool.isa,
         "threads": engine.pool.threads,
