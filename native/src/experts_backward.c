@@ -139,6 +139,7 @@ int kt_program_experts_backward(kt_program *p, kt_view dx, kt_view dgate, kt_vie
     int32_t *some = program_new(p, (size_t)p->n_nodes * sizeof *some);
     if (!o || !parts || !offset || !some)
         return KT_ERR_MEMORY;
+    made->by_row = 1;
     *o = (experts_backward){.forward = *made, .dgate = dgate, .dout = dout, .parts = parts};
     o->dx = (sums){.out = dx, .domain = made->domain, .nodes = p->n_nodes, .offset = offset, .given = some,
                    .direct = p->n_nodes == 1 && !made->gate_up->rotation,

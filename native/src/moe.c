@@ -131,6 +131,7 @@ void gate_up_product(const moe *o, const worker *w, const groups *g, const piece
     source_bind(w, &o->in, &a, &p);
     matrices_bind(w, &own->gate_up, b->expert, o->per_pair * b->pair, o->per_pair * b->last_pair, &p);
     p.next = b->next;
+    p.tile_min = o->by_row ? 1 : p.tile_min;
     if (own->gate_up_bias)
         p.bias = own->gate_up_bias + b->expert * o->bias_stride + b->pair * o->per_pair * KT_PANEL_ROWS;
     product_run(w, own->gate_up.kind, &p);

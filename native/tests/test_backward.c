@@ -427,6 +427,17 @@ static void check_nodes(const char *isa, const layer *l, const char *name, int32
     }
 }
 
+/* What the emulator of AMX computes takes its time: of its row the results of one pass. */
+static void check_emulated(const layer *l, const char *name)
+{
+    kt_pool *pool = make_pool("amx", 2);
+    recorded r = record(pool, l, 0, 1);
+    step(&r, 0, 5);
+    compare(&r, l, 5, tolerance(&l->weights[0].w.format, 0), name);
+    free_recorded(&r);
+    kt_pool_free(pool);
+}
+
 static void check_format(const char *const *rows, int n_rows, int format, int32_t hidden, int32_t width, int kind)
 {
     kt_pool *pool = make_pool(NULL, 2);
@@ -435,6 +446,11 @@ static void check_format(const char *const *rows, int n_rows, int format, int32_
         if (!exact)     /* what is rounded may fall on the other side of a limit */
             l.glu.limit = l.glu.gate_limit = 0;
         for (int i = 0; i < n_rows; i++) {
+            if (strcmp(rows[i], "amx") == 0 && amxtrap_active && amxtrap_active()) {
+                if (!exact && kind == OPTIONS && format == INT4_G64)
+                    check_emulated(&l, test_formats[format].name);
+                continue;
+            }
             check_case(rows[i], &l, test_formats[format].name, exact, kind != PLAIN);
             if (kind == PLAIN)
                 check_nodes(rows[i], &l, test_formats[format].name, exact);
@@ -477,11 +493,13 @@ int main(void)
 {
     const char *rows[8];
     int n = usable_rows(rows);
-    for (int format = 0; format < TEST_FORMATS; format++) {
+    static const int plain[] = {BF16, INT4_G64, INT4_ROTATED}, ungated[] = {INT8, INT4_G32};
+    for (int format = 0; format < TEST_FORMATS; format++)
         check_format(rows, n, format, 168, 72, OPTIONS);
-        check_format(rows, n, format, 128, 144, PLAIN);
-        check_format(rows, n, format, 96, 56, UNGATED);
-    }
+    for (int i = 0; i < 3; i++)
+        check_format(rows, n, plain[i], 128, 144, PLAIN);
+    for (int i = 0; i < 2; i++)
+        check_format(rows, n, ungated[i], 96, 56, UNGATED);
     check_refusals();
     return report("test_backward");
 }
