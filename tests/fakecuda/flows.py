@@ -1,4 +1,4 @@
-"""Every family's layers under the fake CUDA: loaded, read, decoded in graphs, with every way of handing off.
+"""Every kind of layer under the fake CUDA: loaded, read, decoded in graphs, with every way of handing off.
 
 Run by test_fakecuda.py, under the plugin no_numbers.
 """
@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 from hybrid import IDS, Made
-from reference import CASES
+from kinds import KINDS
+from reference import Case
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
@@ -38,15 +39,12 @@ COPIES = 9  # what a step is given, and its logits with their summary
 SIZES = (1, 2, 3, 5, 9, 16)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_each_kind_of_layer_is_captured(
-    case: object, tmp_path_factory: pytest.TempPathFactory
+    case: Case, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     made = Made.convert(case.name, tmp_path_factory.mktemp("made"), GPU)
-    if not made.model.spec.moe_layers:
-        pytest.skip("it has no experts")
-    number = [each.name for each in CASES].index(case.name)
-    handoff = list(Handoff)[number % len(Handoff)]
+    handoff = list(Handoff)[KINDS.index(case) % len(Handoff)]
     placed = made.placed("some", handoff=handoff, streams=2)
     engine = made.engine(placed, exact=False)
     assert not [each for each in engine.warnings if "anew" in each or "plain torch" in each]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from hybrid import IDS, Made
-from reference import CASES, Case
+from kinds import KINDS
+from reference import Case
 
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.passes import LongPrompts
@@ -37,11 +38,9 @@ def test_a_kernel_is_tried_on_the_device_that_is_asked_about(
     assert set(seen) == {(0, 0), (1, 1)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_layers_in_sequence(case: Case, tmp_path: Path) -> None:
     made = Made.convert(case.name, tmp_path)
-    if not made.model.spec.moe_layers:
-        pytest.skip("it has no experts")
     n, layers = torch.cuda.device_count(), made.model.spec.layers
     wanted = [layers * i / n for i in range(1, n)]
     allowed = made.model.borders
@@ -49,7 +48,7 @@ def test_layers_in_sequence(case: Case, tmp_path: Path) -> None:
     made.devices = tuple(torch.device("cuda", i) for i in range(len(ends) + 1))
     placed = made.placed(
         borders=ends,
-        handoff=list(Handoff)[CASES.index(case) % 2],
+        handoff=list(Handoff)[KINDS.index(case) % 2],
         streams=4,
         long_prompts=LongPrompts(60, 64),
         slab_bytes=1 << 14,
