@@ -10,6 +10,7 @@ PYTHONS ?=
 
 # Processes that share the tests, a file of them at a time.
 SHARES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+SHARED  = -n $(SHARES) --dist loadfile --no-loadscope-reorder
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
@@ -44,13 +45,13 @@ uninstall: ## take it off again; models, chats and settings stay
 	@sh install.sh uninstall "$(abspath $(VENV))"
 
 check: $(CHECKED) ## under a minute, after each edit: the rules of the tree, the pure parts, one model; no torch
-	@$(BIN)/python -m pytest --tier=check
+	@$(BIN)/python -m pytest --tier=check $(SHARED)
 
 test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once (parity and laws in turns), C tests under one sanitizer
-	@$(BIN)/python -m pytest --tier=test -n $(SHARES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest --tier=test $(SHARED)
 
 test-all: $(VENV)/.kt-test build/fakecuda/.installed ## under half an hour: everything; PASSED=test leaves out what `make test` ran
-	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) -n $(SHARES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) $(SHARED)
 
 published: $(VENV)/.kt-test ## what published models answer: pip fetches two (350 MB) into the user's cache, once
 	@$(BIN)/python -m pytest --tier=published tests/published

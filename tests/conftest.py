@@ -32,7 +32,7 @@ os.environ["XDG_STATE_HOME"] = "/dev/null"
 if "amx_tile" in Path("/proc/cpuinfo").read_text():
     os.environ.setdefault("KT_TILE_MIN", "16")
 
-pytest_plugins = ["tiers", "sanitized"]
+pytest_plugins = ["tiers", "sanitized", "dearest"]
 
 settings.register_profile("kt", deadline=None, derandomize=True)
 settings.load_profile("kt")

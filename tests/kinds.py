@@ -1,7 +1,7 @@
 """The kinds of layers: as few cases as together record everything that layers of any case do.
 
-For tests that ask nothing of numbers: what is captured, launched or allowed, where another case of the same kinds
-would show nothing new. Parity with transformers runs every case.
+For tests that ask in which order things run, what is captured and what is the same on several devices, where another
+case of the same kinds would show nothing new. Parity with transformers runs every case.
 """
 
 from __future__ import annotations

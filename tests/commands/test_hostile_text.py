@@ -63,7 +63,8 @@ def spoiled(checkpoint: Path, folder: Path, change) -> Path:
     return folder
 
 
-OFTEN = frozenset([*REFUSED][::8])  # cases for every command
+# Cases for every command. Each other case is for one that reads the file as the others do, in turn.
+OFTEN = frozenset([*[*REFUSED][::8], *[*CONFINED][::4]])
 
 
 @pytest.mark.thorough
@@ -71,8 +72,8 @@ OFTEN = frozenset([*REFUSED][::8])  # cases for every command
 def test_refused_by_every_command(checkpoint: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "model").mkdir()
     model = str(spoiled(checkpoint, tmp_path / "model", REFUSED[name]))
-    also = [["convert", model]] if name in OFTEN else []  # it looks at the file as pull does
-    for words in (["pull", model], ["chat", model, "hello"], *also):
+    commands = [["pull", model], ["chat", model, "hello"], ["convert", model]]
+    for words in commands if name in OFTEN else [commands[[*REFUSED].index(name) % 2]]:
         code, said, errors = run(tmp_path / "home", *words)
         assert code == 5 and said == "", words
         assert "tokenizer.json" in errors and errors.count("\n") <= 2, errors
@@ -88,11 +89,10 @@ def test_bounded_in_every_command(checkpoint: Path, tmp_path: Path, name: str) -
     model = str(spoiled(checkpoint, tmp_path / "model", CONFINED[name]))
     text = tmp_path / "text.txt"
     text.write_text(long_text(name))
-    for words in (
-        ["pull", model],
-        ["chat", model, "-n", "2"],
-        ["eval", model, "--text", str(text), "-n", "64", "-c", "32"],
-    ):
+    chat = ["chat", model, "-n", "2"]
+    evaluate = ["eval", model, "--text", str(text), "-n", "64", "-c", "32"]
+    reading = [chat, evaluate] if name in OFTEN else [[chat, evaluate][[*CONFINED].index(name) % 2]]
+    for words in (["pull", model], *reading):
         code, *_ = run(tmp_path / "home", *words, text=long_text(name))
         assert code in (0, 2, 4, 5, 8, 10), words
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hybrid import ANSWER, CPU, IDS, Made
+from kinds import KINDS
 from numpy.typing import NDArray
 from reference import CASES, Case, case_named
 
@@ -50,6 +51,7 @@ def said(made: Made, n: int, **others: object) -> list[NDArray[np.generic]]:
     [
         pytest.param(each, id=each.name, marks=[pytest.mark.thorough] * (each.name not in QUICK))
         for each in CASES
+        if each.name in QUICK or each in KINDS
     ],
 )
 def test_every_device_more_gives_the_same_bits(case: Case, tmp_path: Path) -> None:

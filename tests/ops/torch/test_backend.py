@@ -155,6 +155,7 @@ def test_exact_routes_like_the_native_engine(pair: Pair) -> None:
         np.testing.assert_array_equal(np.sort(ids.numpy(), axis=1), expected)
 
 
+@pytest.mark.in_turn("pair")
 @pytest.mark.each_once
 @every
 def test_fast_stays_close(pair: Pair) -> None:
@@ -168,6 +169,7 @@ def test_fast_stays_close(pair: Pair) -> None:
     assert np.sqrt((error**2).mean()) <= pair.error * pair.logits.std()
 
 
+@pytest.mark.each_once
 @thorough
 def test_sequences_of_different_length_step_together(pair: Pair) -> None:
     """Four sequences, three steps of one row each, as each alone; one crosses a page's end."""
@@ -183,6 +185,7 @@ def test_sequences_of_different_length_step_together(pair: Pair) -> None:
         assert np.abs(found - alone).max() <= 1e-4 * pair.logits.std()
 
 
+@pytest.mark.in_turn("pair")
 @pytest.mark.each_once
 @every
 def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
