@@ -105,7 +105,10 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
     """Makes the plan on GPUs or on the CPU alone, whichever is asked for or faster."""
     gpus = candidates(host.gpus, request)
     if not gpus:
-        return _on_cpu(model, host, request, _unused(host.gpus, "because of --device cpu"))
+        why = (
+            "because adapters run on the CPU" if request.use.adapters else "because of --device cpu"
+        )
+        return _on_cpu(model, host, request, _unused(host.gpus, why))
     if request.device == AUTO and is_small(model, request.recipe):
         return _on_cpu(model, host, request, _unused(host.gpus, "because the model is small"))
     assert host.beside is not None
