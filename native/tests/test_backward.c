@@ -432,8 +432,8 @@ static void check_emulated(const layer *l, const char *name)
 {
     kt_pool *pool = make_pool("amx", 2);
     recorded r = record(pool, l, 0, 1);
-    step(&r, 0, 5);
-    compare(&r, l, 5, tolerance(&l->weights[0].w.format, 0), name);
+    step(&r, 0, 33);
+    compare(&r, l, 33, tolerance(&l->weights[0].w.format, 0), name);
     free_recorded(&r);
     kt_pool_free(pool);
 }
@@ -447,10 +447,12 @@ static void check_format(const char *const *rows, int n_rows, int format, int32_
             l.glu.limit = l.glu.gate_limit = 0;
         for (int i = 0; i < n_rows; i++) {
             if (strcmp(rows[i], "amx") == 0 && amxtrap_active && amxtrap_active()) {
-                if (!exact && kind == OPTIONS && format == INT4_G64)
+                if (!exact && kind == OPTIONS && (format == BF16 || format == INT4_G64))
                     check_emulated(&l, test_formats[format].name);
                 continue;
             }
+            if (strcmp(rows[i], "portable") == 0 && n_rows > 1 && format != INT4_G32)
+                continue;       /* slow: what its kernels have of their own is seen in one format */
             check_case(rows[i], &l, test_formats[format].name, exact, kind != PLAIN);
             if (kind == PLAIN)
                 check_nodes(rows[i], &l, test_formats[format].name, exact);
