@@ -59,14 +59,15 @@ void lowrank_gradient_a(const worker *w, const adapted_rows *rows, const adapted
         const float *inner = rows->inner + i * rows->inner_stride;
         for (int32_t u = 0; its && u < its->n; inner += its->updates[u++].rank) {
             const kt_update *one = &its->updates[u];
+            if (!its->gradients[u].a)
+                continue;
             int64_t at = (one->one_a ? 0 : rows->matrix) * one->rank * stride + x->panel * KT_PANEL_ROWS;
             factor_sums p = {.n_rows = end - i, .ranks = one->rank, .panels = x->last_panel - x->panel, .x = inner,
                              .x_stride = rows->inner_stride, .y = x->y + first_row(x, i), .y_stride = x->y_stride,
                              .step = KT_PANEL_ROWS, .columns = x->columns, .y_rows = x->y_rows ? x->y_rows + i : NULL,
                              .gate = x->gate ? x->gate + i : NULL, .scale = 1.0f, .sums = its->gradients[u].a + at,
                              .rank_stride = stride, .panel_stride = KT_PANEL_ROWS};
-            if (its->gradients[u].a)
-                w->kernels->factor_sums(&p);
+            w->kernels->factor_sums(&p);
         }
     }
 }

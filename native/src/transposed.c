@@ -106,10 +106,10 @@ static void multiply(const transposed *o, const worker *w, int64_t column, int64
     act all, some;
     product q = {.n_tokens = rows, .y_stride = stride};
     source_bind(w, &o->in, &all, &q);
-    some = act_rows(&all, row);
     if (o->in.slot < 0) {
         q.xf = view_row(w, o->in.view, row) + own->column;
     } else {
+        some = act_rows(&all, row);
         act_bind(&some, &q);
         q.xh += own->column - t->before * KT_PANEL_ROWS;
     }
