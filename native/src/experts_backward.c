@@ -85,6 +85,7 @@ static void record(kt_program *p, experts_backward *o)
     program_phase(p, backward_finish_run, o);
     program_touch_node_scratch(p, ANY_ROWS);
     program_touch_view(p, o->dout, ANY_ROWS);
+    program_touch(p, routed, 0, 1, ANY_ROWS);
     program_touch_view(p, f->out, ANY_ROWS | WRITES);
     program_touch_view(p, o->dgate, ANY_ROWS | WRITES);
     if (f->gate_up_updates < 0)
@@ -110,10 +111,9 @@ static int check(kt_program *p, kt_view dx, kt_view dgate, kt_view x, kt_view do
         failed = program_check_view(p, "experts_backward dgate", dgate, program_domain(p, x));
     if (!failed)
         failed = program_check_view(p, "experts_backward dout", dout, program_domain(p, x));
-    if (!failed)
-        failed = program_check_overlap(p, "experts_backward", dx, x, 0);
-    if (!failed)
-        failed = program_check_overlap(p, "experts_backward", dx, dout, 0);
+    const kt_view apart[5][2] = {{dx, x}, {dx, dout}, {dgate, dx}, {dgate, x}, {dgate, dout}};
+    for (int i = 0; i < 5 && !failed; i++)
+        failed = program_check_overlap(p, "experts_backward", apart[i][0], apart[i][1], 0);
     if (failed)
         return failed;
     if (number < 0 || number >= p->routings.n || dgate.width != p->routings.at[number].top_k || dout.width != dx.width)

@@ -483,6 +483,8 @@ static void check_refusals(void)
     REFUSED(kt_program_transposed(q, x, x, &(kt_transposed){.weight = &plain}), KT_ERR_SHAPE, kt_program_error(q), "transposed");
     REFUSED(kt_program_experts_backward(q, dx, narrow, x, dx, &all), KT_ERR_SHAPE, kt_program_error(q), "experts_backward");
     REFUSED(kt_program_experts_backward(q, dx, narrow, x, x, &all), KT_ERR_SHAPE, kt_program_error(q), "63 columns of dgate");
+    kt_view within = {.buffer = dx.buffer, .width = TOP_K};
+    REFUSED(kt_program_experts_backward(q, dx, within, x, narrow, &all), KT_ERR_SHAPE, kt_program_error(q), "overlap");
     all.routing = 7;
     REFUSED(kt_program_experts_backward(q, dx, dgate, x, x, &all), KT_ERR_SHAPE, kt_program_error(q), "routing 7 of 1");
     kt_program_free(q);
