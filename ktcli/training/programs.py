@@ -227,7 +227,9 @@ class NativeProducts:
             "down_bias": self._loaded[of.down_bias.name] if of.down_bias else None,
         }
         first = len(program.labels)
-        forward = parts.append((x,), (dx,), lambda: program.append("experts", (dx, x), **facts))
+        forward = parts.append(
+            (x,), (dx,), lambda: program.append("experts", (dx, x), by_row=1, **facts)
+        )
         backward = parts.append(
             (x, dout),
             (dx, dgate),

@@ -126,7 +126,8 @@ int kt_program_experts_backward(kt_program *p, kt_view dx, kt_view dgate, kt_vie
                                 const kt_experts_backward *given)
 {
     const kt_experts forward = {.routing = given->routing, .gate_up = given->gate_up, .down = given->down,
-                                .glu = given->glu, .gate_up_bias = given->gate_up_bias, .down_bias = given->down_bias};
+                                .glu = given->glu, .gate_up_bias = given->gate_up_bias, .down_bias = given->down_bias,
+                                .by_row = 1};
     int failed = check(p, dx, dgate, x, dout, given->routing);
     moe *made = NULL;
     if (!failed)
@@ -139,7 +140,6 @@ int kt_program_experts_backward(kt_program *p, kt_view dx, kt_view dgate, kt_vie
     int32_t *some = program_new(p, (size_t)p->n_nodes * sizeof *some);
     if (!o || !parts || !offset || !some)
         return KT_ERR_MEMORY;
-    made->by_row = 1;
     *o = (experts_backward){.forward = *made, .dgate = dgate, .dout = dout, .parts = parts};
     o->dx = (sums){.out = dx, .domain = made->domain, .nodes = p->n_nodes, .offset = offset, .given = some,
                    .direct = p->n_nodes == 1 && !made->gate_up->rotation,
