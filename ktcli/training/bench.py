@@ -78,8 +78,8 @@ class TrainingTimes:
         step: forward and backward of all layers in each run, between measurements of the ceilings.
         forward_s, backward_s: the median seconds of all layers.
         head_s: those of the output head and the loss, forward and backward.
-        forward_share, backward_share: of the ceiling that holds, 1: all of it.
-        bound: the ceiling that holds for the backward pass.
+        forward_share, backward_share: the share of the ceiling that holds, 1: all of it.
+        forward_bound, backward_bound: the ceiling that holds.
         trained: the number of trained parameters.
     """
 
@@ -89,7 +89,8 @@ class TrainingTimes:
     head_s: float
     forward_share: float
     backward_share: float
-    bound: Ceiling
+    forward_bound: Ceiling
+    backward_bound: Ceiling
     trained: int
 
 
@@ -172,8 +173,8 @@ def measure_steps(
         progress=progress,
     )
     forward_s, backward_s = median(passes.forward), median(passes.backward)
-    ideal_forward, _ = _ideal(ceilings, work.forward_ops, work.read_bytes)
-    ideal_backward, bound = _ideal(ceilings, work.backward_ops, work.read_bytes)
+    ideal_forward, forward_bound = _ideal(ceilings, work.forward_ops, work.read_bytes)
+    ideal_backward, backward_bound = _ideal(ceilings, work.backward_ops, work.read_bytes)
     trained = sum(
         each.values[0].numel() + each.values[1].numel() for each in model.factors.values()
     )
@@ -184,7 +185,8 @@ def measure_steps(
         median(passes.head),
         ideal_forward / forward_s,
         ideal_backward / backward_s,
-        bound,
+        forward_bound,
+        backward_bound,
         trained,
     )
 

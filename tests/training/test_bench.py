@@ -39,6 +39,22 @@ def test_too_long_a_document_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "9000" in capsys.readouterr().err.replace(",", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--layers", "6"], "the model has 5 layers, but --layers asks for 6"),
+        (["--tokens", "1"], "--tokens"),
+        (["--length", "1"], "--length"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_cannot_be_measured_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "finetune", "kt-mini", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_work_of_a_layer() -> None:
     """Forward 6kHI for each token, backward 10kHI more than that where the layer is computed again."""
     config = {"num_hidden_layers": 1}

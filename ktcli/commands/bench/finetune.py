@@ -13,7 +13,6 @@ from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
     JsonOpt,
-    LayersOpt,
     ModelArg,
     NumaOpt,
     RunsOpt,
@@ -39,17 +38,38 @@ if TYPE_CHECKING:
 
 _RUNS, _LAYERS = 3, 4
 _BOUNDS = {Ceiling.READ: "read bandwidth", Ceiling.BF16: "arithmetic peak"}
+_LEAST = 2  # tokens of a document: the first of one is never trained
 
+LayersOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--layers",
+        "-l",
+        metavar="N",
+        min=1,
+        max=1024,  # of any model: models.config
+        help=f"Number of decoder layers. Default: {_LAYERS}, or all of a smaller model.",
+    ),
+]
 TokensOpt = Annotated[
     int,
     typer.Option(
-        "--tokens", "-n", metavar="N", min=1, max=1 << 17, help="Tokens of an optimizer step."
+        "--tokens",
+        "-n",
+        metavar="N",
+        min=_LEAST,
+        max=1 << 17,
+        help="Tokens of an optimizer step, rounded up to whole documents.",
     ),
 ]
 LengthOpt = Annotated[
     int,
     typer.Option(
-        "--length", metavar="N", min=1, max=1 << 17, help="Tokens of each document of the step."
+        "--length",
+        metavar="N",
+        min=_LEAST,
+        max=1 << 17,
+        help="Tokens of each document of the step.",
     ),
 ]
 RankOpt = Annotated[
@@ -59,7 +79,7 @@ RankOpt = Annotated[
 
 def finetune(
     model: ModelArg,
-    layers: LayersOpt = _LAYERS,
+    layers: LayersOpt = None,
     tokens: TokensOpt = 2048,
     length: LengthOpt = 512,
     rank: RankOpt = 8,
@@ -89,13 +109,20 @@ def finetune(
         )
     subject = find_subject(model, experts, dense)
     whole = build(subject.config).spec
+    length = min(length, tokens)
+    documents = -(-tokens // length)
+    if length > whole.context:
+        raise UsageError(
+            f"documents of {length} tokens are longer than the model's context of {whole.context}",
+            hint=f"use --length {whole.context} or less",
+        )
     asked = Wanted(context=length, threads=threads, numa=asked_numa(numa))
-    planned = plan_trial(Trial(subject, asked, min(layers or _LAYERS, whole.layers)), out)
-    documents = max(1, -(-tokens // length))
+    planned = plan_trial(Trial(subject, asked, layers or min(_LAYERS, whole.layers)), out)
+    planned.plan.require("a model of these layers")
     pool = planned.start()
     ceilings = Ceilings.of(pool)
-    times = _measured(planned, pool, ceilings, (documents, min(length, tokens)), rank, runs)
-    row = _row(subject.name, planned, times, documents * min(length, tokens), whole, rank)
+    times = _measured(planned, pool, ceilings, (documents, length), rank, runs)
+    row = _row(subject.name, planned, times, documents * length, whole, rank)
     front = {key: row[key] for key in ("tok_s", "forward_ms", "backward_ms")}
     show_results(
         planned.machine, pool, [row], lambda: _words(row, pool, ceilings), ceilings, front=front
@@ -116,7 +143,6 @@ def _measured(
     from ktcli.training.lora import LoraSettings
     from ktcli.training.model import TrainingOptions
 
-    planned.plan.require("the layers that are measured")
     count, length = documents
     settings, options = LoraSettings(rank=rank), TrainingOptions(context=length)
     recipe = planned.plan.recipe
@@ -153,14 +179,15 @@ def _row(
         "head_ms": 1e3 * times.head_s,
         "forward_percent": 100 * times.forward_share,
         "backward_percent": 100 * times.backward_share,
-        "bound": _BOUNDS[times.bound],
+        "forward_bound": _BOUNDS[times.forward_bound],
+        "backward_bound": _BOUNDS[times.backward_bound],
         **measured_figures(times.step),
     }
 
 
 def _words(row: dict[str, Any], pool: Pool, ceilings: Ceilings) -> str:
     experts = f"{row['format']} experts, " if row["format"] else ""
-    bound = row["bound"]
+    bound, back = row["forward_bound"], row["backward_bound"]
     return out.table(
         [
             ("Model", f"{row['model']}, {row['layers']} layers, {experts}{row['dense']} dense"),
@@ -168,9 +195,9 @@ def _words(row: dict[str, Any], pool: Pool, ceilings: Ceilings) -> str:
             ("Ceiling", ceiling_words(ceilings)),
             ("Step", f"{row['n_tokens']:,} tokens, rank {row['rank']}"),
             ("Trained", f"{row['trained_parameters']:,} parameters in these layers"),
-            ("Forward", f"{row['forward_ms']:.1f} ms per layer, {row['forward_percent']:.0f} % of the peak"),
-            ("Backward", f"{row['backward_ms']:.1f} ms per layer, {row['backward_percent']:.0f} % of the {bound}"),
+            ("Forward", f"{row['forward_ms']:.1f} ms per layer, {row['forward_percent']:.0f} % of the {bound}"),
+            ("Backward", f"{row['backward_ms']:.1f} ms per layer, {row['backward_percent']:.0f} % of the {back}"),
             ("Head", f"{row['head_ms']:.1f} ms with the loss"),
-            ("Model", f"{row['tok_s']:.1f} tokens/s for all layers, without the optimizer"),
+            ("Speed", f"{row['tok_s']:.1f} tokens/s for all layers, without the optimizer"),
         ]
     )  # fmt: skip
