@@ -146,7 +146,7 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill resume kernel mixed serve' ;;
+        'bench') options='--help' words='decode prefill resume kernel finetune mixed serve' ;;
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
@@ -192,6 +192,14 @@ _kt() {
                 --tokens|--threads|--isa|--runs)  ;;
                 --numa) words='auto off' ;;
                 *) options='--work --shape --format --tokens --threads --numa --isa --runs --json --help' ;;
+            esac ;;
+        'bench finetune')
+            case $before in
+                --layers|--tokens|--length|--rank|--threads|--runs)  ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --numa) words='auto off' ;;
+                *) options='--layers --tokens --length --rank --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench mixed')
             case $before in

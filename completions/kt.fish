@@ -368,6 +368,19 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a finetune -d 'Measure a step of LoRA fine-tuning, forward and backward of each layer'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l layers -d 'Number of decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l tokens -d 'Tokens of an optimizer step, rounded up to whole documents' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l length -d 'Tokens of each document of the step' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l rank -d 'Rank of the adapter' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l runs -d 'Number of runs, each between two measurements of the ceiling' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a mixed -d 'Measure answers and a long prompt that run at the same time'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l layers -d 'Number of decoder layers' -x
