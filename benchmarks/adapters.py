@@ -182,7 +182,7 @@ def write_adapter(folder: Path, model: Model, rank: int) -> Path:
         for shape in tensors.values():
             file.write((0.01 * draw.standard_normal(shape, np.float32)).tobytes())
     settings = {"peft_type": "LORA", "peft_version": "0.21.2", "r": rank, "lora_alpha": 2 * rank}
-    settings |= {"target_modules": modules, "target_parameters": parameters}  # type: ignore[dict-item]
+    settings |= {"target_modules": modules, "target_parameters": parameters}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder
 

@@ -104,7 +104,7 @@ def experts(pool: Pool, fmt: str, per_expert: int, rank: int) -> Callable[[], No
     return lambda: program.run(batch)
 
 
-def seconds(run: Callable[[], None]) -> float:
+def seconds(run: Callable[[], object]) -> float:
     """Returns the seconds of one call."""
     began = time.perf_counter()
     run()
@@ -172,7 +172,7 @@ def steps(pool: Pool, rounds: int) -> dict[str, Any]:
             model.loss_and_gradients([text], [mask])
 
     pairs = [
-        (seconds(lambda: model.loss_and_gradients(texts, masks) and None), seconds(one_by_one))
+        (seconds(lambda: model.loss_and_gradients(texts, masks)), seconds(one_by_one))
         for _ in range(rounds)
     ]
     together, apart = (median(pair[i] for pair in pairs) for i in (0, 1))
@@ -184,7 +184,7 @@ def memory(pool: Pool, name: str, tokens: int) -> dict[str, Any]:
     """Computes one step through a whole model; returns the most memory of the process, above its weights."""
     model = trainable(pool, name, None, tokens)
     ids = np.random.default_rng(1).integers(0, model.model.spec.vocab, tokens).tolist()
-    took = seconds(lambda: model.loss_and_gradients([ids], [[True] * tokens]) and None)
+    took = seconds(lambda: model.loss_and_gradients([ids], [[True] * tokens]))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     weights = weight_bytes(model.model, Recipe.named("int4", "int8"))
     factors = sum(4 * (each.a.nbytes // 2 + each.b.nbytes // 2) for each in model.factors.values())
