@@ -98,12 +98,14 @@ class Pools:
     def forget(self) -> None:
         """Frees all pages and snapshots that no sequence holds: nothing is found by its ids any more."""
         self.begin()
-        self.pages.forget()
-        if self.windows is not None:
-            self.windows.pool.forget()
-        if self.states is not None:
-            self.states.forget()
-        self.end()
+        try:
+            self.pages.forget()
+            if self.windows is not None:
+                self.windows.pool.forget()
+            if self.states is not None:
+                self.states.forget()
+        finally:
+            self.end()
 
     def find(self, content: Content) -> KnownPrefix:
         """Returns the longest known prefix of a content's ids, but not all of them."""

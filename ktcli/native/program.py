@@ -170,7 +170,8 @@ class Program:
     def gradients(
         self, adapter: int, operation: int, part: int, gradients: Sequence[Gradient]
     ) -> None:
-        """Sets where the gradients of the updates of a product are added to, until the next such call.
+        """Sets where the gradients of the updates of a product are added to, until the next such call, or the next
+        `adapt` of the product.
 
         Args:
             operation: the number of an `experts_backward`.

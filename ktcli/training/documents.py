@@ -83,7 +83,7 @@ def pack_documents(
         labels += [ids[at] for at in trained]
         first += len(ids)
     if masks is not None and not rows:
-        raise UsageError("no token of the step is trained: every mask is empty")
+        raise UsageError("no token of the step is trained; the first of a document never is")
     every = torch.tensor([each for ids in documents for each in ids])
     return Documents(
         every, tuple(map(len, documents)), torch.tensor(rows).long(), torch.tensor(labels).long()
@@ -100,7 +100,7 @@ def _check(number: int, ids: Sequence[int], vocab: int, context: int) -> None:
         raise UsageError(f"document {number} of the step is empty")
     if len(ids) > context:
         raise UsageError(
-            f"document {number} has {len(ids)} tokens, but the model is open for {context}"
+            f"document {number} has {len(ids)} tokens, but the model was opened for at most {context}"
         )
     at = next((at for at, each in enumerate(ids) if not 0 <= each < vocab), None)
     if at is not None:

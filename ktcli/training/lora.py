@@ -215,7 +215,11 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
         UsageError: the settings name no target or one that cannot be trained, or a rank exceeds a dimension.
     """
     if settings.rank < 1:
-        raise UsageError(f"the rank of an adapter is {settings.rank}, which is less than 1")
+        raise UsageError(f"the rank of an adapter is {settings.rank}; it must be at least 1")
+    if not settings.targets:
+        raise UsageError(
+            "no target is named, so nothing would be trained", hint=f'name some, or "{ALL}"'
+        )
     targets, used = Targets(model), set[str]()
     generator = torch.Generator().manual_seed(settings.seed)
     found: dict[str, TrainedFactors] = {}

@@ -41,7 +41,8 @@ class TrainingOptions:
         context: the most tokens of a document.
         exact: whether all is f32; else products round what they read as those of a chat do.
         retain: whether the graph of each layer is kept for the backward pass, instead of being computed again.
-        residuals: the type in which the residual before each layer is kept; float32 or bfloat16. If exact, float32.
+        residuals: the type in which the residual before each layer is kept, from which it is computed again; float32 or
+            bfloat16. If exact, float32.
         max_rows: the most rows that go through a product at once; more read the weights again.
     """
 

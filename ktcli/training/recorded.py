@@ -76,7 +76,7 @@ def products_of(model: Model) -> ModelProducts:
     if what := missing_part(model):
         raise UsageError(
             f"kt cannot fine-tune models of the family {model.spec.family} yet: this one has {what}",
-            hint="docs/training.md lists the families that it can",
+            hint="docs/training.md lists the families that kt can fine-tune",
         )
     records = record(model.forward).records
     operations = [each.operation for each in records]

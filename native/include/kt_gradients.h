@@ -43,8 +43,8 @@ typedef struct kt_gradient {
     float *b;
 } kt_gradient;
 
-/* Of the n updates that kt_program_adapt gave a product of kt_program_experts_backward; until the next such call. Both
- * must live as long. Sums are over the rows of the step, ascending; with nodes, node after node where they share columns. */
+/* Of the n updates that kt_program_adapt gave a product of kt_program_experts_backward; until the next such call, or the
+ * next of kt_program_adapt for this product, which forgets them. Both must live as long. Sums are over the rows of the step, ascending; with nodes, node after node where they share columns. */
 KT_API int kt_program_gradients(kt_program *program, int32_t adapter, int32_t operation, int32_t part,
                                 const kt_gradient *gradients, int32_t n);
 

@@ -228,7 +228,11 @@ def test_what_an_optimizer_writes_is_computed_with(pack_of: Callable[[str], Pack
             "token 1 of document 1 is 99, which is not one of the model's 99",
         ),
         ([[-1, 3]], [[True, True]], "token 0 of document 1 is -1"),
-        ([[1] * 200], [[True] * 200], "document 1 has 200 tokens, but the model is open for 128"),
+        (
+            [[1] * 200],
+            [[True] * 200],
+            "document 1 has 200 tokens, but the model was opened for at most 128",
+        ),
         ([[1, 2]], [[True]], "document 1 has 2 tokens, but its mask has 1"),
         ([[1, 2]], [], "0 masks for 1 documents"),
         ([[1, 2]], [[True, False]], "no token of the step is trained"),
@@ -245,6 +249,7 @@ def test_bad_documents_are_refused(
     ("settings", "said"),
     [
         (LoraSettings(0), "rank of an adapter is 0"),
+        (LoraSettings(targets=()), "no target is named"),
         (LoraSettings(64), "rank 64 is more than .*down_proj can have: its matrix is 80 x 40"),
         (LoraSettings(targets=("q_prj",)), "'q_prj' is not the name of anything"),
         (LoraSettings(targets=("lm_head",)), "'lm_head' is not the name of anything"),

@@ -5,8 +5,8 @@
  *
  * To bf16, from integers: codes are turned as bytes, 16 columns of 16 rows at a time, and become numbers in their new
  * places, times the scales of their rows; they are rounded to the nearest, ties away from zero. From bf16: words are turned
- * likewise. From anything else, and to f32: columns are decoded, a vector of rows each, and turned as a square of 16 by 16 words, a word being a pair of rows in
- * bf16, or in f32 one row.
+ * likewise. From anything else, and to f32: columns are decoded, a vector of rows each, and turned as a square of 16 by 16
+ * words, a word being a pair of rows in bf16, or in f32 one row.
  */
 
 enum { TURN_AHEAD = 4 };       /* panels: of each only a part is read, which the CPU does not foresee */
