@@ -1,14 +1,14 @@
 """Measures optimizer steps without the optimizer: forward and backward of a layer, beside what the machine can do.
 
 The work that is counted is that of the products: a layer forward; backward the gradients of its inputs, in bf16, gate
-and up of experts once more, and unless graphs are retained the layer's forward again. A step that reads more slowly
-than it computes is compared with reading.
+and up of experts once more, and unless graphs are retained the layer's forward again, but for the sums of experts that
+are left out there (`DifferentiableExperts`). A step that reads more slowly than it computes is compared with reading.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.training.model import TrainableModel
+from ktcli.training.recorded import products_of
 from ktcli.weights.recipe import Recipe
 
 _SEED = 20_260_103
@@ -54,11 +55,21 @@ class TrainingWork:
         forward = dict.fromkeys(Unit, 0)
         for work in layers:
             forward[work.unit] += work.ops
-        backward = dict.fromkeys(Unit, 0) if retain else dict(forward)
+        backward = dict.fromkeys(Unit, 0)
         backward[Unit.BF16] += sum(forward.values())
-        for work in _gate_up(layers):
+        for work in _gate_up(layers) + ([] if retain else _again(layers, products_of(model).added)):
             backward[work.unit] += work.ops
         return cls(forward, backward, sum(work.read_bytes for work in layers))
+
+
+def _again(works: list[PartWork], added: Sequence[bool]) -> list[PartWork]:
+    """The work of layers that are computed again; `added`: see `ModelProducts`."""
+    return [
+        PartWork(work.part, work.unit, work.read_bytes, work.ops * added.count(False) // len(added))
+        if work.part is ModelPart.EXPERTS
+        else work
+        for work in works
+    ]
 
 
 def _gate_up(works: list[PartWork]) -> list[PartWork]:

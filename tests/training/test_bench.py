@@ -56,7 +56,7 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def test_the_work_of_a_layer() -> None:
-    """Forward 6kHI for each token, backward 10kHI more than that where the layer is computed again."""
+    """Of experts 6kHI for each token forward, 10kHI backward; of the rest as much, and again where the layer is."""
     config = {"num_hidden_layers": 1}
     entry = find("qwen3-30b-a3b")
     assert entry is not None
@@ -70,4 +70,4 @@ def test_the_work_of_a_layer() -> None:
     dense = work.forward_ops[Unit.BF16]
     assert work.backward_ops[Unit.BF16] == experts + dense
     again = TrainingWork.of(model, recipe, tokens, retain=False)
-    assert sum(again.backward_ops.values()) == sum(work.backward_ops.values()) + experts + dense
+    assert sum(again.backward_ops.values()) == sum(work.backward_ops.values()) + dense
