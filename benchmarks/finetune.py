@@ -187,7 +187,8 @@ def memory(pool: Pool, name: str, tokens: int) -> dict[str, Any]:
     took = seconds(lambda: model.loss_and_gradients([ids], [[True] * tokens]))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     weights = weight_bytes(model.model, Recipe.named("int4", "int8"))
-    factors = sum(4 * (each.a.nbytes // 2 + each.b.nbytes // 2) for each in model.factors.values())
+    # Each with its gradient.
+    factors = 2 * sum(each.a.nbytes + each.b.nbytes for each in model.factors.values())
     found = {
         "model": name, "tokens": tokens, "seconds": took, "weights_bytes": weights,
         "factors_bytes": factors, "most_bytes": most, "above_bytes": most - weights,
