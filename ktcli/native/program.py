@@ -178,14 +178,22 @@ class Program:
             part: 0, or 1 for down.
             gradients: of a and b of each update that `adapt` gave it, f32 of their shapes.
         Raises:
-            NativeError: there is no such product, or it has another number of updates.
+            NativeError: there is no such product, it has another number of updates, or an array is not one of its.
         """
         made = self._ffi.new("kt_gradient[]", len(gradients))
-        for each, (of_a, of_b) in zip(made, gradients, strict=True):
-            for array in (of_a, of_b):
+        for each, both in zip(made, gradients, strict=True):
+            for array in both:
                 require(array.dtype == np.float32, f"gradients of {array.dtype}")
                 require(array.flags.c_contiguous, "array is not contiguous")
-            each.a, each.b = (self._ffi.from_buffer("float[]", array) for array in (of_a, of_b))
+            each.a, each.b = (self._ffi.from_buffer("float[]", x, True) for x in both)
+        for update, both in zip(
+            self._updates.get((adapter, operation, part), ()), gradients, strict=False
+        ):
+            for array, factor in zip(both, (update.a, update.b), strict=True):
+                require(
+                    array.shape == factor.shape,
+                    f"gradients {array.shape} of {factor.shape} factors",
+                )
         self._check(
             self._lib.kt_program_gradients(
                 self.handle, adapter, operation, part, made, len(gradients)
@@ -201,7 +209,10 @@ class Program:
         Raises:
             NativeError: there is no such norm.
         """
-        data = self._ffi.NULL if gain is None else self._ffi.cast("float *", gain.ctypes.data)
+        data = self._ffi.NULL
+        if gain is not None:
+            require(gain.dtype == np.float32 and gain.flags.c_contiguous, "a gain is not f32")
+            data = self._ffi.cast("float *", gain.ctypes.data)
         self._check(self._lib.kt_program_adapt_gain(self.handle, adapter, operation, data))
         self._gains[adapter, operation] = gain
 
