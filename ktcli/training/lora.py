@@ -214,6 +214,21 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
     Raises:
         UsageError: the settings name no target or one that cannot be trained, or a rank exceeds a dimension.
     """
+    made, generator = _zero_factors(model, settings), torch.Generator().manual_seed(settings.seed)
+    for each in made:
+        each.start(generator)
+    return made
+
+
+def factor_bytes(model: Model, settings: LoraSettings) -> int:
+    """Returns the bytes of what `factors_for` would return, with its gradients; raises as it."""
+    with torch.device("meta"):  # which has no memory
+        made = _zero_factors(model, settings)
+        return 2 * sum(each.a.nbytes + each.b.nbytes for each in made)
+
+
+def _zero_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
+    """Returns factors that are all zero; see `factors_for`."""
     if settings.rank < 1:
         raise UsageError(f"the rank of an adapter is {settings.rank}; it must be at least 1")
     if not settings.targets:
@@ -221,7 +236,6 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
             "no target is named, so nothing would be trained", hint=f'name some, or "{ALL}"'
         )
     targets, used = Targets(model), set[str]()
-    generator = torch.Generator().manual_seed(settings.seed)
     found: dict[str, TrainedFactors] = {}
     for tensor, target in _candidates(model, targets):
         named = {each for each in settings.targets if _is_named(tensor, target, each)}
@@ -230,11 +244,9 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
             continue
         _require_rank(target, settings.rank)
         is_expert = tensor.role is Role.EXPERTS
-        made = (
+        found[target.name] = (
             ExpertFactors(target, tensor, settings) if is_expert else DenseFactors(target, settings)
         )
-        made.start(generator)
-        found[target.name] = made
     for each in settings.targets:
         if each not in used:
             nearest = targets.nearest(each)

@@ -12,6 +12,7 @@ from ktcli.models import build, cut
 from ktcli.planner.spec import Unit
 from ktcli.store.catalog import find
 from ktcli.training.bench import TrainingWork
+from ktcli.training.lora import LoraSettings, factor_bytes, factors_for
 from ktcli.weights.recipe import Recipe
 
 
@@ -53,6 +54,15 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     assert main(["bench", "finetune", "kt-mini", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_bytes_of_factors_are_known_before_they_are_made() -> None:
+    entry = find("kt-mini")
+    assert entry is not None
+    model, settings = build(cut(entry.config, 2)), LoraSettings(3)
+    made = factors_for(model, settings)
+    each = [x for f in made for x in (f.a, f.b, f.gradient_a, f.gradient_b)]
+    assert factor_bytes(model, settings) == sum(x.nbytes for x in each)
 
 
 def test_the_work_of_a_layer() -> None:

@@ -25,7 +25,7 @@ from ktcli.commands.view.figures import (
     threads_words,
     warn_noisy,
 )
-from ktcli.errors import UsageError
+from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import Ceilings
@@ -140,12 +140,20 @@ def _measured(
 ) -> TrainingTimes:
     from ktcli.measure.synthetic import ApartSource
     from ktcli.training.bench import TimedModel, measure_steps
-    from ktcli.training.lora import LoraSettings
-    from ktcli.training.model import TrainingOptions
+    from ktcli.training.lora import LoraSettings, factor_bytes
+    from ktcli.training.model import USUAL, TrainingOptions
 
     count, length = documents
-    settings, options = LoraSettings(rank=rank), TrainingOptions(context=length)
-    recipe = planned.plan.recipe
+    settings, recipe = LoraSettings(rank=rank), planned.plan.recipe
+    options = TrainingOptions(context=length, max_rows=min(USUAL.max_rows, count * length))
+    need = planned.plan.need_bytes + factor_bytes(planned.model, settings)
+    if need > planned.plan.host.available_bytes:
+        raise NotEnoughMemory(
+            "a model of these layers with its adapter",
+            need,
+            planned.plan.host.available_bytes,
+            hint="use a smaller --rank, or fewer --layers",
+        )
     with out.progress(planned.title) as bar:
         model = TimedModel.load(
             planned.model, recipe, ApartSource(pool, 1), pool, settings, options,
