@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 
 from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.torch.attention import attend, attend_from_start
 from ktcli.ops.torch.functions import Rows
 
 # Queries that attend at once where a mask is needed: bounds it, [queries, keys].
@@ -99,7 +100,7 @@ def _attend(
     elif k.shape[-1] < v.shape[-1]:
         q, k = (pad(each, (0, v.shape[-1] - each.shape[-1])) for each in (q, k))
     if not window and sinks is None:
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[..., :width]
+        return attend_from_start(q, k, v, scale)[..., :width]
     return _attend_masked(q, k, v, scale, window)[..., :width]
 
 
@@ -120,7 +121,7 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -
             for each in (k, v)
         )
         block = q[:, :, first:last]
-        out.append(scaled_dot_product_attention(block, keys, values, attn_mask=seen, scale=scale))
+        out.append(attend(block, keys, values, seen, scale))
     return torch.cat(out, 2)
 
 

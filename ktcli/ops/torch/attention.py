@@ -318,6 +318,13 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
+def attend_from_start(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Returns softmax(q k^T scale) v where query i sees keys 0 to i: as `attend_causally` of as many queries as keys,
+    by a kernel of torch that has a gradient on the CPU, too."""
+    with sdpa_kernel(_BACKENDS):
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float) -> Tensor:
     """Returns softmax(q k^T scale) v over the keys that each query sees: [..., T, D], [..., L, D], [..., L, V] of
     one dtype and bool [..., T, L] -> [..., T, V].
