@@ -56,11 +56,14 @@ CHECK = tuple(
 # What takes longest. xdist would begin the files of many tests first, and leave one worker alone with these at the end.
 DEAREST = tuple(
     """
-    fakecuda/test_fakecuda.py ops/triton/test_triton.py commands/test_amx.py commands/test_hostile_text.py
-    models/test_quantised_parity.py models/test_parity.py engine/device/test_segments.py store/test_pages.py
-    engine/test_store_faults.py engine/test_restoring.py ops/torch/test_backend.py server/test_page_text.py
-    engine/test_batches.py engine/device/test_hybrid.py commands/test_plan.py test_fuzz.py test_kt_mini_accuracy.py
-    test_kt_mini_deferral.py test_kt_mini.py
+    fakecuda/test_fakecuda.py engine/test_batches.py planner/test_levers.py
+    server/test_largest.py ops/triton/test_triton.py engine/test_sanitized.py
+    published/test_quality.py commands/test_hostile_text.py commands/test_amx.py
+    models/test_quantised_parity.py models/test_parity.py engine/device/test_segments.py
+    store/test_pages.py engine/test_store_faults.py engine/test_restoring.py
+    ops/torch/test_backend.py server/test_page_text.py engine/device/test_hybrid.py
+    commands/test_plan.py test_fuzz.py test_kt_mini_accuracy.py test_kt_mini_deferral.py
+    test_kt_mini.py
     """.split()
 )
 # It waits for programs that run beside all others: a worker that had it earlier would do nothing else meanwhile.
