@@ -141,7 +141,8 @@ static const adaptable *product_of(const worker *w, const adapted_rows *rows)
     return &w->program->adaptables.at[rows->product];
 }
 
-const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last)
+/* The updates of row i; *last: the end of the rows from there on that have the same. NULL: none. */
+static const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last)
 {
     int32_t adapter = rows->run ? rows->run->adapter : -1;
     for (*last = rows->run ? rows->n : i; *last < rows->n; ++*last) {
@@ -155,63 +156,71 @@ const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, 
     return found && found->n ? found : NULL;
 }
 
-void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_input *in, int64_t first, int64_t last)
+int next_update(const worker *w, const adapted_rows *rows, found_update *u)
 {
-    int64_t stride = columns_of_a(w, rows), end;
-    for (int64_t i = 0; i < rows->n; i = end) {
-        const adapted *its = updates_of(w, rows, i, &end);
-        int64_t rank = 0;
-        for (int32_t u = 0; its && u < its->n; rank += its->updates[u++].rank) {
-            const kt_update *one = &its->updates[u];
-            int64_t from = max64(first, rank), to = min64(last, rank + one->rank);
-            if (from >= to)
-                continue;
-            int64_t matrix = one->one_a ? 0 : rows->matrix;
-            int64_t at = (matrix * one->rank + from - rank) * stride + in->column;
-            int64_t row = in->x_rows ? 0 : i;
-            inner_product p = {.n_rows = end - i, .ranks = to - from, .panels = (in->k + 15) / KT_PANEL_ROWS,
-                               .x = in->x + row * in->x_stride, .x_stride = in->x_stride, .step = KT_PANEL_ROWS,
-                               .columns = in->k, .x_rows = in->x_rows ? in->x_rows + i : NULL,
-                               .a = factor_number(one->a, at, one->in_f32), .rank_stride = stride,
-                               .panel_stride = KT_PANEL_ROWS, .in_f32 = one->in_f32, .scale = one->scale,
-                               .out = rows->inner + i * rows->inner_stride + from, .out_stride = rows->inner_stride};
-            w->kernels->inner(&p);
+    if (u->its && u->number + 1 < u->its->n) {
+        u->rank += u->update->rank;
+        u->number++;
+    } else {
+        u->its = NULL;
+        for (u->row = u->last_row; !u->its && u->row < rows->n;) {
+            u->its = updates_of(w, rows, u->row, &u->last_row);
+            u->row = u->its ? u->row : u->last_row;
         }
+        u->rank = u->number = 0;
     }
+    if (!u->its)
+        return 0;
+    u->update = &u->its->updates[u->number];
+    u->gradient = &u->its->gradients[u->number];
+    return 1;
 }
 
-int64_t panels_among(const kt_update *u, int64_t panel, int64_t last, int64_t *first)
+panels_of_b panels_among(const kt_update *u, int64_t matrix, int64_t panel, int64_t last_panel)
 {
-    int64_t step = u->panel_step;
-    int64_t before = max64(0, (panel - u->first_panel + step - 1) / step);
-    int64_t until = last <= u->first_panel ? 0 : min64(u->panels, (last - u->first_panel + step - 1) / step);
-    *first = before;
-    return panel < u->first_panel ? (*first = 0, until) : until - before;
+    int64_t step = u->panel_step, first = panel > u->first_panel ? (panel - u->first_panel + step - 1) / step : 0;
+    int64_t until = last_panel > u->first_panel ? min64(u->panels, (last_panel - u->first_panel + step - 1) / step) : 0;
+    if (until <= first)
+        return (panels_of_b){0};
+    return (panels_of_b){.n = until - first, .column = (u->first_panel + first * step - panel) * KT_PANEL_ROWS,
+                         .at = ((u->one_b ? 0 : matrix) * u->panels + first) * u->rank * KT_PANEL_ROWS};
+}
+
+void lowrank_inner(const worker *w, const adapted_rows *rows, const adapted_input *in, int64_t first, int64_t last)
+{
+    int64_t stride = rank_stride_of_a(w, rows);
+    for (found_update u = {0}; next_update(w, rows, &u);) {
+        const kt_update *one = u.update;
+        int64_t from = max64(first, u.rank), to = min64(last, u.rank + one->rank);
+        if (from >= to)
+            continue;
+        int64_t at = number_of_a(one, rows->matrix, stride, in->column) + (from - u.rank) * stride;
+        inner_product p = {.n_rows = u.last_row - u.row, .ranks = to - from, .panels = (in->k + 15) / KT_PANEL_ROWS,
+                           .x = in->x + begin_of_row(in->x_rows, u.row, in->x_stride), .x_stride = in->x_stride,
+                           .step = KT_PANEL_ROWS, .columns = in->k, .x_rows = in->x_rows ? in->x_rows + u.row : NULL,
+                           .a = factor_number(one->a, at, one->in_f32), .rank_stride = stride,
+                           .panel_stride = KT_PANEL_ROWS, .in_f32 = one->in_f32, .scale = one->scale,
+                           .out = rows->inner + u.row * rows->inner_stride + from, .out_stride = rows->inner_stride};
+        w->kernels->inner(&p);
+    }
 }
 
 void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_output *out)
 {
-    int64_t end, first;
-    for (int64_t i = 0; i < rows->n; i = end) {
-        const adapted *its = updates_of(w, rows, i, &end);
-        const float *inner = rows->inner + i * rows->inner_stride;
-        for (int32_t u = 0; its && u < its->n; inner += its->updates[u++].rank) {
-            const kt_update *one = &its->updates[u];
-            int64_t panels = panels_among(one, out->panel, out->last_panel, &first);
-            if (panels <= 0)
-                continue;
-            int64_t column = (one->first_panel + first * one->panel_step - out->panel) * KT_PANEL_ROWS;
-            int64_t at = ((one->one_b ? 0 : rows->matrix) * one->panels + first) * one->rank * KT_PANEL_ROWS;
-            outer_product p = {.n_rows = end - i, .ranks = one->rank, .panels = panels, .x = inner,
-                               .x_stride = rows->inner_stride, .b = factor_number(one->b, at, one->in_f32),
-                               .rank_stride = KT_PANEL_ROWS, .panel_stride = one->rank * KT_PANEL_ROWS,
-                               .in_f32 = one->in_f32, .y = out->y + column, .y_stride = out->y_stride,
-                               .step = one->panel_step * KT_PANEL_ROWS, .columns = out->columns - column,
-                               .y_rows = out->y_rows ? out->y_rows + i : NULL, .gate = out->gate ? out->gate + i : NULL};
-            if (!out->y_rows)
-                p.y += i * out->y_stride;
-            w->kernels->outer(&p);
-        }
+    for (found_update u = {0}; next_update(w, rows, &u);) {
+        const kt_update *one = u.update;
+        panels_of_b b = panels_among(one, rows->matrix, out->panel, out->last_panel);
+        if (b.n == 0)
+            continue;
+        outer_product p = {.n_rows = u.last_row - u.row, .ranks = one->rank, .panels = b.n,
+                           .x = rows->inner + u.row * rows->inner_stride + u.rank, .x_stride = rows->inner_stride,
+                           .b = factor_number(one->b, b.at, one->in_f32), .rank_stride = KT_PANEL_ROWS,
+                           .panel_stride = one->rank * KT_PANEL_ROWS, .in_f32 = one->in_f32,
+                           .y = out->y + b.column + begin_of_row(out->y_rows, u.row, out->y_stride),
+                           .y_stride = out->y_stride, .step = one->panel_step * KT_PANEL_ROWS,
+                           .columns = out->columns - b.column, .y_rows = out->y_rows ? out->y_rows + u.row : NULL,
+                           .gate = out->gate ? out->gate + u.row : NULL};
+        w->kernels->outer(&p);
     }
 }
 

@@ -73,18 +73,41 @@ typedef struct adapted_output {
 } adapted_output;
 void lowrank_outer(const worker *w, const adapted_rows *rows, const adapted_output *out);
 
-/* The updates of row i of a product; *last: the end of the rows from there on that have the same. NULL: none. */
-const adapted *updates_of(const worker *w, const adapted_rows *rows, int64_t i, int64_t *last);
-/* The panels of an update among [panel, last) of its product: its first, and how many. */
-int64_t panels_among(const kt_update *u, int64_t panel, int64_t last, int64_t *first);
-/* Columns of A from one rank to the next. */
-static inline int64_t columns_of_a(const worker *w, const adapted_rows *rows)
+/* The updates of a product's rows, found one after the other by next_update. It begins with zeros. */
+typedef struct found_update {
+    const kt_update *update;
+    const kt_gradient *gradient;
+    int64_t row, last_row;      /* neighbours that have it */
+    int64_t rank;               /* its first among those of all updates that they have */
+    const adapted *its;
+    int32_t number;
+} found_update;
+int next_update(const worker *w, const adapted_rows *rows, found_update *u);     /* 0: there are no more */
+
+/* The panels of B among [panel, last_panel) of the product: how many, none perhaps; the column of the first from there
+ * on, and its number in B. */
+typedef struct panels_of_b {
+    int64_t n, column, at;
+} panels_of_b;
+panels_of_b panels_among(const kt_update *u, int64_t matrix, int64_t panel, int64_t last_panel);
+
+/* Numbers of A from one rank to the next, and the number of a column. */
+static inline int64_t rank_stride_of_a(const worker *w, const adapted_rows *rows)
 {
     return (w->program->adaptables.at[rows->product].k + 15) / 16 * 16;
+}
+static inline int64_t number_of_a(const kt_update *u, int64_t matrix, int64_t rank_stride, int64_t column)
+{
+    return (u->one_a ? 0 : matrix) * u->rank * rank_stride + column;
 }
 static inline const void *factor_number(const void *of, int64_t at, int32_t in_f32)
 {
     return (const uint8_t *)of + (size_t)at * (in_f32 ? sizeof(float) : sizeof(uint16_t));
+}
+/* Where row i begins of columns that lie row by row, or all of them where `rows` says of each which it is. */
+static inline int64_t begin_of_row(const int32_t *rows, int64_t i, int64_t stride)
+{
+    return rows ? 0 : i * stride;
 }
 
 /* Both at once, of a thread's own rows; memory: lowrank_bytes of them. */
