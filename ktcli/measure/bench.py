@@ -9,7 +9,7 @@ An engine's times are compared with a `Yardstick`, of which `Ceilings`, the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from statistics import median
@@ -179,12 +179,14 @@ class Ceilings:
             return wanted.read_bytes / self.measure(Ceiling.READ)
         return self.compute_s(wanted.ops)
 
-    def compute_s(self, ops: dict[Unit, int]) -> float:
-        """Returns the seconds of operations at the arithmetic peaks, measured now."""
+    def compute_s(
+        self, ops: Mapping[Unit, int], rate: Callable[[Ceiling], float] | None = None
+    ) -> float:
+        """Returns the seconds of operations at the arithmetic peaks: measured now, or as `rate` gives them."""
         int8 = ops[Unit.INT8]
         rest = sum(ops.values()) - int8
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
-        return sum(n / self.measure(kind) for n, kind in peaks if n)
+        return sum(n / (rate or self.measure)(kind) for n, kind in peaks if n)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
         """Returns the seconds that the planner's cost model gives for a run at the sampled rates."""

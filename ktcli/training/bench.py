@@ -179,13 +179,14 @@ def measure_steps(
     both = [work.forward_ops, work.backward_ops]
     measured = alternate(
         step,
-        lambda: sum(_ideal(ceilings, ops, work.read_bytes)[0] for ops in both),
+        lambda: sum(_ideal(ceilings, ops, work.read_bytes, ceilings.measure)[0] for ops in both),
         pairs=runs,
         progress=progress,
     )
     forward_s, backward_s = median(passes.forward), median(passes.backward)
-    ideal_forward, forward_bound = _ideal(ceilings, work.forward_ops, work.read_bytes)
-    ideal_backward, backward_bound = _ideal(ceilings, work.backward_ops, work.read_bytes)
+    (ideal_forward, forward_bound), (ideal_backward, backward_bound) = (
+        _ideal(ceilings, ops, work.read_bytes, ceilings.rate) for ops in both
+    )
     trained = sum(
         each.values[0].numel() + each.values[1].numel() for each in model.factors.values()
     )
@@ -202,8 +203,13 @@ def measure_steps(
     )
 
 
-def _ideal(ceilings: Ceilings, ops: Mapping[Unit, int], read_bytes: int) -> tuple[float, Ceiling]:
-    """The seconds at the ceiling that holds, measured now, and that ceiling."""
-    computed = ceilings.compute_s(dict(ops))
-    read = read_bytes / ceilings.measure(Ceiling.READ)
+def _ideal(
+    ceilings: Ceilings,
+    ops: Mapping[Unit, int],
+    read_bytes: int,
+    rate: Callable[[Ceiling], float],
+) -> tuple[float, Ceiling]:
+    """The seconds at the ceiling that holds, and that ceiling."""
+    computed = ceilings.compute_s(ops, rate)
+    read = read_bytes / rate(Ceiling.READ)
     return max((computed, Ceiling.BF16), (read, Ceiling.READ), key=lambda each: each[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -113,7 +114,7 @@ class TrainableModel:
     @classmethod
     def open(
         cls, pack: Pack, pool: Pool, settings: LoraSettings, options: TrainingOptions = USUAL
-    ) -> TrainableModel:
+    ) -> Self:
         """Returns a converted model with new factors, loaded; raises as `load`."""
         source = PackSource(pack, pool)
         return cls.load(build(pack.config), pack.recipe, source, pool, settings, options)
@@ -128,7 +129,7 @@ class TrainableModel:
         settings: LoraSettings,
         options: TrainingOptions = USUAL,
         progress: Progress | None = None,
-    ) -> TrainableModel:
+    ) -> Self:
         """Returns a model with new factors, its weights loaded from a source.
 
         Raises:

@@ -17,6 +17,7 @@ from ktcli.commands.cli.options import (
     NumaOpt,
     RunsOpt,
     ThreadsOpt,
+    layers_option,
 )
 from ktcli.commands.view.figures import (
     ceiling_words,
@@ -40,17 +41,7 @@ _RUNS, _LAYERS = 3, 4
 _BOUNDS = {Ceiling.READ: "read bandwidth", Ceiling.BF16: "arithmetic peak"}
 _LEAST = 2  # tokens of a document: the first of one is never trained
 
-LayersOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--layers",
-        "-l",
-        metavar="N",
-        min=1,
-        max=1024,  # of any model: models.config
-        help=f"Number of decoder layers. Default: {_LAYERS}, or all of a smaller model.",
-    ),
-]
+LayersOpt = Annotated[int | None, layers_option(f"{_LAYERS}, or all of a smaller model")]
 TokensOpt = Annotated[
     int,
     typer.Option(
@@ -159,7 +150,6 @@ def _measured(
             planned.model, recipe, ApartSource(pool, 1), pool, settings, options,
             progress=lambda done, total: bar.update(done=done, total=total),
         )  # fmt: skip
-    assert isinstance(model, TimedModel)
     with out.progress("training steps", runs, unit="runs") as bar:
         return measure_steps(
             model, recipe, ceilings, documents=count, length=length, runs=runs,

@@ -140,17 +140,21 @@ RunsOpt = Annotated[
     ),
 ]
 ContextOpt = Annotated[int | None, setting_option("context", "-c", min=1, callback=preferred)]
-LayersOpt = Annotated[
-    int | None,
-    typer.Option(
+
+
+def layers_option(default: str) -> Any:
+    """Returns the option --layers of a measurement, whose default these words are."""
+    return typer.Option(
         "--layers",
         "-l",
         metavar="N",
         min=1,
         max=1024,  # of any model: models.config
-        help="Number of decoder layers. Default: as many as fit in memory.",
-    ),
-]
+        help=f"Number of decoder layers. Default: {default}.",
+    )
+
+
+LayersOpt = Annotated[int | None, layers_option("as many as fit in memory")]
 ExpertsOpt = Annotated[
     str | None,
     typer.Option(
