@@ -55,6 +55,7 @@ class Program:
         max_outputs: the most output rows of a step.
         exact: whether products read f32 activations, instead of the fast path.
         cache: the number format of the KV cache, one of CACHES; None: f32 if exact, else bf16.
+        by_row: whether no bit of a product's row depends on how many rows it is given, on tiles either.
     Attributes:
         cache: that format.
         handle: a kt_program.
@@ -69,11 +70,12 @@ class Program:
         max_outputs: int,
         exact: bool,
         cache: str | None = None,
+        by_row: bool = False,
     ) -> None:
         self._ffi, self._lib = ffi, lib = library()
         self.cache = cache or ("f32" if exact else CACHES[0])
         number = CACHES.index(self.cache)
-        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, number))
+        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, number, by_row))
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
         if handle == ffi.NULL:

@@ -67,7 +67,7 @@ class _ProductProgram:
     def __init__(
         self, pool: Pool, max_rows: int, widths: Sequence[int], exact: bool, ranks: int
     ) -> None:
-        self.program = Program(pool, max_tokens=max_rows, max_outputs=1, exact=exact)
+        self.program = Program(pool, max_tokens=max_rows, max_outputs=1, exact=exact, by_row=True)
         if ranks:
             self.program.take_adapters(1, ranks)
         self._adapter = 1 if ranks else 0
@@ -227,9 +227,7 @@ class NativeProducts:
             "down_bias": self._loaded[of.down_bias.name] if of.down_bias else None,
         }
         first = len(program.labels)
-        forward = parts.append(
-            (x,), (dx,), lambda: program.append("experts", (dx, x), by_row=1, **facts)
-        )
+        forward = parts.append((x,), (dx,), lambda: program.append("experts", (dx, x), **facts))
         backward = parts.append(
             (x, dout),
             (dx, dgate),

@@ -2,8 +2,8 @@
  *
  * A weight W is read in its packed form alone: columns of it are decoded and turned in a thread's scratch memory, a few at
  * a time, rounded to bf16 unless the program is exact. Products are those of bf16 with f32 sums, or of f32. Gradients go
- * straight through the rounding of activations. Nothing depends on the number of threads, and no row's gradients on the
- * other rows, but those of factors, which are sums over rows.
+ * straight through the rounding of activations. Nothing depends on the number of threads, and in a program that
+ * is by_row no row's gradients on the other rows, but those of factors, which are sums over rows.
  */
 #ifndef KT_API_GRADIENTS_H
 #define KT_API_GRADIENTS_H

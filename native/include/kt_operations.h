@@ -298,7 +298,6 @@ typedef struct kt_experts {
     const kt_glu *glu;              /* copied; NULL: silu(gate) * up */
     const float *gate_up_bias;      /* [experts][rows of gate_up] in their order, or NULL */
     const float *down_bias;         /* [experts][H], or NULL */
-    int32_t by_row;                 /* 1: no bit of a row depends on how many rows its experts have, with tiles either */
 } kt_experts;
 KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view x, const kt_experts *experts);
 

@@ -33,6 +33,7 @@ typedef struct kt_program_options {
     int64_t max_outputs;    /* rows of output buffers */
     int32_t exact;          /* 1: f32 activations in every product; 0: the fast path */
     int32_t cache;          /* KT_CACHE_* */
+    int32_t by_row;         /* 1: no bit of a product's row depends on how many rows it is given, with tiles either (bf16) */
 } kt_program_options;
 
 typedef struct kt_view {

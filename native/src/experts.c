@@ -138,7 +138,7 @@ int moe_make(kt_program *p, kt_view out, kt_view x, const kt_experts *given, moe
         return KT_ERR_MEMORY;
     *o = (moe){.out = out, .x = x, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
                .experts = r->experts, .max_slots = program_rows(p, r->domain) * r->top_k, .glu = glu, .parts = parts,
-               .by_row = given->by_row, .per_pair = glu.ungated ? 1 : 2,
+               .per_pair = glu.ungated ? 1 : 2,
                .sum_stride = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS + KT_PANEL_ROWS};
     if (o->max_slots > INT32_MAX)
         return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",

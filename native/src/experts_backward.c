@@ -126,8 +126,7 @@ int kt_program_experts_backward(kt_program *p, kt_view dx, kt_view dgate, kt_vie
                                 const kt_experts_backward *given)
 {
     const kt_experts forward = {.routing = given->routing, .gate_up = given->gate_up, .down = given->down,
-                                .glu = given->glu, .gate_up_bias = given->gate_up_bias, .down_bias = given->down_bias,
-                                .by_row = 1};
+                                .glu = given->glu, .gate_up_bias = given->gate_up_bias, .down_bias = given->down_bias};
     int failed = check(p, dx, dgate, x, dout, given->routing);
     moe *made = NULL;
     if (!failed)

@@ -93,13 +93,6 @@ void down_inner_run(const void *arg, worker *w)
 
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
 
-/* Tiles give other last bits of bf16 than vectors do: so all rows take them. Of integers both give the same. */
-static void keep_bits(const moe *o, const matrices *m, product *p)
-{
-    if (o->by_row && m->kind == ACT_BF16)
-        p->tile_min = 1;
-}
-
 /* A row's largest value is at least that of x[0..n): bits of floats that are not negative compare as they do. */
 static void raise_largest(const moe *o, const worker *w, int64_t row, const float *x, int64_t n)
 {
@@ -138,7 +131,6 @@ void gate_up_product(const moe *o, const worker *w, const groups *g, const piece
     source_bind(w, &o->in, &a, &p);
     matrices_bind(w, &own->gate_up, b->expert, o->per_pair * b->pair, o->per_pair * b->last_pair, &p);
     p.next = b->next;
-    keep_bits(o, &own->gate_up, &p);
     if (own->gate_up_bias)
         p.bias = own->gate_up_bias + b->expert * o->bias_stride + b->pair * o->per_pair * KT_PANEL_ROWS;
     product_run(w, own->gate_up.kind, &p);
@@ -283,7 +275,6 @@ static void down(const moe *o, const worker *w, const groups *g, int64_t panel, 
     for (int32_t i = 0; i < g->n_active; i++) {
         int32_t expert = g->active[i], row = g->first[expert];
         matrices_bind(w, &own->down, expert, panel, last_panel, &p);
-        keep_bits(o, &own->down, &p);
         p.n_tokens = g->first[expert + 1] - row;
         p.y_rows = g->token + row;
         p.y_gate = g->gate + row;

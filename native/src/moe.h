@@ -32,7 +32,6 @@ typedef struct moe {
     int64_t bias_stride;                /* floats of an expert's gate_up_bias */
     int64_t per_pair;                   /* panels of gate_up for one of hidden columns: 2, or 1 without a gate */
     kt_glu glu;
-    int32_t by_row;                     /* 1: no product's bits depend on how many rows an expert has */
     int32_t gate_up_updates, down_updates;  /* lowrank_product */
     part *parts;                        /* [nodes] */
     const matrices *gate_up, *down;     /* of the first node that has some: all are like them */

@@ -306,6 +306,8 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
     p->ahead = pool_fetch_ahead(w->pool);
     int32_t bits = m->weight.format.bits;
     p->tile_min = pool_tile_min(w->pool, bits == 4 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16);
+    if (bits == 16 && w->program->options.by_row)
+        p->tile_min = 1;        /* tiles add bf16 in another order than vectors do */
 }
 
 void product_run(const worker *w, int32_t kind, const product *p)

@@ -44,7 +44,6 @@ void transpose_multiply(const worker *w, const matrices *m, const transpose *t, 
         one.w = memory;
         one.k = min64(rows, t->before * KT_PANEL_ROWS + m->weight.n) - panel * KT_PANEL_ROWS;
         one.panel_bytes = (size_t)round_up((last - panel) * KT_PANEL_ROWS, in_f32 ? 16 : 32) * (in_f32 ? 64 : 32);
-        one.tile_min = 1;               /* a row's bits are not to depend on how many there are */
         one.y_gate = add || panel ? t->ones : NULL;
         one.xf = in_f32 ? q->xf + panel * KT_PANEL_ROWS : NULL;
         one.xh = in_f32 ? NULL : q->xh + panel * KT_PANEL_ROWS;

@@ -110,7 +110,9 @@ static void give_factors(recorded *r, const layer *l)
 static recorded record_with(kt_pool *pool, const layer *l, const kt_weight *plain, const kt_weight *gate_up,
                             const kt_weight *down, int32_t exact, int adapted)
 {
-    recorded r = {.program = make_program(pool, MOST, 1, exact), .adapted = adapted};
+    char error[256] = "";
+    const kt_program_options o = {.max_tokens = MOST, .max_outputs = 1, .exact = exact, .by_row = 1};
+    recorded r = {.program = kt_program_create(pool, &o, error, sizeof error), .adapted = adapted};
     kt_program *p = r.program;
     if (adapted)
         OK(kt_program_adapters(p, 1, RANK + 1), kt_program_error(p));
@@ -427,17 +429,6 @@ static void check_nodes(const char *isa, const layer *l, const char *name, int32
     }
 }
 
-/* What the emulator of AMX computes takes its time: of its row the results of one pass. */
-static void check_emulated(const layer *l, const char *name)
-{
-    kt_pool *pool = make_pool("amx", 2);
-    recorded r = record(pool, l, 0, 1);
-    step(&r, 0, 33);
-    compare(&r, l, 33, tolerance(&l->weights[0].w.format, 0), name);
-    free_recorded(&r);
-    kt_pool_free(pool);
-}
-
 static void check_format(const char *const *rows, int n_rows, int format, int32_t hidden, int32_t width, int kind)
 {
     kt_pool *pool = make_pool(NULL, 2);
@@ -446,11 +437,6 @@ static void check_format(const char *const *rows, int n_rows, int format, int32_
         if (!exact)     /* what is rounded may fall on the other side of a limit */
             l.glu.limit = l.glu.gate_limit = 0;
         for (int i = 0; i < n_rows; i++) {
-            if (strcmp(rows[i], "amx") == 0 && amxtrap_active && amxtrap_active()) {
-                if (!exact && kind == OPTIONS && (format == BF16 || format == INT4_G64))
-                    check_emulated(&l, test_formats[format].name);
-                continue;
-            }
             if (strcmp(rows[i], "portable") == 0 && n_rows > 1 && format != INT4_G32)
                 continue;       /* slow: what its kernels have of their own is seen in one format */
             check_case(rows[i], &l, test_formats[format].name, exact, kind != PLAIN);
