@@ -27,12 +27,42 @@ __attribute__((weak)) int amxtrap_active(void);
 #include "kernels/kernels.def"
 #undef KT_ROW
 
+static const kt_kernels *const declared[] = {
+#define KT_ROW(isa, needs) &kernels_##isa,
+#include "kernels/kernels.def"
+#undef KT_ROW
+};
+enum { ROWS = sizeof declared / sizeof *declared };
+
+enum {
+#define KT_ROW(isa, needs) ROW_##isa,
+#include "kernels/kernels.def"
+#undef KT_ROW
+};
+
+static kt_kernels complete[ROWS];
+
 const kt_row kt_rows[] = {
-#define KT_ROW(isa, needs) {&kernels_##isa, needs},
+#define KT_ROW(isa, needs) {&complete[ROW_##isa], needs},
 #include "kernels/kernels.def"
 #undef KT_ROW
     {NULL, 0},
 };
+
+/* All of a table are pointers, and null are those that another row's stand for. Before any thread asks for a row. */
+__attribute__((constructor)) static void complete_rows(void)
+{
+    enum { POINTERS = sizeof(kt_kernels) / sizeof(void *) };
+    for (int row = 0; row < ROWS; row++) {
+        const void *own[POINTERS], *others[POINTERS] = {NULL};
+        memcpy(own, declared[row], sizeof own);
+        if (declared[row]->others)
+            memcpy(others, declared[row]->others, sizeof others);
+        for (int i = 0; i < POINTERS; i++)
+            own[i] = own[i] ? own[i] : others[i];
+        memcpy(&complete[row], own, sizeof own);
+    }
+}
 
 static const struct {
     uint64_t bit;

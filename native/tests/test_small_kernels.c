@@ -368,8 +368,23 @@ static void test_row(const kt_kernels *kernels)
     test_ceilings(kernels);
 }
 
+/* Every row has every kernel, its own or another's; only those with tiles have enter and leave. */
+static void test_complete(void)
+{
+    for (const kt_row *row = kt_rows; row->kernels; row++) {
+        const kt_kernels *k = row->kernels;
+        const void *at[sizeof *k / sizeof(void *)];
+        size_t none = (k->others == NULL) + 2 * (k->enter == NULL && k->leave == NULL);
+        memcpy(at, k, sizeof at);
+        for (size_t i = 0; i < sizeof at / sizeof *at; i++)
+            none -= at[i] == NULL;
+        law(k->name, "has all kernels", 1, none != 0);
+    }
+}
+
 int main(void)
 {
+    test_complete();
     for_each_row(test_row);
     return failures != 0;
 }

@@ -265,7 +265,7 @@ static void amx_product(const product *p)
 
 static void amx_product_int8(const product *p)
 {
-    p->n_tokens < p->tile_min ? product_int8(p) : amx_product(p);
+    p->n_tokens < p->tile_min ? kernels_avx512.product_int8(p) : amx_product(p);
 }
 
 static void amx_product_bf16(const product *p)

@@ -1,7 +1,6 @@
 /* body.inc.c - all kernels of one row. The stub that includes it sets
  *   KT_ISA   name of the row
  *   KT_VEC   the header that defines its vocabulary
- *   KT_TILES 1 if the row has tiles (AMX): products of many tokens then are those of amx_products.inc.c
  * and is compiled with the flags of the row. Here: the table and the small kernels; the large ones are
  * in the files included below. Nothing is written for one ISA except where a file says so.
  */
@@ -11,6 +10,7 @@
 #include "kernels.h"
 #include "vec.h"
 
+#include "product.inc.c"
 #include "product_int8.inc.c"
 #include "product_float.inc.c"
 #include "attend_f32.inc.c"
@@ -25,10 +25,6 @@
 #include "turn.inc.c"
 #include "chances.inc.c"
 #include "ceiling.inc.c"
-#ifdef KT_TILES
-#include "amx_tiles.inc.c"
-#include "amx_products.inc.c"
-#endif
 
 /* Values to quantise: x, or what the multiples of `scale` leave over of it. */
 typedef struct values {
@@ -268,32 +264,15 @@ static void summarize(const float *x, int64_t n, float temperature, float *peaks
 
 static size_t product_scratch_bytes(const kt_format *format, int64_t k)
 {
-    size_t bytes = format->bits <= 8 ? int8_scratch_bytes(format, k) : 64;
-#ifdef KT_TILES
-    size_t tiles = format->bits <= 16 ? amx_scratch_bytes(format, k) : 0;
-    bytes = tiles > bytes ? tiles : bytes;
-#endif
-    return bytes;
+    return format->bits <= 8 ? int8_scratch_bytes(format, k) : 64;
 }
-
-#define CONCAT(a, b) a##b
-#define NAME(isa) CONCAT(kernels_, isa)
-#define TEXT(isa) #isa
-#define NAME_TEXT(isa) TEXT(isa)
 
 extern const kt_kernels NAME(KT_ISA);
 const kt_kernels NAME(KT_ISA) = {
     .name = NAME_TEXT(KT_ISA),
     .product_scratch_bytes = product_scratch_bytes,
-#ifdef KT_TILES
-    .enter = enter,
-    .leave = leave,
-    .product_int8 = amx_product_int8,
-    .product_bf16 = amx_product_bf16,
-#else
     .product_int8 = product_int8,
     .product_bf16 = product_bf16,
-#endif
     .product_f32 = product_f32,
     .inner = inner,
     .outer = outer,

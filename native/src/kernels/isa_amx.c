@@ -2,4 +2,4 @@
 #define KT_ISA amx
 #define KT_VEC "vec_avx512.h"
 #define KT_TILES 1
-#include "body.inc.c"
+#include "more.inc.c"

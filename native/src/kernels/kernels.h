@@ -1,5 +1,5 @@
 /* kernels.h - the contract between the drivers (plain C, written once) and the kernels (one body per
- * lane width, compiled once per ISA row).
+ * lane width, compiled once per ISA row; the rows above avx512 compile only what they do otherwise).
  *
  * A driver decides who does which panel of which matrix for which tokens; a kernel does it. Kernels
  * know no threads, allocate nothing and check nothing. For integer formats each output is the same
@@ -206,6 +206,7 @@ typedef struct chance_split {
 
 typedef struct kt_kernels {
     const char *name;
+    const struct kt_kernels *others;    /* the row whose kernels stand where this one has none; NULL: it has all */
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
      * ready for this thread, leave gives their state back. NULL in a row without tiles. */
     void (*enter)(void);
@@ -272,7 +273,13 @@ typedef struct kt_kernels {
     uint64_t (*bf16_ops)(uint64_t rounds, uint64_t *operations);
 } kt_kernels;
 
-/* The rows built into this library, best first, NULL at the end, and what each needs of the CPU. */
+/* A stub's table is kernels_<its KT_ISA>, called by that name. */
+#define KT_CONCAT(a, b) a##b
+#define NAME(isa) KT_CONCAT(kernels_, isa)
+#define KT_TEXT(isa) #isa
+#define NAME_TEXT(isa) KT_TEXT(isa)
+
+/* The rows built into this library, complete, best first, NULL at the end, and what each needs of the CPU. */
 typedef struct kt_row {
     const kt_kernels *kernels;
     uint64_t needs;             /* KT_CPU_* bits, cpu.h */

@@ -1,12 +1,9 @@
-/* product_int8.inc.c - products of 4- and 8-bit weights with int8 activations: what the two shapes of
- * work share, and the choice between them: stream_int8.inc.c for few tokens, tile_int8.inc.c for many.
+/* product_int8.inc.c - products of 4- and 8-bit weights with int8 activations: the choice between the two shapes of
+ * work: stream_int8.inc.c for few tokens, tile_int8.inc.c for many.
  *
  * A step is 64 columns of a panel. In 4 bits its 8 lines hold columns 0..31 in the low and 32..63 in the
  * high nibbles; in 8 bits its lines 0..7 and 8..15 do. So a step gives two int32 sums per row, `lo` and
  * `hi`, which belong to one part, or in groups of 32 to two.
- *
- * Integer sums are exact, so how they are cut never matters; the float operations per output are the
- * contract of kernels.h: those of ascending parts, then + bias.
  */
 
 enum {
@@ -33,46 +30,6 @@ static int32_t dot_bias(const kt_format *f)
     return kind == CODES_INT8 ? DOT_BIAS_INT8 : kind == CODES_LINEAR4 ? f->codebook[0] : DOT_BIAS_BOOK4(f->codebook);
 }
 
-/* The parts of a product's columns; a constant in every loop below. */
-typedef enum part_kind { PARTS_32, PARTS_64, PARTS_OF_ROW, WHOLE_ROW } part_kind;
-
-static part_kind part_kind_of(const product *p)
-{
-    if (p->format->group)
-        return p->format->group == 32 ? PARTS_32 : PARTS_64;
-    return p->x8->scales > 1 ? PARTS_OF_ROW : WHOLE_ROW;
-}
-
-INLINE int64_t part_columns(const product *p, const layout *l)
-{
-    part_kind kind = part_kind_of(p);
-    return kind == WHOLE_ROW ? l->k_padded : kind == PARTS_32 ? 32 : KT_ACT_GROUP;
-}
-
-/* Which of the scales of a row of weights is that of a part. */
-INLINE int64_t group_of_part(const kt_format *f, int64_t part)
-{
-    return f->group == 0 ? 0 : f->group == 128 ? part / 2 : part;
-}
-
-/* The scale of x for a part of columns [column, …) of a row whose scales these are. */
-INLINE float x_scale_at(part_kind kind, const float *scales, int64_t column)
-{
-    return scales[kind == WHOLE_ROW ? 0 : column / KT_ACT_GROUP];
-}
-
-/* acc after the part whose int32 sum this is. */
-INLINE vf add_part(vf acc, vi sum, vf x_scale, vf weight_scale)
-{
-    return vf_fma(vf_mul(vf_of_vi(sum), weight_scale), x_scale, acc);
-}
-
-/* The same of PARTS_OF_ROW, which the weights' scale multiplies in the end. */
-INLINE vf add_part_of_row(vf acc, vi sum, vf x_scale)
-{
-    return vf_fma(vf_of_vi(sum), x_scale, acc);
-}
-
 /* A thread's memory for one product. */
 typedef struct int8_scratch {
     int32_t *start;         /* [TOKEN_BLOCK][parts]: where the int32 sums of a token begin */
@@ -97,57 +54,6 @@ static int8_scratch int8_scratch_at(const layout *l, void *base)
     at += (size_t)l->groups * GEMM_PANELS * 64;
     s.start = (int32_t *)(void *)at;
     return s;
-}
-
-/* Scales of 16 rows: number 16 * index and on. */
-INLINE vf load_scales(int32_t type, const uint8_t *scales, int64_t index)
-{
-    if (type == KT_SCALE_BF16)
-        return vf_from_bf16((const uint16_t *)(const void *)(scales + 32 * index));
-    if (type == KT_SCALE_F32)
-        return vf_load((const float *)(const void *)(scales + 64 * index));
-    return type == KT_SCALE_E8M0 ? vf_from_e8m0(scales + 16 * index) : vf_set1(1.0f);
-}
-
-INLINE int64_t row_of(const int32_t *rows, int64_t t)
-{
-    return rows ? rows[t] : t;
-}
-
-/* The panels from `panel` on, or after the last one what comes next; NULL: nothing known. */
-INLINE const uint8_t *panels_after(const product *p, int64_t panel)
-{
-    return panel < p->last_panel ? p->w + (size_t)panel * p->panel_bytes : p->next;
-}
-
-/* The beginning of what comes next: from there on the stream fetches ahead itself. */
-INLINE void fetch_next(const product *p)
-{
-    for (int64_t i = 0; p->next && i < p->ahead; i += 64)
-        prefetch_l2(p->next + i);
-}
-
-INLINE float *y_at(const product *p, int64_t panel, int64_t t)
-{
-    return p->y + row_of(p->y_rows, t) * p->y_stride + 16 * panel;
-}
-
-/* Row t of the product, rows 16 * panel and on, is v, plus bias; kept or added as kernels.h says. */
-INLINE void store_values(const product *p, int64_t panel, int64_t t, vf v)
-{
-    int64_t row = 16 * panel;
-    float *y = p->y + row_of(p->y_rows, t) * p->y_stride;
-    if (p->bias)
-        v = vf_add(v, vf_load_upto(p->bias, row, p->n));
-    if (p->y_gate)
-        v = vf_fma(vf_set1(p->y_gate[t]), v, vf_load_upto(y, row, p->n));
-    vf_store_upto(y, row, p->n, v);
-}
-
-/* The scales of row t of x. */
-INLINE const float *x_scales(const product *p, int64_t t)
-{
-    return p->x8->scale + row_of(p->x_rows, t) * p->x8->scales;
 }
 
 /* start[i][part] = bias * sum of x over the part, for tokens [t, t + n). */
