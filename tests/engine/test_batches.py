@@ -51,15 +51,15 @@ def named(name: str, *, formats: str = "", exact: bool = False, cache: str = "")
     return pytest.param((name, formats, exact, cache or None), id=label, marks=marks)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *(named(name) for name in (*FAMILIES, *MORE)),
-        *(named(name, formats="bf16") for name in FAMILIES),
-        *(named(name, exact=True) for name in FAMILIES),
-        *(named(name, cache="fp8") for name in CODED),
-    ],
+USUAL = (
+    *(named(name) for name in (*FAMILIES, *MORE)),
+    *(named(name, formats="bf16") for name in FAMILIES),
+    *(named(name, cache="fp8") for name in CODED),
 )
+EXACT = tuple(named(name, exact=True) for name in FAMILIES)  # ten times as slow
+
+
+@pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
     name, formats, exact, cache = request.param
     with without_tiles():
@@ -267,6 +267,7 @@ def made_up(draw: st.DrawFn) -> list[Line]:
     return lines
 
 
+@pytest.mark.parametrize("engine", (*USUAL, *EXACT), indirect=True)
 @settings(max_examples=15, deadline=None)
 @given(made_up(), st.integers(0, 1 << 30))
 def test_company_changes_nothing(engine: CpuEngine, lines: list[Line], seed: int) -> None:
@@ -274,6 +275,7 @@ def test_company_changes_nothing(engine: CpuEngine, lines: list[Line], seed: int
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("engine", USUAL, indirect=True)
 @settings(max_examples=60, deadline=None)
 @given(made_up(), st.integers(0, 1 << 30))
 def test_company_changes_nothing_in_many_batches(engine, lines, seed) -> None:
