@@ -50,7 +50,7 @@ def serve(engine: CpuEngine, requests: int, draw: random.Random) -> Counter[Fini
     for i in range(requests):
         text = draw.choice(texts)[: draw.choice([1, 9, 63, 64, 65, 140, 200, CONTEXT - 1])]
         sampling = SamplingSettings(greedy=True) if i % 3 else SamplingSettings(seed=i)
-        request = GenerationRequest(text, sampling, max_tokens=draw.choice([1, 2, 30]))
+        request = GenerationRequest(text, sampling, max_tokens=draw.choice([1, 2, 9]))
         while scheduler.waiting >= 30:
             step()
         flying.append(scheduler.submit(request))

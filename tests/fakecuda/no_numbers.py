@@ -6,6 +6,7 @@ would refuse, or a wait did not end.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         table["route"] = first_expert(table["route"])
     np.testing.assert_array_equal = lambda *args, **kwargs: None
     torch.bincount = lambda x, minlength=0: torch.zeros(minlength, dtype=torch.int64)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: the engine, which collects garbage when it lets go of the GPU's memory, need
+    not look at it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
