@@ -1,0 +1,1 @@
+"""Training samples: files of conversations become tokens, each of which is trained or not."""
