@@ -54,6 +54,7 @@ LEVELS = [
     {"training"},
     {"answers"},
     {"dialogue"},
+    {"samples"},
     {"chat"},
     {"terminal"},
     {"assembly"},
