@@ -1,1 +1,1 @@
-"""Training samples: files of conversations become tokens, each of which is trained or not."""
+"""Samples: what a trainer learns, made of data files as ids of which some are trained; no torch, no engine."""
