@@ -28,6 +28,7 @@ _FILES = (".yaml", ".yml", ".json")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _USUAL = "mine"  # name of an adapter, where the data has none that one could have
 _LINE = "the command line"
+_TENSORBOARD = "tensorboard"
 
 WordsArg = Annotated[
     list[str],
@@ -136,6 +137,8 @@ def finetune(
         _show_plan(prepared.plan_asked(asked, prepared.read_data(asked, texts, out), ready))
     else:
         adapters.require_free(asked.name)
+        if _TENSORBOARD in settings.report_to:
+            _require_tensorboard()
         _train(asked)
 
 
@@ -245,7 +248,7 @@ def _train(asked: Asked) -> None:
 
 def _run(run: FinetuneRun, asked: Asked) -> RunResult:
     reports = asked.settings.report_to
-    board = _Board(asked.output) if "tensorboard" in reports else None
+    board = _Board(asked.output) if _TENSORBOARD in reports else None
     with (
         out.progress("training", run.steps, unit="steps", done=run.step) as bar,
         Interrupt() as interrupt,
@@ -284,7 +287,6 @@ class _Board:
     """Reports figures to TensorBoard."""
 
     def __init__(self, output: Path) -> None:
-        require_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(output / "runs"))
@@ -295,13 +297,13 @@ class _Board:
         self._writer.flush()
 
 
-def require_tensorboard() -> None:
-    """Raises UsageError if TensorBoard is not installed.
+def _require_tensorboard() -> None:
+    """Checks that TensorBoard is installed.
 
     Raises:
         UsageError: it is not.
     """
-    if find_spec("tensorboard") is None:
+    if find_spec(_TENSORBOARD) is None:
         raise UsageError(
             "report_to: tensorboard is not installed",
             hint="pip install tensorboard, or leave out report_to: trainer_log.jsonl has every figure",

@@ -29,7 +29,7 @@ from ktcli.weights.recipe import Recipe
 _ON_DISK = 12  # bytes of a trained number in a checkpoint: its value and two moments
 _PER_NUMBER = 16
 # Copies of what the products of a layer give that exist at once: the value, its gradient, and a temporary of either.
-_COPIES = 4
+_COPIES = 1.35
 # The interpreter with torch, as a run without a model shows.
 _PROCESS_BYTES = 600 << 20
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

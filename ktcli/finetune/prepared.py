@@ -6,7 +6,8 @@ folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,6 +221,8 @@ def open_run(
     saved = None if resumed is None else checkpoint.load_state(resumed)
     if saved is not None and resumed is not None:
         checkpoint.require_identity(saved.identity, identity, resumed)
+        for said in _changed(saved.settings, s):
+            listener.note(said)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     trained = _loaded(asked, ready, data, listener, exact)
@@ -274,17 +277,17 @@ def identity_of(settings: FinetuneSettings, data: TrainingSplit, ready: Ready) -
     return RunIdentity(data.read.sha256, Pack.open(ready.pack).identity, order)
 
 
-def changed_settings(saved: dict[str, object], settings: FinetuneSettings) -> Sequence[str]:
-    """Returns the settings of a checkpoint that have other values now, as "KEY was X, is now Y"."""
-    left_out = {
-        "output_dir",
-        "overwrite_output_dir",
-        "resume_from_checkpoint",
-        "model_name_or_path",
-    }
-    now = settings.document
+# Settings that may well differ when a run goes on.
+_OF_NO_RUN = frozenset(
+    {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path"}
+)
+
+
+def _changed(saved: Mapping[str, object], settings: FinetuneSettings) -> list[str]:
+    """The settings of a checkpoint that have other values now, a sentence each."""
+    now = json.loads(json.dumps(settings.document))
     return [
-        f"{key} was {saved[key]}, is now {now[key]}"
+        f"{key} was {saved[key]} up to the checkpoint, and is {now[key]} from here on"
         for key in now
-        if key in saved and saved[key] != now[key] and key not in left_out
+        if key in saved and saved[key] != now[key] and key not in _OF_NO_RUN
     ]

@@ -26,9 +26,7 @@ def pack_of(
             mini = data_path("profiles", "kt-mini")
             checkpoint = mini if name == "kt-mini" else checkpoint_of(case_named(name))
             out = tmp_path_factory.mktemp(key) / "pack"
-            made[key] = Pack.open(
-                convert_checkpoint(checkpoint, out, experts=experts, dense=dense)
-            )
+            made[key] = Pack.open(convert_checkpoint(checkpoint, out, experts=experts, dense=dense))
         return made[key]
 
     return pack

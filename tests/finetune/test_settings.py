@@ -1,4 +1,4 @@
-"""Settings: LLaMA-Factory's keys are honoured, ignored aloud or refused by name, and every wrong value in one sentence."""
+"""Settings: keys of LLaMA-Factory are honoured, ignored aloud or refused by name, wrong values in one sentence."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_an_example_is_read_as_it_is(tmp_path: Path) -> None:
     path.write_text(EXAMPLE)
     found = read_given([("train.yaml", read_document(path))])
     s = found.settings
-    assert (s.model_name_or_path, s.dataset) == ("Qwen/Qwen3-30B-A3B", ("identity", "alpaca_en_demo"))
+    assert (s.model_name_or_path, s.dataset) == (
+        "Qwen/Qwen3-30B-A3B",
+        ("identity", "alpaca_en_demo"),
+    )
     assert (s.lora_rank, s.alpha, s.lora_target) == (16, 32.0, ("all",))
     assert (s.learning_rate, s.num_train_epochs, s.warmup_ratio) == (1e-4, 2.0, 0.05)
     assert (s.documents, s.save_steps, s.logging_steps) == (4, 200, 10)
@@ -89,7 +92,9 @@ def test_numbers_are_read_as_text_and_as_numbers(value: Any) -> None:
 
 def test_what_comes_later_comes_first() -> None:
     line = {"lora_rank": "4", "lora_target": "q_proj,v_proj", "max_samples": "null"}
-    found = read_given([("train.yaml", {"lora_rank": 16, "max_samples": 5}), ("the command line", line)])
+    found = read_given(
+        [("train.yaml", {"lora_rank": 16, "max_samples": 5}), ("the command line", line)]
+    )
     s = found.settings
     assert (s.lora_rank, s.lora_target, s.max_samples) == (4, ("q_proj", "v_proj"), None)
 
@@ -136,7 +141,9 @@ def test_an_unknown_key_is_answered_with_the_nearest() -> None:
     assert found.value.hint == "did you mean gradient_accumulation_steps?"
 
 
-BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: [*b,*b,*b,*b,*b,*b,*b,*b]\n"
+BOMB = (
+    "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: [*b,*b,*b,*b,*b,*b,*b,*b]\n"
+)
 
 
 @pytest.mark.parametrize(
