@@ -162,10 +162,10 @@ def _settings(words: list[str], options: dict[str, Any]) -> FinetuneSettings:
             given.append((word[:200], read_document(Path(word).expanduser())))
         else:
             given.append((_LINE, {"model_name_or_path": word}))
-    found = read_given([*given, (_LINE, options | pairs)])
-    for said in found.ignored:
+    read = read_given([*given, (_LINE, options | pairs)])
+    for said in read.ignored:
         out.note(said)
-    return found.settings
+    return read.settings
 
 
 def _asked(

@@ -162,11 +162,11 @@ def require_identity(saved: RunIdentity, now: RunIdentity, folder: Path) -> None
                 hint=hint,
             )
     for key in sorted(saved.order.keys() | now.order.keys()):
-        before, after = saved.order.get(key), now.order.get(key)
-        if before != after:
+        was, is_now = saved.order.get(key), now.order.get(key)
+        if was != is_now:
             raise UsageError(
-                f"{folder} cannot go on: {key} was {before}, but now it is {after}",
-                hint=f"use {key}={before}; or {hint}",
+                f"{folder} cannot go on: {key} was {was}, but now it is {is_now}",
+                hint=f"use {key}={was}; or {hint}",
             )
 
 
@@ -229,5 +229,5 @@ def _write_moments(path: Path, moments: Mapping[str, Tensor]) -> None:
         writer.write(encode_header(table, {"format": "pt"}))
         for each in moments.values():
             flat = each.detach().contiguous().numpy().reshape(-1)
-            writer.write(memoryview(flat.view(np.uint8)))
+            writer.write(flat.view(np.uint8).data)
         writer.finish()

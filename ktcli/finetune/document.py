@@ -42,7 +42,7 @@ def read_document(path: Path) -> dict[str, Any]:
     return found
 
 
-class _FlatLoader(yaml.SafeLoader):
+class _FlatLoader(yaml.SafeLoader):  # type: ignore[misc]  # which has no types
     """A safe loader without aliases, with which a short text can stand for gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:

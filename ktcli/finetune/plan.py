@@ -207,7 +207,7 @@ def _memory(
         MemoryPart("weights", weight_bytes(about.model, about.recipe)),
         MemoryPart("factors, gradients, moments", _PER_NUMBER * numbers),
         MemoryPart("residuals of layers", 2 * tokens * spec.hidden * (spec.layers + 2)),
-        MemoryPart(layers, inside * (spec.layers if settings.retains else _COPIES)),
+        MemoryPart(layers, round(inside * (spec.layers if settings.retains else _COPIES))),
         MemoryPart("logits", 3 * 4 * CHUNK_ELEMENTS),
         MemoryPart("program", _PROCESS_BYTES),
     )

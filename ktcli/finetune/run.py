@@ -51,7 +51,7 @@ class StepReport:
     logged: bool
 
 
-class Watcher(Protocol):
+class RunWatcher(Protocol):
     """Whoever is told what a run does."""
 
     def stepped(self, report: StepReport) -> None:
@@ -140,7 +140,7 @@ class FinetuneRun:
         self.step, self._tokens, self._seconds = saved.step, saved.tokens, saved.seconds
         self._saved = saved.step if folder.parent == self._place.output else None
 
-    def train(self, watcher: Watcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
+    def train(self, watcher: RunWatcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
         """Does the steps that are left, and returns how it ended; the last of them is saved.
 
         Args:
@@ -177,7 +177,7 @@ class FinetuneRun:
 
     # --- one step ---------------------------------------------------------------------------------
 
-    def _one_step(self, watcher: Watcher, begun: tuple[float, int, int]) -> None:
+    def _one_step(self, watcher: RunWatcher, begun: tuple[float, int, int]) -> None:
         samples = [self._data.read.samples[n] for n in self._data.order.samples(self.step)]
         before = time.perf_counter()
         share = self._schedule.share(self.step)
@@ -232,7 +232,7 @@ class FinetuneRun:
             return last or self.step % s.eval_steps == 0
         return last or self.step % self._data.order.steps_per_epoch == 0
 
-    def _evaluate(self, watcher: Watcher) -> None:
+    def _evaluate(self, watcher: RunWatcher) -> None:
         self._evaluated = self.evaluate()
         if self._evaluated is None:
             return

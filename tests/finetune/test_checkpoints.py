@@ -128,7 +128,7 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
     settings = with_steps(SHORT, 2)
     run = begun(opened(pack_of("qwen3"), settings), settings, tmp_path)
     run._place = replace(run._place, checkpoint_bytes=1 << 62)
-    with pytest.raises(NotEnoughDisk, match="checkpoint-2 needs .* only .* is free"):
+    with pytest.raises(NotEnoughDisk, match=r"checkpoint-2 needs .* only .* is free"):
         run.train(Seen())
     assert {each.name for each in tmp_path.iterdir()} == {LOG}
 
@@ -272,5 +272,5 @@ def test_an_error_that_is_none_of_the_disk_is_not_hidden(
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(checkpoint, "_write_moments", refuse)
-    with pytest.raises(KtError, match="the system refused to write to .*: Permission denied"):
+    with pytest.raises(KtError, match=r"the system refused to write to .*: Permission denied"):
         run.train(Seen())
