@@ -231,7 +231,8 @@ def open_run(
     )
     if begins_with is not None:
         fill_factors(trained, begins_with)
-    base = parse(s.model_name_or_path).lasting
+    reference = parse(s.model_name_or_path)
+    base = reference.repository or reference.lasting  # as others know it
     run = FinetuneRun(
         trained, data, s, RunPlace(asked.output, base, identity, plan.checkpoint_bytes)
     )
