@@ -40,7 +40,7 @@ def parsed(value: Any, where: str) -> Any:
         found = json.loads(value) if value.strip() else None
     except (ValueError, RecursionError):
         raise BadData(f"{where} is not JSON: {value[:60]!r}") from None
-    if nests_beyond(found, MAX_NESTING):
+    if nests_beyond([found], MAX_NESTING + 1):
         raise BadData(f"{where} is nested more than {MAX_NESTING} levels deep")
     return found
 

@@ -123,8 +123,9 @@ class _SampleMaker:
         found = []
         if self._closed:
             found.append(
-                f"the prompt for an answer begins a thought: {self._closed:,} answers are trained behind it with the"
-                " thoughts that they have, or with none"
+                f"the chat template's prompt for an answer ends in a thought: {self._closed:,} of the answers are"
+                " trained behind it, with their own thoughts where it has begun one, and without them where it has"
+                " ended it"
             )
         if self._endless:
             found.append(
