@@ -16,7 +16,7 @@ from typing import Any
 from ktcli.samples.columns import USUAL_COLUMNS, USUAL_TAGS, Columns, Tags
 from ktcli.samples.conversation import Message, TrainedConversation, TrainedText
 from ktcli.samples.messages import list_of, of_openai, of_sharegpt, parsed, text_of
-from ktcli.samples.rows import Row
+from ktcli.samples.rows import DataRow
 from ktcli.samples.sample import BadData
 from ktcli.samples.source import DataSource
 
@@ -47,7 +47,7 @@ class RowFormat:
         return all(values.get(name) is not None for name in self.needs)
 
 
-def format_of(source: DataSource, row: Row) -> RowFormat:
+def format_of(source: DataSource, row: DataRow) -> RowFormat:
     """Returns the format of a source's rows, by what is said of it, else by its first row.
 
     Raises:
@@ -63,7 +63,7 @@ def format_of(source: DataSource, row: Row) -> RowFormat:
     return found
 
 
-def content_of(row: Row, format: RowFormat) -> Content:
+def content_of(row: DataRow, format: RowFormat) -> Content:
     """Returns what a row says.
 
     Raises:

@@ -33,7 +33,7 @@ _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of a sample's text.
 
     Attributes:
@@ -57,7 +57,7 @@ class CutConversation:
         endless: answers behind which the template writes no token that ends them.
     """
 
-    samples: tuple[tuple[Piece, ...], ...]
+    samples: tuple[tuple[TextPiece, ...], ...]
     skipped: int = 0
     beyond: int = 0
     closed: int = 0
@@ -129,7 +129,7 @@ class ConversationCutter:
     def _by_prefixes(
         self, messages: list[Message], wanted: Sequence[int], variables: Mapping[str, Any]
     ) -> CutConversation:
-        samples: list[list[Piece]] = []
+        samples: list[list[TextPiece]] = []
         last: _Answer | None = None
         skipped = beyond = closed = endless = 0
         for number, at in enumerate(wanted):
@@ -143,11 +143,11 @@ class ConversationCutter:
                 continue
             between = self._between(last, found) if last else None
             if between is not None:
-                samples[-1].append(Piece(between, False, ends=True))
+                samples[-1].append(TextPiece(between, False, ends=True))
             else:
                 _close(samples, last)
-                samples.append([Piece(found.prompt, False)])
-            samples[-1].append(Piece(found.said, True))
+                samples.append([TextPiece(found.prompt, False)])
+            samples[-1].append(TextPiece(found.said, True))
             closed, endless = closed + found.closed, endless + (not found.stop)
             last = found
         _close(samples, last)
@@ -268,7 +268,7 @@ class ConversationCutter:
 
     def _by_tags(
         self, messages: list[Message], wanted: list[int], variables: Mapping[str, Any]
-    ) -> list[Piece] | None:
+    ) -> list[TextPiece] | None:
         """Returns the pieces that the template's tags say; None: they do not say it of the answers that are wanted."""
         with self._texts.template.answers_marked():
             pieces = _marked_pieces(self._rendered(messages, variables, asks=False))
@@ -291,15 +291,15 @@ class ConversationCutter:
         return [replace(piece, trained=piece.trained and next(which)) for piece in pieces]
 
 
-def _marked_pieces(whole: Marked) -> list[Piece]:
+def _marked_pieces(whole: Marked) -> list[TextPiece]:
     """Returns the pieces of a text with ANSWER_MARKS, without them."""
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     trained = False
     for part in _MARKS.split(whole.marked):
         if part in ANSWER_MARKS:
             trained = part == ANSWER_MARKS[0]
         elif part:
-            pieces.append(Piece(Marked(part, whole.mark), trained))
+            pieces.append(TextPiece(Marked(part, whole.mark), trained))
     return pieces
 
 
@@ -308,10 +308,10 @@ def _behind(text: Marked, at: int) -> Marked:
     return text.parts([at])[0]
 
 
-def _close(samples: list[list[Piece]], last: _Answer | None) -> None:
+def _close(samples: list[list[TextPiece]], last: _Answer | None) -> None:
     """Puts the token behind the last answer that ends it."""
     if samples and last is not None and last.stop:
-        samples[-1].append(Piece(Marked(last.stop), False, ends=True))
+        samples[-1].append(TextPiece(Marked(last.stop), False, ends=True))
 
 
 def _thought(answer: Message) -> str:

@@ -18,7 +18,7 @@ from ktcli.samples.encoding import EncodedSample, SampleEncoder
 from ktcli.samples.formats import content_of, format_of
 from ktcli.samples.mixing import check_shares, mixed
 from ktcli.samples.pieces import ConversationCutter
-from ktcli.samples.rows import Row, rows
+from ktcli.samples.rows import DataRow, rows
 from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
@@ -147,7 +147,7 @@ class _SampleMaker:
                 found += self._samples(content_of(row, format), row.where)
         return found
 
-    def _chosen(self, source: DataSource, found: Iterator[Row]) -> Iterable[Row]:
+    def _chosen(self, source: DataSource, found: Iterator[DataRow]) -> Iterable[DataRow]:
         """Returns the rows of a source that are to be read: as many as it draws by chance, and the first of these."""
         if source.num_samples is not None:
             found = iter(_drawn(found, source.num_samples, self._settings.seed))
@@ -200,10 +200,10 @@ class _SampleMaker:
             self._dropped[reason], self._last[reason] = (count + 1, first), where
 
 
-def _drawn(found: Iterable[Row], count: int, seed: int) -> list[Row]:
+def _drawn(found: Iterable[DataRow], count: int, seed: int) -> list[DataRow]:
     """Returns so many rows by chance, each as likely as any other, in their order; all if there are fewer."""
     chance = Random(seed)
-    kept: list[tuple[int, Row]] = []
+    kept: list[tuple[int, DataRow]] = []
     for number, row in enumerate(found):
         if number < count:
             kept.append((number, row))

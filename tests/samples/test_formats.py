@@ -12,7 +12,7 @@ from ktcli.errors import KtError
 from ktcli.samples.columns import Columns, Tags
 from ktcli.samples.conversation import TrainedConversation, TrainedText
 from ktcli.samples.formats import content_of, format_of
-from ktcli.samples.rows import Row
+from ktcli.samples.rows import DataRow
 from ktcli.samples.source import DataSource
 
 FILE = DataSource("r.jsonl", Path("r.jsonl"))
@@ -27,7 +27,7 @@ SAID = json.dumps(CALL["function"])
 
 
 def read(values: dict[str, Any], source: DataSource = FILE) -> Any:
-    row = Row(values, "r.jsonl, line 7")
+    row = DataRow(values, "r.jsonl, line 7")
     return content_of(row, format_of(source, row))
 
 
@@ -169,9 +169,11 @@ def test_bad_rows_are_one_sentence(case: str) -> None:
     ],
 )  # fmt: skip
 def test_mixed_formats(first: dict[str, Any], other: dict[str, Any], said: str) -> None:
-    format = format_of(FILE, Row(first, "r.jsonl, line 1"))
+    format = format_of(FILE, DataRow(first, "r.jsonl, line 1"))
     with pytest.raises(KtError, match=f"r.jsonl, line 9: .*{said}"):
-        content_of(Row(other, "r.jsonl, line 9"), format)
+        content_of(DataRow(other, "r.jsonl, line 9"), format)
     # A field that is null is an empty one.
-    found = content_of(Row({**ALPACA, "output": None}, "r"), format_of(FILE, Row(ALPACA, "r")))
+    found = content_of(
+        DataRow({**ALPACA, "output": None}, "r"), format_of(FILE, DataRow(ALPACA, "r"))
+    )
     assert isinstance(found, TrainedConversation) and found.answers == () and found.has_empty
