@@ -70,6 +70,9 @@ def tools_of(value: Any, where: str) -> tuple[Message, ...]:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise BadData(f"{where}[{at}] is not a tool with a name")
+        parameters = function.get("parameters")
+        if not isinstance(parameters, (Mapping, type(None))):
+            raise BadData(f"{where}[{at}]: parameters is {_kind(parameters)}, not an object")
         found.append({"type": "function", "function": dict(function)})
     return tuple(found)
 

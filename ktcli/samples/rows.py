@@ -143,6 +143,8 @@ class _JsonText:
         if self.peek() != "{":
             raise self.wrong("a row must be an object: {…}")
         value, end = self._decoded()
+        if end - self._at > MAX_ROW_CHARS:
+            raise too_long(self._name, self.line)
         if nests_beyond(value, MAX_NESTING):
             raise self.wrong(f"a row is nested more than {MAX_NESTING} levels deep")
         self._go(end)
@@ -160,11 +162,11 @@ class _JsonText:
                 raise self.wrong("a number has too many digits") from None
             left = len(self._text) - self._at - ahead
             is_cut = said.startswith("Unterminated") or left <= _NEAR_END
+            if is_cut and len(self._text) - self._at > MAX_ROW_CHARS:
+                raise too_long(self._name, self.line)
             if not is_cut or not self._more():
                 self._go(self._at + ahead)
                 raise self.wrong(f"not JSON: {said.partition(';')[0].removesuffix(' at').lower()}")
-            if len(self._text) > MAX_ROW_CHARS:
-                raise too_long(self._name, self.line)
 
     def wrong(self, what: str) -> BadData:
         """Returns the error that there is something wrong here."""

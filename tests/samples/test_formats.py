@@ -146,6 +146,7 @@ BAD = {
     "said call": ({"conversations": turns("human", "a", "function_call", "f(1)")},
         r"\[1\], a function call, is not JSON"),
     "tools": ({"messages": [ONE], "tools": [{"type": "function"}]}, r"tools\[0\] is not a tool with a name"),
+    "parameters": ({"messages": [ONE], "tools": [{"name": "f", "parameters": "x"}]}, r"\[0\]: parameters is text"),
     "deep tools": ({"messages": [ONE], "tools": "[" * 80 + "]" * 80}, "tools is nested more than 64"),
     "one list": ({"prompt": [ONE], "completion": "x"}, "prompt is a list, not text"),
     "text": ({"text": 3}, "text is a number, not text"),
