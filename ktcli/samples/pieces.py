@@ -27,6 +27,7 @@ _MARKS = re.compile("([" + "".join(ANSWER_MARKS) + "])")
 # The end of a prompt: a thought begun, or one of no words.
 _OPENS = re.compile(r"<think>(\s*)(?:(</think>)(\s*))?\Z")
 _ANY_THOUGHT = re.compile(r"\s*(?:<think>.*?)?</think>", re.DOTALL)
+_NO_THOUGHT = re.compile(r"(\s*<think>)(\n?)\s*(</think>)")
 _TAIL = 8  # characters by which the end of a prompt without control tokens is known
 _MOST_LED = 16  # characters that a template writes behind a prompt before any answer
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
@@ -55,6 +56,7 @@ class CutConversation:
         beyond: answers whose prompt alone fills a sample.
         closed: answers behind a prompt that ends in a thought, which the template does not repeat before them.
         endless: answers behind which the template writes no token that ends them.
+        unthought: answers whose thoughts the template leaves out.
     """
 
     samples: tuple[tuple[TextPiece, ...], ...]
@@ -62,6 +64,7 @@ class CutConversation:
     beyond: int = 0
     closed: int = 0
     endless: int = 0
+    unthought: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class _Answer:
     said: Marked
     stop: str
     closed: bool = False
+    unthought: bool = False
 
     @property
     def text(self) -> str:
@@ -131,7 +135,7 @@ class ConversationCutter:
     ) -> CutConversation:
         samples: list[list[TextPiece]] = []
         last: _Answer | None = None
-        skipped = beyond = closed = endless = 0
+        skipped = beyond = closed = endless = unthought = 0
         for number, at in enumerate(wanted):
             prompt = self._prompt(messages[:at], variables)
             if prompt and self._texts.control.exceeds(prompt, self._settings.cutoff_len):
@@ -149,9 +153,12 @@ class ConversationCutter:
                 samples.append([TextPiece(found.prompt, False)])
             samples[-1].append(TextPiece(found.said, True))
             closed, endless = closed + found.closed, endless + (not found.stop)
+            unthought += found.unthought
             last = found
         _close(samples, last)
-        return CutConversation(tuple(map(tuple, samples)), skipped, beyond, closed, endless)
+        return CutConversation(
+            tuple(map(tuple, samples)), skipped, beyond, closed, endless, unthought
+        )
 
     def _prompt(self, messages: list[Message], variables: Mapping[str, Any]) -> Marked | None:
         """Returns the prompt for an answer to messages; None: nobody asked anything."""
@@ -175,11 +182,13 @@ class ConversationCutter:
             said = self._behind_turn(prompt, whole, self._rendered(other, variables, asks=False))
         if said is None or not said.text:
             return None
+        said, unthought = self._thinking(prompt, said, messages[at])
         end, stop = self._stop_in(said.marked)
         if stop:
             said = Marked(said.marked[:end], said.mark)
-            return _Answer(prompt, said, stop, closed) if said.text else None
-        return _Answer(prompt, said, self._next_turn["tool_calls" in messages[at]], closed)
+        else:
+            stop = self._next_turn["tool_calls" in messages[at]]
+        return _Answer(prompt, said, stop, closed, unthought) if said.text else None
 
     @cached_property
     def _next_turn(self) -> tuple[str, str]:
@@ -245,7 +254,24 @@ class ConversationCutter:
             return _behind(whole, at + len(opens[3]) * whole.text.startswith(opens[3], at))
         if inside:
             at += len(whole.text[at:]) - len(whole.text[at:].lstrip())
-        rest, lead = _behind(whole, at), f"{_thought(answer)}{gap}</think>{gap}{gap}"
+        lead = f"{_thought(answer)}{gap}</think>{gap}{gap}"
+        return self._led(prompt, lead, _behind(whole, at))
+
+    def _thinking(self, prompt: Marked, said: Marked, answer: Message) -> tuple[Marked, bool]:
+        """Returns an answer with its thoughts, and whether they are missing: some templates write a thought of no words
+        instead, and some nothing."""
+        thought = _thought(answer)
+        if self._settings.enable_thinking is False or not thought or thought in said.text:
+            return said, False
+        empty = _NO_THOUGHT.match(said.text)
+        if empty is None:
+            return said, True
+        lead = f"{empty[1]}{empty[2]}{thought}{empty[2]}{empty[3]}"
+        found = self._led(prompt, lead, _behind(said, empty.end()))
+        return (said, True) if found is None else (found, False)
+
+    def _led(self, prompt: Marked, lead: str, rest: Marked) -> Marked | None:
+        """Returns the rest of an answer behind a text that the model says first; None: there is no mark for both."""
         begun = _behind(self._texts.control.joined(prompt, lead), len(prompt.text))
         if begun.mark in rest.text:
             return None

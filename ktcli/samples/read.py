@@ -104,7 +104,7 @@ class _SampleMaker:
         self._dropped: dict[str, tuple[int, str]] = {}
         self._last: dict[str, str] = {}  # the row last counted for a reason
         self._known: set[bytes] = set()
-        self._closed = self._endless = 0
+        self._closed = self._endless = self._unthought = 0
         most = f"{settings.cutoff_len:,}"
         self._cut, self._beyond = (
             f"cut to {most} tokens",
@@ -131,6 +131,11 @@ class _SampleMaker:
             found.append(
                 f"the chat template writes no token that ends an answer behind {self._endless:,} of them,"
                 " so none is trained there"
+            )
+        if self._unthought:
+            found.append(
+                f"the chat template writes no thoughts into answers like these: those of {self._unthought:,} of them"
+                " are not trained"
             )
         return tuple(found)
 
@@ -172,7 +177,9 @@ class _SampleMaker:
             self._drop(_SKIPPED, where)
         if cut.beyond:
             self._drop(self._cut if cut.samples else self._beyond, where)
-        self._closed, self._endless = self._closed + cut.closed, self._endless + cut.endless
+        self._closed += cut.closed
+        self._endless += cut.endless
+        self._unthought += cut.unthought
         yield from self._checked(map(self._encoder.conversation, cut.samples), where)
 
     def _checked(self, found: Iterable[EncodedSample], where: str) -> Iterator[Sample]:

@@ -286,6 +286,36 @@ def test_tags_that_are_not_reached(tmp_path: Path) -> None:
     assert trained_of(texts, found) == ["first<|end|>", "second<|end|>"]
 
 
+# --- thoughts that a template leaves out ------------------------------------------------------------
+
+_ASSISTANT = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|assistant|>SAID<|end|>"
+_REST = "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>OPEN{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("said", "opens", "thought", "none", "unthought"),
+    [
+        # As DeepSeek-R1, Kimi-K2-Thinking, and a model that does not think.
+        ("{{ m.content }}", "<think>\n", "hm\n</think>\n\nfirst", "\n</think>\n\nfirst", 0),
+        ("<think></think>{{ m.content }}", "", "<think>hm</think>first", "<think></think>first", 0),
+        ("<think>\n\n</think>\n\n{{ m.content }}", "", "<think>\nhm\n</think>\n\nfirst",
+            "<think>\n\n</think>\n\nfirst", 0),
+        ("{{ m.content }}", "", "first", "first", 1),
+    ],
+)  # fmt: skip
+def test_thoughts_that_a_template_leaves_out(
+    said: str, opens: str, thought: str, none: str, unthought: int, tmp_path: Path
+) -> None:
+    texts = mini(tmp_path, (_ASSISTANT + _REST).replace("SAID", said).replace("OPEN", opens))
+    for messages, want in ((THOUGHTS[:2], thought), (PLAIN[:2], none)):
+        [found] = samples_of(texts, messages)
+        assert trained_of(texts, found) == [f"{want}<|end|>"]
+        for mine, chats in prompts_of(texts, messages, [found], None):
+            assert mine == chats
+    lost = TrainedConversation(tuple(THOUGHTS[:2]), (False, True))
+    assert ConversationCutter(texts, SampleSettings()).cut(lost).unthought == unthought
+
+
 # --- settings ---------------------------------------------------------------------------------------
 
 
