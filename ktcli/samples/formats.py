@@ -53,7 +53,7 @@ def format_of(source: DataSource, row: DataRow) -> RowFormat:
     Raises:
         BadData: the row is of no format that kt knows.
     """
-    found = _said(source) or _seen(row.values)
+    found = _said(source, row.values) or _seen(row.values)
     if found is None:
         keys = ", ".join(list(row.values)[:8])[:200] or "nothing"
         raise BadData(
@@ -111,11 +111,12 @@ def _of_list(name: str, value: Any) -> RowFormat:
     return replace(chosen, needs=(name,), columns=columns)
 
 
-def _said(source: DataSource) -> RowFormat | None:
+def _said(source: DataSource, values: Mapping[str, Any]) -> RowFormat | None:
     """Returns the format that a `dataset_info.json` says a source has."""
     columns, tags = source.columns, source.tags
     if source.formatting is None:
-        return None
+        name = columns.messages
+        return replace(_of_list(name, values.get(name)), columns=columns) if name else None
     if source.formatting == "alpaca":
         needs = (columns.prompt or "instruction", columns.response or "output")
         return replace(_ALPACA, needs=needs, columns=columns)

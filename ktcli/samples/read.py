@@ -82,7 +82,7 @@ def _told(dropped: Iterable[DropCount]) -> str:
 def _sha256(sources: Sequence[DataSource], texts: TextModel, settings: SampleSettings) -> str:
     """Returns the hash of all that samples are made of, but the tokenizer."""
     files = [
-        {**asdict(source), "path": digest(source.path), "file": source.path.suffix}
+        {**asdict(source), "name": source.path.suffix, "path": digest(source.path)}
         for source in sources
     ]
     whole = {

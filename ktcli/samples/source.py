@@ -135,7 +135,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> DataSource:
             f"{where}: formatting is {formatting!r}, but must be {', '.join(FORMATTINGS)}"
         )
     columns, tags = read_columns(entry.get("columns"), where), read_tags(entry.get("tags"), where)
-    if formatting is None and columns != USUAL_COLUMNS:
+    if formatting is None and columns != USUAL_COLUMNS and columns.messages is None:
         formatting = "alpaca"  # as in LLaMA-Factory
     count = entry.get("num_samples")
     if count is not None and (type(count) is not int or count < 1):

@@ -60,6 +60,8 @@ ALIKE = {
         {"talk": TAGGED},
         DataSource("d", Path("d.json"), "sharegpt", Columns(messages="talk"), TAGS),
     ),
+    "a list by its name": (
+        {"talk": [*CHAT]}, DataSource("d", Path("d.json"), columns=Columns(messages="talk"))),
     "tags of openai": (
         {"messages": [*CHAT]},
         DataSource("d", Path("d.json"), "sharegpt", Columns(messages="messages"),
