@@ -16,7 +16,7 @@ from ktcli.samples.sample import BadData
 MAX_ROW_CHARS = (
     8 << 20
 )  # of one row; the longest that a context of a million tokens holds has 4 million
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16
 T = TypeVar("T")
 
 

@@ -118,6 +118,8 @@ def _said(source: DataSource, values: Mapping[str, Any]) -> RowFormat | None:
         name = columns.messages
         return replace(_of_list(name, values.get(name)), columns=columns) if name else None
     if source.formatting == "alpaca":
+        if columns.prompt and columns.response is None and "output" not in values:
+            return replace(_TEXT, needs=(columns.prompt,))  # as LLaMA-Factory names texts
         needs = (columns.prompt or "instruction", columns.response or "output")
         return replace(_ALPACA, needs=needs, columns=columns)
     if source.formatting == "openai":
@@ -175,7 +177,8 @@ def _completion(values: Mapping[str, Any], format: RowFormat, where: str) -> Con
 
 
 def _text(values: Mapping[str, Any], format: RowFormat, where: str) -> Content:
-    return TrainedText(text_of(values["text"], f"{where}: text"))
+    [name] = format.needs
+    return TrainedText(text_of(values[name], f"{where}: {name}"))
 
 
 def _says(role: str, text: str) -> Message:
@@ -190,8 +193,9 @@ def _conversation(messages: list[Message]) -> TrainedConversation:
 _OPENAI = RowFormat("openai", ("messages",), _openai)
 _SHAREGPT = RowFormat("sharegpt", ("conversations",), _sharegpt)
 _ALPACA = RowFormat("alpaca", ("instruction", "output"), _alpaca)
+_TEXT = RowFormat("text", ("text",), _text)
 _BY_KEYS = (
     RowFormat("completion", ("prompt", "completion"), _completion),
     _ALPACA,
-    RowFormat("text", ("text",), _text),
+    _TEXT,
 )

@@ -84,6 +84,8 @@ def test_prompt_and_completion() -> None:
 
 def test_a_text() -> None:
     assert read({"text": "words", "meta": {"a": 1}}) == TrainedText("words")
+    named = DataSource("d", Path("d.json"), "alpaca", Columns(prompt="body"))
+    assert read({"body": "words"}, named) == TrainedText("words")
 
 
 @pytest.mark.parametrize("tools", [[TOOL], [FUNCTION], json.dumps([FUNCTION])])
