@@ -16,9 +16,8 @@ from ktcli.samples.sample import BadData
 MAX_ROW_CHARS = (
     8 << 20
 )  # of one row; the longest that a context of a million tokens holds has 4 million
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16
 T = TypeVar("T")
-_MARK = "\ufeff"  # some programs write it at the beginning of UTF-8
 
 
 def too_long(name: str, line: int) -> BadData:
@@ -65,14 +64,14 @@ def digest(path: Path) -> str:
 
 
 def blocks(path: Path, told: Callable[[int], None] | None = None) -> Iterator[str]:
-    """Yields the text of a file in pieces, without the mark of UTF-8 at its beginning.
+    """Yields the text of a file in pieces, without a mark of UTF-8 at its beginning.
 
     Args:
         told: is told the number of bytes read so far.
     Raises:
         NotFound, BadData: as `open_plain`, or it is not UTF-8.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # some programs write a mark in front
     line, done = 1, 0
     with os.fdopen(open_plain(path), "rb") as file:
         while True:
@@ -85,8 +84,6 @@ def blocks(path: Path, told: Callable[[int], None] | None = None) -> Iterator[st
                     f"{path.name}, line {line}: it is not UTF-8 text",
                     hint=f"convert it, for example: iconv -f latin1 -t utf-8 {path.name}",
                 ) from None
-            if done == 0:
-                text = text.removeprefix(_MARK)
             done += len(data)
             line += text.count("\n")
             if told:

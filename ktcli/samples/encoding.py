@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ktcli.samples.pieces import Piece
+from ktcli.samples.pieces import TextPiece
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel
 from ktcli.text.tokenizer import MAX_TOKEN_CHARS
@@ -39,11 +39,11 @@ class SampleEncoder:
             int, int
         ] = {}  # one object for each id: a sample then takes 16 bytes a token
 
-    def conversation(self, pieces: Sequence[Piece]) -> EncodedSample:
+    def conversation(self, pieces: Sequence[TextPiece]) -> EncodedSample:
         """Returns the ids of a conversation."""
         ids: list[int] = []
         trained: list[bool] = []
-        before: Piece | None = None
+        before: TextPiece | None = None
         cut = False
         for piece in pieces:
             if cut or len(ids) > self._most:
@@ -78,7 +78,7 @@ class SampleEncoder:
             return text, False
         return text.parts([0, most])[0], True
 
-    def _ids(self, before: Piece | None, text: Marked) -> list[int]:
+    def _ids(self, before: TextPiece | None, text: Marked) -> list[int]:
         """Returns the ids of an answer.
 
         Bytes are the same everywhere. A vocabulary of pieces may put a space before the beginning of a text, where an

@@ -16,7 +16,7 @@ from typing import Any
 from ktcli.samples.columns import USUAL_COLUMNS, USUAL_TAGS, Columns, Tags
 from ktcli.samples.conversation import Message, TrainedConversation, TrainedText
 from ktcli.samples.messages import list_of, of_openai, of_sharegpt, parsed, text_of
-from ktcli.samples.rows import Row
+from ktcli.samples.rows import DataRow
 from ktcli.samples.sample import BadData
 from ktcli.samples.source import DataSource
 
@@ -47,13 +47,13 @@ class RowFormat:
         return all(values.get(name) is not None for name in self.needs)
 
 
-def format_of(source: DataSource, row: Row) -> RowFormat:
+def format_of(source: DataSource, row: DataRow) -> RowFormat:
     """Returns the format of a source's rows, by what is said of it, else by its first row.
 
     Raises:
         BadData: the row is of no format that kt knows.
     """
-    found = _said(source) or _seen(row.values)
+    found = _said(source, row.values) or _seen(row.values)
     if found is None:
         keys = ", ".join(list(row.values)[:8])[:200] or "nothing"
         raise BadData(
@@ -63,7 +63,7 @@ def format_of(source: DataSource, row: Row) -> RowFormat:
     return found
 
 
-def content_of(row: Row, format: RowFormat) -> Content:
+def content_of(row: DataRow, format: RowFormat) -> Content:
     """Returns what a row says.
 
     Raises:
@@ -111,12 +111,15 @@ def _of_list(name: str, value: Any) -> RowFormat:
     return replace(chosen, needs=(name,), columns=columns)
 
 
-def _said(source: DataSource) -> RowFormat | None:
+def _said(source: DataSource, values: Mapping[str, Any]) -> RowFormat | None:
     """Returns the format that a `dataset_info.json` says a source has."""
     columns, tags = source.columns, source.tags
     if source.formatting is None:
-        return None
+        name = columns.messages
+        return replace(_of_list(name, values.get(name)), columns=columns) if name else None
     if source.formatting == "alpaca":
+        if columns.prompt and columns.response is None and "output" not in values:
+            return replace(_TEXT, needs=(columns.prompt,))  # as LLaMA-Factory names texts
         needs = (columns.prompt or "instruction", columns.response or "output")
         return replace(_ALPACA, needs=needs, columns=columns)
     if source.formatting == "openai":
@@ -174,7 +177,8 @@ def _completion(values: Mapping[str, Any], format: RowFormat, where: str) -> Con
 
 
 def _text(values: Mapping[str, Any], format: RowFormat, where: str) -> Content:
-    return TrainedText(text_of(values["text"], f"{where}: text"))
+    [name] = format.needs
+    return TrainedText(text_of(values[name], f"{where}: {name}"))
 
 
 def _says(role: str, text: str) -> Message:
@@ -189,8 +193,9 @@ def _conversation(messages: list[Message]) -> TrainedConversation:
 _OPENAI = RowFormat("openai", ("messages",), _openai)
 _SHAREGPT = RowFormat("sharegpt", ("conversations",), _sharegpt)
 _ALPACA = RowFormat("alpaca", ("instruction", "output"), _alpaca)
+_TEXT = RowFormat("text", ("text",), _text)
 _BY_KEYS = (
     RowFormat("completion", ("prompt", "completion"), _completion),
     _ALPACA,
-    RowFormat("text", ("text",), _text),
+    _TEXT,
 )

@@ -40,7 +40,7 @@ def parsed(value: Any, where: str) -> Any:
         found = json.loads(value) if value.strip() else None
     except (ValueError, RecursionError):
         raise BadData(f"{where} is not JSON: {value[:60]!r}") from None
-    if nests_beyond(found, MAX_NESTING):
+    if nests_beyond([found], MAX_NESTING + 1):
         raise BadData(f"{where} is nested more than {MAX_NESTING} levels deep")
     return found
 
@@ -70,6 +70,9 @@ def tools_of(value: Any, where: str) -> tuple[Message, ...]:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise BadData(f"{where}[{at}] is not a tool with a name")
+        parameters = function.get("parameters")
+        if not isinstance(parameters, (Mapping, type(None))):
+            raise BadData(f"{where}[{at}]: parameters is {_kind(parameters)}, not an object")
         found.append({"type": "function", "function": dict(function)})
     return tuple(found)
 

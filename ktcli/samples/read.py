@@ -18,7 +18,7 @@ from ktcli.samples.encoding import EncodedSample, SampleEncoder
 from ktcli.samples.formats import content_of, format_of
 from ktcli.samples.mixing import check_shares, mixed
 from ktcli.samples.pieces import ConversationCutter
-from ktcli.samples.rows import Row, rows
+from ktcli.samples.rows import DataRow, rows
 from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
@@ -82,7 +82,7 @@ def _told(dropped: Iterable[DropCount]) -> str:
 def _sha256(sources: Sequence[DataSource], texts: TextModel, settings: SampleSettings) -> str:
     """Returns the hash of all that samples are made of, but the tokenizer."""
     files = [
-        {**asdict(source), "path": digest(source.path), "file": source.path.suffix}
+        {**asdict(source), "name": source.path.suffix, "path": digest(source.path)}
         for source in sources
     ]
     whole = {
@@ -104,7 +104,7 @@ class _SampleMaker:
         self._dropped: dict[str, tuple[int, str]] = {}
         self._last: dict[str, str] = {}  # the row last counted for a reason
         self._known: set[bytes] = set()
-        self._closed = self._endless = 0
+        self._closed = self._endless = self._unthought = 0
         most = f"{settings.cutoff_len:,}"
         self._cut, self._beyond = (
             f"cut to {most} tokens",
@@ -123,13 +123,19 @@ class _SampleMaker:
         found = []
         if self._closed:
             found.append(
-                f"the prompt for an answer begins a thought: {self._closed:,} answers are trained behind it with the"
-                " thoughts that they have, or with none"
+                f"the chat template's prompt for an answer ends in a thought: {self._closed:,} of the answers are"
+                " trained behind it, with their own thoughts where it has begun one, and without them where it has"
+                " ended it"
             )
         if self._endless:
             found.append(
                 f"the chat template writes no token that ends an answer behind {self._endless:,} of them,"
                 " so none is trained there"
+            )
+        if self._unthought:
+            found.append(
+                f"the chat template writes no thoughts into answers like these: those of {self._unthought:,} of them"
+                " are not trained"
             )
         return tuple(found)
 
@@ -146,7 +152,7 @@ class _SampleMaker:
                 found += self._samples(content_of(row, format), row.where)
         return found
 
-    def _chosen(self, source: DataSource, found: Iterator[Row]) -> Iterable[Row]:
+    def _chosen(self, source: DataSource, found: Iterator[DataRow]) -> Iterable[DataRow]:
         """Returns the rows of a source that are to be read: as many as it draws by chance, and the first of these."""
         if source.num_samples is not None:
             found = iter(_drawn(found, source.num_samples, self._settings.seed))
@@ -171,7 +177,9 @@ class _SampleMaker:
             self._drop(_SKIPPED, where)
         if cut.beyond:
             self._drop(self._cut if cut.samples else self._beyond, where)
-        self._closed, self._endless = self._closed + cut.closed, self._endless + cut.endless
+        self._closed += cut.closed
+        self._endless += cut.endless
+        self._unthought += cut.unthought
         yield from self._checked(map(self._encoder.conversation, cut.samples), where)
 
     def _checked(self, found: Iterable[EncodedSample], where: str) -> Iterator[Sample]:
@@ -199,10 +207,10 @@ class _SampleMaker:
             self._dropped[reason], self._last[reason] = (count + 1, first), where
 
 
-def _drawn(found: Iterable[Row], count: int, seed: int) -> list[Row]:
+def _drawn(found: Iterable[DataRow], count: int, seed: int) -> list[DataRow]:
     """Returns so many rows by chance, each as likely as any other, in their order; all if there are fewer."""
     chance = Random(seed)
-    kept: list[tuple[int, Row]] = []
+    kept: list[tuple[int, DataRow]] = []
     for number, row in enumerate(found):
         if number < count:
             kept.append((number, row))

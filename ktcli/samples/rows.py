@@ -44,7 +44,7 @@ _OTHERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """A row of a file.
 
     Attributes:
@@ -55,7 +55,7 @@ class Row:
     where: str
 
 
-def rows(path: Path, told: Told | None = None) -> Iterator[Row]:
+def rows(path: Path, told: Told | None = None) -> Iterator[DataRow]:
     """Yields the rows of a file, by the ending of its name.
 
     Raises:
@@ -88,7 +88,7 @@ def _suffix(path: Path) -> str:
 # --- JSON -------------------------------------------------------------------------------------------
 
 
-def _json_rows(path: Path, told: Told | None) -> Iterator[Row]:
+def _json_rows(path: Path, told: Told | None) -> Iterator[DataRow]:
     """Yields the objects of a list, or of one line after the other."""
     text = _JsonText(path, told)
     if not text.peek():
@@ -98,7 +98,7 @@ def _json_rows(path: Path, told: Told | None) -> Iterator[Row]:
         raise BadData(f"{path.name} is an empty list")
     while text.peek():
         line = text.line
-        yield Row(text.object(), f"{path.name}, line {line}")
+        yield DataRow(text.object(), f"{path.name}, line {line}")
         if in_list and not text.take(","):
             if not text.take("]"):
                 raise text.wrong("a comma or the end of the list is missing")
@@ -143,6 +143,8 @@ class _JsonText:
         if self.peek() != "{":
             raise self.wrong("a row must be an object: {…}")
         value, end = self._decoded()
+        if end - self._at > MAX_ROW_CHARS:
+            raise too_long(self._name, self.line)
         if nests_beyond(value, MAX_NESTING):
             raise self.wrong(f"a row is nested more than {MAX_NESTING} levels deep")
         self._go(end)
@@ -160,11 +162,11 @@ class _JsonText:
                 raise self.wrong("a number has too many digits") from None
             left = len(self._text) - self._at - ahead
             is_cut = said.startswith("Unterminated") or left <= _NEAR_END
+            if is_cut and len(self._text) - self._at > MAX_ROW_CHARS:
+                raise too_long(self._name, self.line)
             if not is_cut or not self._more():
                 self._go(self._at + ahead)
                 raise self.wrong(f"not JSON: {said.partition(';')[0].removesuffix(' at').lower()}")
-            if len(self._text) > MAX_ROW_CHARS:
-                raise too_long(self._name, self.line)
 
     def wrong(self, what: str) -> BadData:
         """Returns the error that there is something wrong here."""
@@ -188,7 +190,7 @@ class _JsonText:
 # --- CSV --------------------------------------------------------------------------------------------
 
 
-def _csv_rows(path: Path, told: Told | None) -> Iterator[Row]:
+def _csv_rows(path: Path, told: Told | None) -> Iterator[DataRow]:
     """Yields the rows below the header."""
     text = _CsvLines(path, told)
     csv.field_size_limit(2 * MAX_ROW_CHARS)  # of the whole process; the bound is that of `text`
@@ -213,7 +215,7 @@ def _csv_rows(path: Path, told: Told | None) -> Iterator[Row]:
                 f"{path.name}, line {line}: {len(cells)} values, but the first line names {len(names)} columns",
                 hint='a value with commas or line ends stands in quotes: "…"',
             )
-        yield Row(dict(zip(names, cells, strict=True)), f"{path.name}, line {line}")
+        yield DataRow(dict(zip(names, cells, strict=True)), f"{path.name}, line {line}")
 
 
 def _header(cells: list[str], where: str) -> list[str]:
@@ -247,7 +249,7 @@ class _CsvLines:
         return text
 
 
-_READERS: dict[str, Callable[[Path, Told | None], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Path, Told | None], Iterator[DataRow]]] = {
     ".json": _json_rows,
     ".jsonl": _json_rows,
     ".ndjson": _json_rows,

@@ -6,6 +6,7 @@ to leave out is refused by name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -84,7 +85,7 @@ def sources_of(
         raise UsageError(f"{len(found):,} data files are more than {_MOST_SOURCES:,}")
     for at, each in enumerate(found):
         check_kind(each.path)
-        if not each.path.exists():
+        if not os.path.exists(each.path):  # which a name too long does not either
             raise NotFound(f"the data file {each.path} does not exist", hint=_near(each.path))
         if any(each == other for other in found[:at]):
             raise UsageError(f"the data {each.name} is named twice")
@@ -134,7 +135,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> DataSource:
             f"{where}: formatting is {formatting!r}, but must be {', '.join(FORMATTINGS)}"
         )
     columns, tags = read_columns(entry.get("columns"), where), read_tags(entry.get("tags"), where)
-    if formatting is None and columns != USUAL_COLUMNS:
+    if formatting is None and columns != USUAL_COLUMNS and columns.messages is None:
         formatting = "alpaca"  # as in LLaMA-Factory
     count = entry.get("num_samples")
     if count is not None and (type(count) is not int or count < 1):
