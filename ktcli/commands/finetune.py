@@ -263,11 +263,11 @@ class _Watching:
         self._bar, self._board = bar, board
 
     def stepped(self, report: StepReport) -> None:
-        from ktcli.commands.view.finetune import step_words
+        from ktcli.commands.view.finetune import step_figures, step_words
 
         self._bar.update(done=report.step)
         if self._bar.draws:
-            self._bar.retitle(step_words(report))
+            self._bar.retitle(step_figures(report))
         elif report.logged:
             out.note(step_words(report))
         if report.logged and self._board is not None:

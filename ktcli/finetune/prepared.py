@@ -116,6 +116,8 @@ def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> Tr
     s = asked.settings
     read = read_samples(asked.sources, texts, s.samples, listener)
     separate = read_samples(asked.held, texts, s.samples, listener) if asked.held else None
+    for note in dict.fromkeys((*read.notes, *(separate.notes if separate else ()))):
+        listener.note(note)
     trained, held = split(len(read.samples), s.val_size, s.seed)
     if not trained:
         of_them = f"; val_size={s.val_size:g} holds out all {len(held):,} samples" if held else ""

@@ -78,9 +78,15 @@ def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
 
 def step_words(report: StepReport) -> str:
     """Returns the line of a step."""
+    left = duration(report.left_s)
+    return f"step {report.step:,}/{report.steps:,}  {step_figures(report)}  {left} left"
+
+
+def step_figures(report: StepReport) -> str:
+    """Returns the figures of a step, as they stand beside a progress bar."""
     return (
-        f"step {report.step:,}/{report.steps:,}  loss {report.loss:.4f}  lr {report.rate:.2e}  "
-        f"{report.tok_s:,.0f} tokens/s  {gib(report.memory_bytes)}  {duration(report.left_s)} left"
+        f"loss {report.loss:.4f}  lr {report.rate:.2e}  {report.tok_s:,.0f} tokens/s  "
+        f"{gib(report.memory_bytes)}"
     )
 
 
