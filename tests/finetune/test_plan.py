@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from ktcli.assembly.subject import find_subject
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.finetune.plan import PlannedModel, layer_elements, plan_run
+from ktcli.finetune.plan import PlannedModel, layer_elements, plan_run, program_elements
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.models import build
 from ktcli.planner.spec import weight_bytes
@@ -109,8 +109,9 @@ def test_a_rank_that_a_matrix_cannot_have_is_refused_before_anything_is_loaded()
         plan_run(about("kt-mini"), FinetuneSettings(lora_rank=4096), None)
 
 
-def test_the_inside_of_a_layer_is_that_of_its_products() -> None:
-    """Of Qwen3-30B-A3B: queries, keys, values, output, the router, and eight experts' slots."""
-    dense = 4096 + 512 + 512 + 2048 + 128
-    slots = 8 * 2 * (2 * 768 + 2048)
-    assert layer_elements(build(find_subject("qwen3-30b-a3b").config)) == dense + slots + 2 * 2048
+def test_memory_of_a_layer_is_that_of_its_products() -> None:
+    """Of Qwen3-30B-A3B: queries, keys and values (one product), output and router; its buffers, eight experts' slots."""
+    model = build(find_subject("qwen3-30b-a3b").config)
+    assert layer_elements(model) == 4096 + 512 + 512 + 2048 + 128
+    slot = 2 * 2 * 768 + 2 * 768 + 2048
+    assert program_elements(model) == 4096 + (4096 + 512 + 512) + 2048 + 8 * slot
