@@ -126,6 +126,15 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
     assert plain.ids == whole.ids and all(whole.trained) and not all(plain.trained)
 
 
+def test_a_prompt_that_fills_the_sample(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", [asks("word " * 999, "b")])
+    with pytest.raises(KtError, match=r"nothing to train in the first 50 tokens \(1, first c"):
+        read(path, cutoff_len=50)
+    found = read(path, cutoff_len=50, train_on_prompt=True)
+    assert [(len(each.ids), all(each.trained)) for each in found.samples] == [(50, True)]
+    assert found.dropped == (DropCount("cut to 50 tokens", 1, "c.jsonl, line 1"),)
+
+
 def test_a_text_begins_as_the_tokenizer_says(tmp_path: Path) -> None:
     texts = models.write_text_model(
         tmp_path / "m", models.TEMPLATES["llama3"], ["<|eot_id|>"], add_bos_token=True
