@@ -13,9 +13,8 @@ from typing import TypeVar
 from ktcli.errors import NotFound, gib
 from ktcli.samples.sample import BadData
 
-MAX_ROW_CHARS = (
-    8 << 20
-)  # of one row; the longest that a context of a million tokens holds has 4 million
+# Of one row; the longest that a context of a million tokens holds has 4 million.
+MAX_ROW_CHARS = 8 << 20
 _BLOCK_BYTES = 1 << 16
 T = TypeVar("T")
 

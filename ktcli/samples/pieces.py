@@ -140,6 +140,8 @@ class ConversationCutter:
             prompt = self._prompt(messages[:at], variables)
             if prompt and self._texts.control.exceeds(prompt, self._settings.cutoff_len):
                 beyond = len(wanted) - number
+                if self._settings.train_on_prompt and not samples:
+                    samples.append([TextPiece(prompt, False)])
                 break
             found = self._answer(prompt, messages, at, variables) if prompt else None
             if found is None:

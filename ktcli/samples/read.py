@@ -105,11 +105,8 @@ class _SampleMaker:
         self._last: dict[str, str] = {}  # the row last counted for a reason
         self._known: set[bytes] = set()
         self._closed = self._endless = self._unthought = 0
-        most = f"{settings.cutoff_len:,}"
-        self._cut, self._beyond = (
-            f"cut to {most} tokens",
-            f"nothing to train in the first {most} tokens",
-        )
+        self._cut = f"cut to {settings.cutoff_len:,} tokens"
+        self._beyond = f"nothing to train in the first {settings.cutoff_len:,} tokens"
         self.count = 0  # of rows that were read
 
     @property

@@ -20,9 +20,8 @@ from ktcli.smallfiles import MAX_NESTING, nests_beyond
 Told = Callable[[int], None]  # is told the bytes read so far
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NEAR_END = (
-    16  # characters before the end of what was read in which a cut word or escape shows itself
-)
+# Characters before the end of what was read in which a word or an escape that is cut shows itself.
+_NEAR_END = 16
 _PANDAS = "python -c \"import pandas; pandas.{read}('{name}').to_json('{stem}.jsonl', orient='records', lines=True)\""
 _UNPACK = "{tool} {name}"
 _COLUMN = 'write each text as a row of a .jsonl file: {{"text": "…"}}'

@@ -172,7 +172,7 @@ def _file_below(folder: Path, name: Any, where: str) -> Path:
         hint="copy the file there, or name it yourself: --data FILE",
     )
     path = folder / name
-    if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+    if Path(name).is_absolute() or "\0" in name:
         raise outside
     try:
         if not path.resolve().is_relative_to(folder.resolve()):

@@ -276,6 +276,13 @@ def test_tags_and_prefixes_agree(tmp_path: Path) -> None:
     assert one.template.render(PLAIN) == other.template.render(PLAIN)
 
 
+def test_tags_around_parts_of_an_answer(tmp_path: Path) -> None:
+    texts = mini(tmp_path, TAGS["twice"])
+    [whole], [last] = samples_of(texts, PLAIN), samples_of(texts, PLAIN, mask_history=True)
+    assert trained_of(texts, whole) == ["fi", "first<|end|>", "se", "second<|end|>"]
+    assert trained_of(texts, last) == ["se", "second<|end|>"] and last.ids == whole.ids
+
+
 def test_tags_that_are_not_reached(tmp_path: Path) -> None:
     texts = mini(
         tmp_path,
@@ -300,6 +307,8 @@ _REST = "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>OPEN{
         ("<think></think>{{ m.content }}", "", "<think>hm</think>first", "<think></think>first", 0),
         ("<think>\n\n</think>\n\n{{ m.content }}", "", "<think>\nhm\n</think>\n\nfirst",
             "<think>\n\n</think>\n\nfirst", 0),
+        ("<think>{{ m.reasoning_content or '' }}</think> {{ m.content }}", "<think>\n",
+            "hm\n</think>\n\nfirst", "\n</think>\n\nfirst", 0),
         ("{{ m.content }}", "", "first", "first", 1),
     ],
 )  # fmt: skip
@@ -370,8 +379,11 @@ def test_answers_beyond_the_cut_are_not_rendered(family: Callable[[str], TextMod
 # --- vocabularies of pieces -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("opening", ["[/INST] ", "[/INST]<unk>"])
 @pytest.mark.parametrize("prepends", [True, False])
-def test_answers_are_cut_into_pieces_as_in_their_text(prepends: bool, tmp_path: Path) -> None:
+def test_answers_are_cut_into_pieces_as_in_their_text(
+    prepends: bool, opening: str, tmp_path: Path
+) -> None:
     """As Llama 2 and Gemma do, one of which puts a space before the beginning of a text."""
     import tokenizers
     from tokenizers import decoders, normalizers, pre_tokenizers, trainers
@@ -395,15 +407,18 @@ def test_answers_are_cut_into_pieces_as_in_their_text(prepends: bool, tmp_path: 
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     document["added_tokens"] = document["added_tokens"][:3]  # bytes are pieces, not control tokens
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    lead, opens = opening[:7], opening[7:]
+    space = opens.strip() and opens  # what a prompt has of it; a space comes with the answer
     template = (
-        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-        "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
-    )
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} " + lead
+        + "{% else %}" + opens + "{{ m.content }}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}" + space + "{% endif %}"
+    )  # fmt: skip
     config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     texts = read_text_model("m", tmp_path)
     assert not texts.tokenizer.byte_level
     [found] = samples_of(texts, PLAIN)
-    whole = "<s>[INST] one? [/INST] first</s>[INST] two? [/INST] second</s>"
+    whole = f"<s>[INST] one? {opening}first</s>[INST] two? {opening}second</s>"
     assert list(found.ids) == texts.tokenizer.encode(whole)
-    assert trained_of(texts, found) == [" first</s>", " second</s>"]
+    assert [text.strip() for text in trained_of(texts, found)] == ["first</s>", "second</s>"]

@@ -86,6 +86,20 @@ def test_rows_that_are_left_out(tmp_path: Path) -> None:
     assert whole.ids[:20] == found.samples[2].ids and trained(whole).endswith("b<|end|>")
 
 
+def test_a_row_of_several_samples_counts_once(tmp_path: Path) -> None:
+    texts = models.family(tmp_path, "qwen3")
+    messages = [{"role": role, "content": text} for role, text in
+        (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))]  # fmt: skip
+    last = [messages[0], {**messages[1], "weight": 0}, *messages[2:]]
+    rows = [{"messages": messages}, {"messages": messages}, {"messages": last}]
+    path = write(tmp_path / "t.jsonl", rows)
+    found = read_samples(sources_of((), None, [path]), texts, SampleSettings())
+    assert [sample.where for sample in found.samples] == ["t.jsonl, line 1"] * 2
+    assert found.dropped == (DropCount("the same as an earlier one", 2, "t.jsonl, line 2"),)
+    # In one sample the same ids with another mask are another sample.
+    assert [sum(sample.trained) for sample in read(path).samples] == [4, 2]
+
+
 def test_nothing_to_train(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [asks("a", ""), asks("b", " ")])
     with pytest.raises(
@@ -110,6 +124,15 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
     chat = write(tmp_path / "c.jsonl", [asks("a", "b")])
     [plain], [whole] = read(chat).samples, read(chat, train_on_prompt=True).samples
     assert plain.ids == whole.ids and all(whole.trained) and not all(plain.trained)
+
+
+def test_a_prompt_that_fills_the_sample(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", [asks("word " * 999, "b")])
+    with pytest.raises(KtError, match=r"nothing to train in the first 50 tokens \(1, first c"):
+        read(path, cutoff_len=50)
+    found = read(path, cutoff_len=50, train_on_prompt=True)
+    assert [(len(each.ids), all(each.trained)) for each in found.samples] == [(50, True)]
+    assert found.dropped == (DropCount("cut to 50 tokens", 1, "c.jsonl, line 1"),)
 
 
 def test_a_text_begins_as_the_tokenizer_says(tmp_path: Path) -> None:
