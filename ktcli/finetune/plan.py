@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from math import ceil
 
 from ktcli.errors import KtError, NotEnoughMemory, gib
@@ -123,7 +123,7 @@ class FinetunePlan:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedModel:
     """A model to be trained, with the memory that there is.
 
@@ -135,6 +135,11 @@ class PlannedModel:
     model: Model
     recipe: Recipe
     available_bytes: int
+
+    @cached_property
+    def elements(self) -> tuple[int, int]:
+        """The numbers that a layer and the native products hold, `layer_elements` and `program_elements`."""
+        return layer_elements(self.model), program_elements(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +211,20 @@ def _memory(
 ) -> tuple[MemoryPart, ...]:
     spec, model = about.model.spec, about.model
     rows = min(tokens, USUAL.max_rows)
-    graph = round(_COPIES * layer_elements(model)) * tokens * 4
+    of_layer, of_products = about.elements
+    graph = round(_COPIES * of_layer) * tokens * 4
     layers = "graphs of all layers, retained" if settings.retains else "graph of a layer"
     return (
         MemoryPart("weights", weight_bytes(model, about.recipe)),
         MemoryPart("factors, gradients, moments", _PER_NUMBER * numbers),
         MemoryPart("residuals of layers", 2 * tokens * spec.hidden * (spec.layers + 2)),
         MemoryPart(layers, graph * (spec.layers if settings.retains else 1)),
-        MemoryPart("native products", program_elements(model) * rows * 4),
+        MemoryPart("native products", of_products * rows * 4),
         MemoryPart("logits", 3 * 4 * CHUNK_ELEMENTS),
         MemoryPart("program", _PROCESS_BYTES),
     )
 
 
-@lru_cache(maxsize=4)  # a plan that does not fit asks again and again
 def program_elements(model: Model) -> int:
     """Returns the numbers that the native products hold of one row: the widest input, output and row of experts, and
     what the slots of its experts have forward and backward."""
@@ -233,7 +238,6 @@ def program_elements(model: Model) -> int:
     return widest + rows + found.top_k * slots
 
 
-@lru_cache(maxsize=4)
 def layer_elements(model: Model) -> int:
     """Returns the numbers that the dense products of a model's widest layer give for one token."""
     found = Counter[int]()

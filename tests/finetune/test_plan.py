@@ -110,7 +110,7 @@ def test_a_rank_that_a_matrix_cannot_have_is_refused_before_anything_is_loaded()
 
 
 def test_memory_of_a_layer_is_that_of_its_products() -> None:
-    """Of Qwen3-30B-A3B: queries, keys and values (one product), output and router; its buffers, eight experts' slots."""
+    """Of Qwen3-30B-A3B: queries, keys and values in one product, output, router; buffers, and eight experts' slots."""
     model = build(find_subject("qwen3-30b-a3b").config)
     assert layer_elements(model) == 4096 + 512 + 512 + 2048 + 128
     slot = 2 * 2 * 768 + 2 * 768 + 2048

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from finetune.runs import SHORT, Seen, begun, data_of, opened, samples, values, with_steps
 from tokenizers import Tokenizer
 
-from ktcli.errors import KtError
+from ktcli.errors import KtError, UsageError
 from ktcli.finetune import checkpoint
 from ktcli.finetune.log import LOG
 from ktcli.finetune.optimizer import FactorOptimizer
@@ -142,3 +144,26 @@ def test_gradients_are_clipped_by_their_norm_together(
     share = limit / norm if scales else 1.0
     for one, other in zip(before, after, strict=True):
         assert torch.allclose(one * share, other, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"lora_rank": 2}, "has rank 4 and scale 2 at .*, this run rank 2 and scale 2"),
+        ({"lora_alpha": 4.0}, "has rank 4 and scale 2 at .*, this run rank 4 and scale 1"),
+        ({"lora_target": ("q_proj", "k_proj")}, "changes .*, other than this run would"),
+        ({"lora_target": ("all", "mlp.gate")}, "does not change .*mlp.gate, other than this run would"),
+    ],
+)  # fmt: skip
+def test_a_run_begins_with_an_adapter_of_its_own_shape(
+    changed: dict[str, Any], said: str, pack_of: Callable[..., Pack], tmp_path: Path
+) -> None:
+    settings = with_steps(SHORT, 2)
+    first = opened(pack_of("qwen3"), settings)
+    folder = begun(first, settings, tmp_path).train(Seen()).checkpoint
+    again = opened(pack_of("qwen3"), settings)
+    fill_factors(again, folder)
+    assert all(torch.equal(values(first)[key], each) for key, each in values(again).items())
+    other = opened(pack_of("qwen3"), replace(settings, **changed))
+    with pytest.raises(UsageError, match=said):
+        fill_factors(other, folder)
