@@ -181,6 +181,11 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     other[2] = str(changed)
     found = document(capsys, *other, "resume_from_checkpoint=true", code=2)["error"]
     assert "the data files had the SHA-256" in found["message"]
+    found = document(capsys, *other, "overwrite_output_dir=true", "--steps", "2")
+    assert [path.name for path in (home / "finetune" / "twice").glob("checkpoint-*")] == [
+        "checkpoint-2"
+    ]
+    assert (found["adapter"], found["steps"]) == ("other", 2)
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(home: Path, data: Path) -> None:
