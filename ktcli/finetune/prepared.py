@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ktcli import config, smallfiles
+from ktcli import config
 from ktcli.assembly.host import machine_here, team_here
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.plan import host_described
@@ -23,7 +23,7 @@ from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.engine.loader import PackSource
-from ktcli.errors import UsageError
+from ktcli.errors import KtError, UsageError
 from ktcli.finetune import checkpoint
 from ktcli.finetune.checkpoint import RunIdentity
 from ktcli.finetune.order import split
@@ -193,7 +193,14 @@ def make_output(asked: Asked, begins: bool) -> Path:
     Raises:
         KtError: it cannot be made.
     """
-    output = smallfiles.make_folder(asked.output)
+    output = asked.output
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KtError(
+            f"cannot create the folder {output}: {error.strerror}",
+            hint="name another: output_dir=FOLDER",
+        ) from error
     checkpoint.tidy(output)
     for folder in checkpoint.checkpoints(output) if begins else ():
         checkpoint.remove(folder)

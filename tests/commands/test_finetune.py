@@ -147,6 +147,7 @@ def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
         (["none.yaml", "DATA"], 3, "cannot read none.yaml"),
         ([MINI, "DATA", "report_to=tensorboard", "--as", "new"], 2, "tensorboard is not installed"),
         (["lora_rank=4", "DATA"], 2, "no model is named"),
+        ([MINI, "DATA", "--as", "new", "output_dir=/proc/new"], 1, "cannot create the folder /proc/new"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_sentence(
