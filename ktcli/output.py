@@ -148,21 +148,24 @@ class Progress:
     cannot draw gives its title once.
 
     Used as a context manager; `advance` may be called from other threads.
+
+    Attributes:
+        draws: whether there is a bar.
     """
 
     def __init__(
         self, title: str, total: int | None, unit: str, visible: bool, done: int = 0
     ) -> None:
         self._title, self._total, self._unit = title, total, unit
-        self._draws = visible and os.environ.get("TERM") != "dumb"
-        self._tells = visible and not self._draws
+        self.draws = visible and os.environ.get("TERM") != "dumb"
+        self._tells = visible and not self.draws
         self._done = done
         self._begun = False
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        if self._draws:
+        if self.draws:
             self._bar = _rich_bar(self._unit)
             self._task = self._bar.add_task(
                 safe(self._title), total=self._total, completed=self._done
@@ -187,6 +190,11 @@ class Progress:
         self._begin()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
+
+    def retitle(self, title: str) -> None:
+        """Sets the title of the bar."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=safe(title))
 
     def _begin(self) -> None:
         if self._tells and not self._begun:
@@ -262,6 +270,11 @@ class Output:
                 words = words if exact else _fitted(words, self.width)
                 sys.stdout.write(words.rstrip("\n") + "\n")
         sys.stdout.flush()
+
+    @property
+    def colours(self) -> bool:
+        """Whether results go to a terminal that wants colour."""
+        return self._colours(sys.stdout)
 
     @property
     def width(self) -> int | None:

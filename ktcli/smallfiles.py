@@ -103,12 +103,12 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
         raise ValueError(f"is not JSON: {said[:100]}") from None
     if not isinstance(value, dict):
         raise ValueError(f"holds a {type(value).__name__}, not an object")
-    if _nests_beyond(value, MAX_NESTING):
+    if nests_beyond(value, MAX_NESTING):
         raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
     return value
 
 
-def _nests_beyond(value: object, limit: int) -> bool:
+def nests_beyond(value: object, limit: int) -> bool:
     """Returns whether parsed JSON has more than `limit` levels."""
     level: list[Any] = [value]
     for _ in range(limit + 1):

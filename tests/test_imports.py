@@ -54,9 +54,11 @@ LEVELS = [
     {"training"},
     {"answers"},
     {"dialogue"},
+    {"samples"},
     {"chat"},
     {"terminal"},
     {"assembly"},
+    {"finetune"},
     {"server", "api"},
     {"commands", "output"},
     {"main"},
@@ -69,7 +71,18 @@ FLOOR = LEVELS[0]
 # These two stand beside: they know only the floor, and only these parts know them. The engine
 # does not: what it needs of the machine is in its plan.
 TALK = {"text", "answers", "dialogue", "chat", "terminal"}
-ABOVE = {"measure", *TALK, "server", "assembly", "api", "commands", "output", "main"}
+ABOVE = {
+    "measure",
+    *TALK,
+    "samples",
+    "server",
+    "assembly",
+    "finetune",
+    "api",
+    "commands",
+    "output",
+    "main",
+}
 BESIDE = {"hardware": ABOVE | {"hardware", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ class KnownRows:
         self._rows = tuple(rows)
         words = {word for row in self._rows for name in row.names for word in name}
         longest = sorted(words, key=lambda word: (-len(word), word))
+        # A conversation is rendered again and again; a question takes a millisecond.
+        self._named_in = lru_cache(maxsize=256)(self._look_for_name)
         self._named = re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
     def find(self, question: str) -> str | None:
@@ -119,7 +122,7 @@ class KnownRows:
             found.append(message)
         return found
 
-    def _named_in(self, question: str) -> tuple[Name, KnownRow] | None:
+    def _look_for_name(self, question: str) -> tuple[Name, KnownRow] | None:
         """Returns the row that a question names most exactly, and the name."""
         if len(question) > MAX_CHARACTERS:
             return None

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import BuiltinMethodType
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import nodes, pass_context
 from jinja2.exceptions import SecurityError, TemplateError
@@ -93,15 +93,22 @@ class TemplateTimeout(BaseException):
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks answers for training; here it is only a block."""
+    """The tag `{% generation %}`, which says what of a text is to be trained; a chat renders what is in it only."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parses the tag up to `endgeneration`; returns its body as a scope."""
+        """Parses the tag up to `endgeneration`; returns its body as a scope, between two marks."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        cast(Sandbox, self.environment).has_answer_tags = True
+        return nodes.Scope([_mark(0, line), *body, _mark(1, line)]).set_lineno(line)
+
+
+def _mark(which: int, line: int) -> nodes.Output:
+    """Returns what prints a mark of an answer, see `Sandbox.answer_marks`."""
+    number = nodes.Const(which, lineno=line)
+    return nodes.Output([_through("answer_mark", number)], lineno=line)
 
 
 class _Rewrite(NodeTransformer):
@@ -212,6 +219,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(OPERATORS)
     meter: Meter
+    has_answer_tags = False  # whether the template has {% generation %}
+    answer_marks = ("", "")  # what is printed at the beginning and the end of what that holds
 
     def __init__(self) -> None:
         super().__init__(
@@ -296,6 +305,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def glue(self, *parts: Any) -> str:
         """a ~ b"""
         return concat(self.meter, *parts)
+
+    def answer_mark(self, which: int) -> str:
+        """Returns one of `answer_marks`."""
+        return self.answer_marks[which]
 
     def own(self, value: Any) -> Any:
         """Pays for a list display or a slice."""

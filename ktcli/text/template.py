@@ -7,7 +7,8 @@ in a template, a loop without end included, is one sentence that names the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ Message = Mapping[str, Any]
 _OWN_NAMES = frozenset({"messages", "add_generation_prompt", "tools", "self", *GLOBALS})
 # Names of a message's reasoning, as transformers knows them; the first is what most templates read.
 REASONING = ("reasoning_content", "thinking", "reasoning")
+
+# Around what is to be trained; Unicode says that no text has these characters.
+ANSWER_MARKS = ("\U0001fffe", "\U0001ffff")
 
 
 class ConversationRefused(BadCheckpoint):
@@ -86,6 +90,20 @@ class ChatTemplate:
                 )
         except (Exception, TemplateTimeout) as error:
             raise self._explained(error) from error
+
+    @property
+    def says_what_is_trained(self) -> bool:
+        """Whether it has the tag `{% generation %}`, which says what of a conversation is to be trained."""
+        return self._sandbox.has_answer_tags
+
+    @contextmanager
+    def answers_marked(self) -> Iterator[None]:
+        """Renders, as long as it is open, ANSWER_MARKS around all that is to be trained."""
+        self._sandbox.answer_marks = ANSWER_MARKS
+        try:
+            yield
+        finally:
+            self._sandbox.answer_marks = ("", "")
 
     def _explained(self, error: BaseException) -> BadCheckpoint:
         # A key that was not found, say, may be endless when written out.

@@ -220,11 +220,15 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
     return made
 
 
+def described_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
+    """Returns what `factors_for` would return, with shapes alone and without memory; raises as it."""
+    with torch.device("meta"):
+        return _zero_factors(model, settings)
+
+
 def factor_bytes(model: Model, settings: LoraSettings) -> int:
     """Returns the bytes of what `factors_for` would return, with its gradients; raises as it."""
-    with torch.device("meta"):  # which has no memory
-        made = _zero_factors(model, settings)
-        return 2 * sum(each.a.nbytes + each.b.nbytes for each in made)
+    return 2 * sum(each.a.nbytes + each.b.nbytes for each in described_factors(model, settings))
 
 
 def _zero_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:

@@ -119,6 +119,12 @@ COMMANDS: dict[str, Row] = {
         "Models",
         least_bytes=_ARRAYS,
     ),
+    "finetune": Row(
+        "ktcli.commands.finetune:finetune",
+        "Train an adapter on your data.",
+        "Models",
+        least_bytes=_ENGINE,
+    ),
     "cache": Row(
         "ktcli.commands.cache:app",
         "Show, check and remove the KV pages on disk.",

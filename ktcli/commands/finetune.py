@@ -1,0 +1,358 @@
+"""`kt finetune`: trains an adapter on data files, from the pack that chats."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ktcli import smallfiles
+from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
+from ktcli.errors import KtError, UsageError
+from ktcli.hardware.gpu import torch_installed
+from ktcli.hardware.numa import asked_numa
+from ktcli.interrupt import Interrupt
+from ktcli.output import Mode, Progress, out, safe
+from ktcli.store import adapters, places
+
+if TYPE_CHECKING:
+    from ktcli.finetune.prepared import Asked
+    from ktcli.finetune.run import FinetuneRun, RunResult, StepReport
+    from ktcli.finetune.settings import FinetuneSettings
+
+_FILES = (".yaml", ".yml", ".json")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_USUAL = "mine"  # name of an adapter, where the data has none that one could have
+_LINE = "the command line"
+_TENSORBOARD = "tensorboard"
+
+WordsArg = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL|FILE",
+        help="Model (kt list --all), or a YAML file of settings; behind it settings as key=value.",
+    ),
+]
+DataOpt = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data", "-d", metavar="FILE", help="Data file: .jsonl, .json or .csv. May be given again."
+    ),
+]
+NameOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--as", metavar="NAME", help="Name of the adapter in the library. Default: the data file's."
+    ),
+]
+EpochsOpt = Annotated[
+    str | None,
+    typer.Option("--epochs", metavar="X", help="Times that the data is read. Default: 3."),
+]
+StepsOpt = Annotated[
+    str | None, typer.Option("--steps", metavar="N", help="Optimizer steps, instead of epochs.")
+]
+RankOpt = Annotated[
+    str | None, typer.Option("--rank", "-r", metavar="N", help="Rank of the adapter. Default: 8.")
+]
+RateOpt = Annotated[
+    str | None, typer.Option("--lr", metavar="X", help="Highest learning rate. Default: 1e-4.")
+]
+ShowOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--show", metavar="N", min=1, help="Only show N samples, with what is trained marked."
+    ),
+]
+PlanOpt = Annotated[
+    bool, typer.Option("--plan", help="Only show what would be trained, and what it needs.")
+]
+
+
+def finetune(
+    words: WordsArg,
+    data: DataOpt = None,
+    name: NameOpt = None,
+    epochs: EpochsOpt = None,
+    steps: StepsOpt = None,
+    rank: RankOpt = None,
+    lr: RateOpt = None,
+    show: ShowOpt = None,
+    plan: PlanOpt = False,
+    machine: MachineOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    yes: PullOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Train an adapter on your data.
+
+    Trains low-rank factors (LoRA) of attention, MLPs and experts on the CPU; the model's files do not
+    change. Only answers are trained, unless the data is plain text. Settings have the names that
+    LLaMA-Factory gives them, and its YAML files can be used as they are. Ctrl-C finishes the step and
+    saves it; resume_from_checkpoint=true goes on from there.
+
+    Examples:
+
+      kt finetune qwen3-30b-a3b --data mine.jsonl
+      kt finetune kt-mini --data mine.jsonl --show 3
+      kt finetune qwen3-30b-a3b --data mine.jsonl --as poet lora_target=q_proj,v_proj val_size=0.1
+      kt finetune train.yaml model_name_or_path=qwen3-30b-a3b
+      kt finetune qwen3-235b-a22b --data mine.jsonl --plan
+    """
+    if not torch_installed():
+        raise UsageError(
+            "fine-tuning computes with PyTorch, which is not installed",
+            hint='pip install "ktcli[finetune]"',
+        )
+    options = {
+        "num_train_epochs": epochs,
+        "max_steps": steps,
+        "lora_rank": rank,
+        "learning_rate": lr,
+    }
+    settings = _settings(words, {key: value for key, value in options.items() if value is not None})
+    if machine is not None and not plan:
+        raise UsageError("--machine plans for another machine", hint="add --plan")
+    # Threads of OpenMP that wait by spinning take the cores from the threads of the native pool: with both on two
+    # cores a step of kt-mini took 0.4 to 2 s, and 0.14 s without. It is read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from ktcli.finetune import prepared
+
+    prepared.require_trainable(settings)
+    asked = _asked(settings, data or [], name, threads, numa)
+    if plan and (machine is not None or not _is_here(settings)):
+        found = prepared.plan_asked(asked, None, None, machine)
+        _show_plan(found)
+        return
+    if show is not None:
+        _show_samples(asked, show)
+    elif plan:
+        ready, texts = prepared.find_texts(asked, out)
+        _show_plan(prepared.plan_asked(asked, prepared.read_data(asked, texts, out), ready))
+    else:
+        adapters.require_free(asked.name)
+        if _TENSORBOARD in settings.report_to:
+            _require_tensorboard()
+        _train(asked)
+
+
+# --- what is asked for ------------------------------------------------------------------------------
+
+
+def _settings(words: list[str], options: dict[str, Any]) -> FinetuneSettings:
+    """The settings of a command line and of the file that it names."""
+    from ktcli.finetune.document import read_document
+    from ktcli.finetune.settings import read_given
+
+    given: list[tuple[str, dict[str, Any]]] = []
+    pairs = {found[1]: found[2] for word in words if (found := _ASSIGNMENT.fullmatch(word))}
+    others = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
+    if len(others) > 1:
+        raise UsageError(
+            f"{others[1][:80]!r} is a second model or file", hint="settings are given as key=value"
+        )
+    for word in others:
+        if word.lower().endswith(_FILES):
+            given.append((word[:200], read_document(Path(word).expanduser())))
+        else:
+            given.append((_LINE, {"model_name_or_path": word}))
+    read = read_given([*given, (_LINE, options | pairs)])
+    for said in read.ignored:
+        out.note(said)
+    return read.settings
+
+
+def _asked(
+    settings: FinetuneSettings,
+    files: list[Path],
+    name: str | None,
+    threads: int | None,
+    numa: str | None,
+) -> Asked:
+    from ktcli.finetune.prepared import Asked
+    from ktcli.samples.source import sources_of
+
+    if not files and not settings.dataset:
+        raise UsageError(
+            "no data is named",
+            hint="--data FILE, or dataset=NAME of dataset_info.json in dataset_dir",
+        )
+    folder = Path(settings.dataset_dir).expanduser()
+    sources = sources_of(settings.dataset or (), folder, files)
+    held = sources_of(settings.eval_dataset, folder, ()) if settings.eval_dataset else ()
+    first = files[0].stem if files else (settings.dataset or (_USUAL,))[0]
+    usual = first if places.is_name(first) else _USUAL
+    named = adapters.require_name(name if name is not None else usual)
+    return Asked(settings, named, sources, held, threads, asked_numa(numa))
+
+
+def _is_here(settings: FinetuneSettings) -> bool:
+    """Whether the model is converted, so that its tokenizer can be read."""
+    from ktcli.assembly.prepare import converted
+
+    return converted(settings.model_name_or_path) is not None
+
+
+# --- what is done -----------------------------------------------------------------------------------
+
+
+def _show_plan(found: Any) -> None:
+    from ktcli.commands.view.finetune import plan_document, plan_words
+
+    out.result(plan_document(found), lambda: plan_words(found))
+
+
+def _show_samples(asked: Asked, count: int) -> None:
+    from ktcli.finetune.prepared import find_texts
+    from ktcli.samples.read import read_samples
+    from ktcli.samples.shown import document, shown
+
+    _, texts = find_texts(asked, out)
+    found = read_samples(asked.sources, texts, asked.settings.samples, out)
+    colour = out.colours
+    out.result(document(found, texts, count), lambda: shown(found, texts, count, colour=colour))
+
+
+def _train(asked: Asked) -> None:
+    from ktcli.commands.view.finetune import plan_words
+    from ktcli.finetune import prepared
+
+    resumed = prepared.begin_output(asked)
+    ready, texts = prepared.find_texts(asked, out)
+    data = prepared.read_data(asked, texts, out)
+    plan = prepared.plan_asked(asked, data, ready)
+    if out.mode is Mode.HUMAN:
+        out.note(plan_words(plan))
+    plan.require()
+    output = prepared.make_output(asked, begins=False)
+    with smallfiles.lock(output / "lock", f"fine-tuning {asked.name}"):
+        prepared.make_output(asked, begins=resumed is None)
+        run = prepared.open_run(asked, ready, data, plan, resumed, out)
+        _write_arguments(asked)
+        result = _run(run, asked)
+        run.finish()
+    _draw(run, asked)
+    if not result.complete:
+        raise KeyboardInterrupt(
+            f"step {result.step} of {result.steps} is saved in {result.checkpoint}; "
+            "the same command with resume_from_checkpoint=true goes on from there"
+        )
+    _finish(asked, result)
+
+
+def _run(run: FinetuneRun, asked: Asked) -> RunResult:
+    reports = asked.settings.report_to
+    board = _Board(asked.output) if _TENSORBOARD in reports else None
+    with (
+        out.progress("training", run.steps, unit="steps", done=run.step) as bar,
+        Interrupt() as interrupt,
+    ):
+        return run.train(_Watching(bar, board), interrupt)
+
+
+class _Watching:
+    """Shows the steps of a run: on a terminal in one line, else a line for each entry of the log."""
+
+    def __init__(self, bar: Progress, board: _Board | None) -> None:
+        self._bar, self._board = bar, board
+
+    def stepped(self, report: StepReport) -> None:
+        from ktcli.commands.view.finetune import step_figures, step_words
+
+        self._bar.update(done=report.step)
+        if self._bar.draws:
+            self._bar.retitle(step_figures(report))
+        elif report.logged:
+            out.note(step_words(report))
+        if report.logged and self._board is not None:
+            self._board.add("train/loss", report.loss, report.step)
+            self._board.add("train/learning_rate", report.rate, report.step)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        out.note(f"step {step:,}: evaluation loss {loss:.4f}")
+        if self._board is not None:
+            self._board.add("eval/loss", loss, step)
+
+    def warn(self, text: str) -> None:
+        out.warn(text)
+
+
+class _Board:
+    """Reports figures to TensorBoard."""
+
+    def __init__(self, output: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(output / "runs"))
+
+    def add(self, name: str, value: float, step: int) -> None:
+        """Adds a figure."""
+        self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+
+def _require_tensorboard() -> None:
+    """Checks that TensorBoard is installed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if find_spec(_TENSORBOARD) is None:
+        raise UsageError(
+            "report_to: tensorboard is not installed",
+            hint="pip install tensorboard, or leave out report_to: trainer_log.jsonl has every figure",
+        )
+
+
+def _write_arguments(asked: Asked) -> None:
+    """Writes the settings beside the checkpoints, as LLaMA-Factory does; an import keeps the file."""
+    import yaml
+
+    named = {"dataset": ",".join(each.name for each in asked.sources)}
+    text = yaml.safe_dump(asked.settings.document | named, sort_keys=True)
+    try:
+        smallfiles.write(asked.output / "training_args.yaml", text)
+    except OSError as error:
+        raise KtError(f"cannot write to {asked.output}: {error.strerror}") from error
+
+
+def _draw(run: FinetuneRun, asked: Asked) -> None:
+    from ktcli.commands.bench.plotting import draw_into
+    from ktcli.commands.view.finetune import draw_losses
+
+    if not asked.settings.plot_loss or not run.log.losses:
+        return
+    path = asked.output / "training_loss.svg"
+    draw_into(path, lambda beside: draw_losses(beside, run.log.losses, run.log.evaluations))
+
+
+def _finish(asked: Asked, result: RunResult) -> None:
+    """Imports the adapter, and says how it is used."""
+    from ktcli.assembly.adapters import import_adapter
+
+    base = asked.settings.model_name_or_path
+    found = import_adapter(asked.output, asked.name, base, out)
+    document = {
+        "adapter": found.name,
+        "base": found.base.name,
+        "output": str(asked.output),
+        "steps": result.steps,
+        "loss": result.loss,
+        "eval_loss": result.evaluated,
+        "tokens": result.tokens,
+        "seconds": round(result.seconds, 3),
+    }
+    evaluated = "" if result.evaluated is None else f", evaluation loss {result.evaluated:.4f}"
+    loss = "" if result.loss is None else f", loss {result.loss:.4f}"
+    out.result(
+        document,
+        f"Trained {safe(found.name)} for {safe(found.base.name)}: {result.steps:,} steps{loss}{evaluated}\n\n"
+        f"  kt chat {safe(base)}+{safe(found.name)}\n"
+        f"  kt adapter export {safe(found.name)} DIR    to publish it in peft's layout",
+    )

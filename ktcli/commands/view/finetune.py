@@ -1,0 +1,145 @@
+"""Shows a fine-tuning run: its plan before the first step, a line for a step, its losses as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import ceil, floor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as xml
+
+from ktcli.commands.view.picture import COLOUR, GREY, line, new_picture, step_of, words, write
+from ktcli.errors import gib
+from ktcli.output import counted, out, safe
+
+if TYPE_CHECKING:
+    from ktcli.finetune.plan import FinetunePlan
+    from ktcli.finetune.run import StepReport
+
+Points = Sequence[tuple[int, float]]
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 360, 56, 16, 32, 40  # pixels
+_ORANGE = "#c46a1f"
+_MOST_POINTS = 2000  # of a line: more are not seen
+
+
+def plan_document(plan: FinetunePlan) -> dict[str, Any]:
+    """Returns a plan for --json."""
+    found = asdict(plan)
+    found.pop("advice")
+    return found | {
+        "parameters": plan.parameters,
+        "need_bytes": plan.need_bytes,
+        "fits": plan.fits,
+        "advice": plan.advice or None,
+    }
+
+
+def plan_words(plan: FinetunePlan) -> str:
+    """Returns a plan for people."""
+    trained = [(each.part, f"{each.matrices:,}", f"{each.parameters:,}") for each in plan.parts]
+    trained.append(("together", f"{sum(e.matrices for e in plan.parts):,}", f"{plan.parameters:,}"))
+    memory = [(each.name, gib(each.size_bytes)) for each in plan.memory]
+    memory.append(("together", f"{gib(plan.need_bytes)} of {gib(plan.available_bytes)}"))
+    blocks = [
+        f"{safe(plan.model)}, rank {plan.rank}",
+        out.table(trained, ("TRAINED", "MATRICES", "PARAMETERS"), right=(1, 2)),
+        out.table(memory, ("MEMORY", "SIZE"), right=(1,)),
+        out.table(_rows(plan)),
+    ]
+    if not plan.fits:
+        blocks.append(f"This does not fit; {plan.advice}")
+    return "\n\n".join(blocks)
+
+
+def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
+    step = f"{counted(plan.documents, 'document')}, at most {plan.step_tokens:,} tokens"
+    rows = [("step", step)]
+    if plan.steps is not None and plan.per_epoch is not None:
+        held = f", {plan.evaluated:,} for evaluation" if plan.evaluated else ""
+        rows += [
+            ("steps", f"{plan.steps:,}, {plan.per_epoch:,} an epoch"),
+            ("samples", f"{plan.samples:,}{held}"),
+            ("tokens", f"{plan.tokens:,} an epoch, {plan.trained_tokens:,} of them trained"),
+        ]
+    else:
+        rows.append(
+            ("steps", "not known before the data is read, which needs the model's tokenizer")
+        )
+    rows += [
+        ("dropped", f"{each.rows:,} rows: {safe(each.reason)}, first {safe(each.first)}")
+        for each in plan.dropped
+    ]
+    kept = "each" if plan.kept is None else f"at most {plan.kept:,} kept"
+    rows.append(("checkpoint", f"{gib(plan.checkpoint_bytes)} of disk, {kept}"))
+    return rows
+
+
+def step_words(report: StepReport) -> str:
+    """Returns the line of a step."""
+    left = duration(report.left_s)
+    return f"step {report.step:,}/{report.steps:,}  {step_figures(report)}  {left} left"
+
+
+def step_figures(report: StepReport) -> str:
+    """Returns the figures of a step, as they stand beside a progress bar."""
+    return (
+        f"loss {report.loss:.4f}  lr {report.rate:.2e}  {report.tok_s:,.0f} tokens/s  "
+        f"{gib(report.memory_bytes)}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration for people: "45 s", "12 min", "3 h 20 min"."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
+    """Draws the losses of a run, and those of its evaluations, over the steps.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    picture = new_picture(_WIDTH, _HEIGHT)
+    every = [loss for _, loss in (*losses, *evaluations)]
+    steps = max((step for step, _ in (*losses, *evaluations)), default=1)
+    tick = step_of(max(every, default=1.0) - min([0.0, *every]) or 1.0)
+    low, high = floor(min([0.0, *every]) / tick) * tick, ceil(max(every, default=1.0) / tick) * tick
+
+    def place(step: float, loss: float) -> tuple[float, float]:
+        x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * step / steps
+        share = (loss - low) / ((high - low) or 1.0)
+        return x, _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
+
+    for number in range(round((high - low) / tick) + 1):
+        value = low + number * tick
+        line(picture, place(0, value), place(steps, value), "#e0e0e0")
+        words(picture, f"{value:g}", _LEFT - 6, place(0, value)[1] + 4, size=11, anchor="end")
+    line(picture, place(0, low), place(steps, low), GREY)
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        x, y = place(share * steps, low)
+        words(picture, f"{round(share * steps):,}", x, y + 18, size=11)
+    for points, colour, what, at in (
+        (losses, COLOUR, "training loss", _LEFT),
+        (evaluations, _ORANGE, "evaluation loss", _LEFT + 130),
+    ):
+        if points:
+            _curve(picture, [place(*each) for each in _thinned(points)], colour)
+            words(picture, what, at + 18, 20, size=12, anchor="start")
+            line(picture, (at, 16), (at + 14, 16), colour)
+    write(picture, path)
+
+
+def _thinned(points: Points) -> Points:
+    return points[:: -(-len(points) // _MOST_POINTS)]
+
+
+def _curve(picture: xml.Element, places: Sequence[tuple[float, float]], colour: str) -> None:
+    said = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    xml.SubElement(picture, "polyline", points=said, fill="none", stroke=colour)
+    for x, y in places if len(places) < 50 else ():
+        xml.SubElement(picture, "circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="2.5", fill=colour)

@@ -1,0 +1,233 @@
+"""Checkpoints: folders that appear whole or not at all, from which a run goes on bit for bit.
+
+    OUTPUT/checkpoint-40/            adapter_config.json, adapter_model.safetensors: as peft saves them, in f32
+                                     optimizer.safetensors: the moments of each factor; never a pickle
+                                     kt_state.json: the step, and what it belongs to
+                                     trainer_state.json: what was measured so far
+    OUTPUT/.checkpoint-40.PID.tmp/   one that is being written, or was when its process was killed
+
+Which samples come next follows from the seed and the step; there is no other random state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ktcli import smallfiles
+from ktcli.errors import BadCheckpoint, NotEnoughDisk, NotFound, UsageError
+from ktcli.finetune.optimizer import FactorOptimizer
+from ktcli.weights.header import encode_header
+from ktcli.weights.writer import FileWriter, explained
+
+STATE, MOMENTS = "kt_state.json", "optimizer.safetensors"
+_VERSION = 1
+_MAX_STATE_BYTES = 16 << 20
+_FINISHED = re.compile(r"checkpoint-([0-9]{1,10})", re.ASCII)
+_LEFT = re.compile(
+    rf"\.(?:checkpoint-[0-9]{{1,10}}|removed-[0-9]{{1,10}})\.([0-9]{{1,10}}){re.escape(smallfiles.SUFFIX)}",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What a checkpoint belongs to; a run with another identity cannot go on from it.
+
+    Attributes:
+        data: the SHA-256 of the data files and of what makes samples of them.
+        pack: that of the conversion's manifest, which has the hash of each of its files.
+        order: the settings that decide which samples a step takes, and the shape of the adapter.
+    """
+
+    data: str
+    pack: str
+    order: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What kt_state.json says.
+
+    Attributes:
+        step: the steps that were done.
+        settings: all settings of the run.
+        tokens: the tokens that were read so far. seconds: the time that it took.
+    """
+
+    step: int
+    identity: RunIdentity
+    settings: dict[str, Any]
+    tokens: int
+    seconds: float
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, the earliest first."""
+    try:
+        names = os.listdir(output)
+    except OSError:
+        return []
+    numbers = sorted(int(found[1]) for name in names if (found := _FINISHED.fullmatch(name)))
+    return [output / f"checkpoint-{number}" for number in numbers]
+
+
+def tidy(output: Path) -> None:
+    """Removes what processes left in a folder that were killed while they wrote or removed a checkpoint."""
+    for name in os.listdir(output) if output.is_dir() else ():
+        found = _LEFT.fullmatch(name)
+        if found and not Path("/proc", found[1]).exists():
+            shutil.rmtree(output / name, ignore_errors=True)
+
+
+def save(
+    output: Path,
+    state: SavedState,
+    optimizer: FactorOptimizer,
+    write: Callable[[Path], None],
+    need_bytes: int,
+) -> Path:
+    """Writes a checkpoint, and returns its folder.
+
+    Args:
+        write: writes the adapter, and whatever else belongs to it, into the folder.
+        need_bytes: about what it takes on the disk.
+    Raises:
+        NotEnoughDisk: the disk is full. KtError: the system refuses.
+    """
+    target = output / f"checkpoint-{state.step}"
+    if need_bytes > (free := smallfiles.free_bytes(output)):
+        raise NotEnoughDisk(f"{target.name}", need_bytes, free, str(output))
+    with explained(f"writing {target.name}", output, lambda: need_bytes), _staged(target) as stage:
+        write(stage)
+        _write_moments(stage / MOMENTS, optimizer.moments())
+        document = {"kt_finetune": _VERSION, **asdict(state)}
+        smallfiles.write(stage / STATE, json.dumps(document, indent=1) + "\n")
+    return target
+
+
+def load_state(folder: Path) -> SavedState:
+    """Returns what kt_state.json of a checkpoint says.
+
+    Raises:
+        NotFound: there is no checkpoint. BadCheckpoint: it is damaged.
+    """
+    path = folder / STATE
+    try:
+        document = smallfiles.json_object(smallfiles.read_bounded(path, _MAX_STATE_BYTES))
+        if document.pop("kt_finetune", None) != _VERSION:
+            raise BadCheckpoint(f"{path} is of another version of kt")
+        identity = RunIdentity(**document.pop("identity"))
+        state = SavedState(identity=identity, **document)
+    except FileNotFoundError:
+        raise NotFound(
+            f"{folder} is not a checkpoint of kt finetune: it has no {STATE}",
+            hint="name a folder checkpoint-N, or use adapter_name_or_path to begin with an adapter",
+        ) from None
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadCheckpoint(f"{path} is damaged: {error}") from None
+    if type(state.step) is not int or state.step < 0:
+        raise BadCheckpoint(f"{path} is damaged: its step is {str(state.step)[:40]}")
+    return state
+
+
+def require_identity(saved: RunIdentity, now: RunIdentity, folder: Path) -> None:
+    """Checks that a run can go on from a checkpoint.
+
+    Raises:
+        UsageError: it belongs to another conversion, other data or other settings.
+    """
+    hint = "train from the beginning: overwrite_output_dir=true, or another output_dir"
+    for what, before, after in (
+        ("the data files", saved.data, now.data),
+        ("the model's conversion", saved.pack, now.pack),
+    ):
+        if before != after:
+            raise UsageError(
+                f"{folder} cannot go on: {what} had the SHA-256 {before}, but now {after}",
+                hint=hint,
+            )
+    for key in sorted(saved.order.keys() | now.order.keys()):
+        was, is_now = saved.order.get(key), now.order.get(key)
+        if was != is_now:
+            raise UsageError(
+                f"{folder} cannot go on: {key} was {was}, but now it is {is_now}",
+                hint=f"use {key}={was}; or {hint}",
+            )
+
+
+def restore_optimizer(folder: Path, step: int, optimizer: FactorOptimizer) -> None:
+    """Takes over the moments of a checkpoint.
+
+    Raises:
+        BadCheckpoint: the file is damaged, or of other factors.
+    """
+    wanted, found = optimizer.moments(), dict[str, Tensor]()
+    try:
+        with safe_open(folder / MOMENTS, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  which is no mapping
+                found[name] = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise BadCheckpoint(f"{folder / MOMENTS} cannot be read: {error}") from None
+    shapes = {name: (each.shape, each.dtype) for name, each in found.items()}
+    if shapes != {name: (each.shape, each.dtype) for name, each in wanted.items()}:
+        raise BadCheckpoint(f"{folder / MOMENTS} has the moments of other factors")
+    if not all(bool(torch.isfinite(each).all()) for each in found.values()):
+        raise BadCheckpoint(f"{folder / MOMENTS} contains NaN or Inf")
+    optimizer.restore(step, found)
+
+
+def limit(output: Path, most: int | None) -> None:
+    """Removes the earliest checkpoints until at most `most` are left; None: none is removed."""
+    for folder in checkpoints(output)[:-most] if most else ():
+        remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Removes a checkpoint; whatever interrupts that, no half of it keeps the name of a whole one."""
+    number = folder.name.rpartition("-")[2]
+    trash = folder.with_name(f".removed-{number}.{os.getpid()}{smallfiles.SUFFIX}")
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+@contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """Yields a folder beside a name, which it gets when the block ends without an error."""
+    stage = target.with_name(f".{target.name}.{os.getpid()}{smallfiles.SUFFIX}")
+    shutil.rmtree(stage, ignore_errors=True)
+    try:
+        stage.mkdir(parents=True)
+        yield stage
+        smallfiles.sync_folder(stage)
+        if target.exists():  # of the same step, saved before
+            remove(target)
+        stage.rename(target)
+        smallfiles.sync_folder(target.parent)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _write_moments(path: Path, moments: Mapping[str, Tensor]) -> None:
+    """Writes a safetensors file without a copy of the tensors."""
+    table = {name: ("F32", tuple(each.shape)) for name, each in moments.items()}
+    with FileWriter(path) as writer:
+        writer.write(encode_header(table, {"format": "pt"}))
+        for each in moments.values():
+            flat = each.detach().contiguous().numpy().reshape(-1)
+            writer.write(flat.view(np.uint8).data)
+        writer.finish()

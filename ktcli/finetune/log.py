@@ -1,0 +1,130 @@
+"""What a run has measured, in the files that LLaMA-Factory and transformers write: trainer_log.jsonl, a line for each
+entry, and trainer_state.json, all of them in one object."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ktcli import smallfiles
+from ktcli.errors import BadCheckpoint
+from ktcli.finetune.settings import FinetuneSettings
+
+LOG, TRAINER_STATE = "trainer_log.jsonl", "trainer_state.json"
+_MAX_BYTES = 256 << 20
+
+
+@dataclass(slots=True)
+class RunLog:
+    """The entries of a run.
+
+    Attributes:
+        steps: those of the whole run. per_epoch: those of an epoch.
+        entries: as transformers' `log_history` has them.
+    """
+
+    settings: FinetuneSettings
+    steps: int
+    per_epoch: int
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def restore(self, folder: Path, step: int) -> None:
+        """Takes over the entries of a checkpoint.
+
+        Raises:
+            BadCheckpoint: its file is damaged.
+        """
+        path = folder / TRAINER_STATE
+        try:
+            found = smallfiles.json_object(smallfiles.read_bounded(path, _MAX_BYTES))
+            self.entries = [each for each in found["log_history"] if each["step"] <= step]
+        except OSError as error:
+            raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadCheckpoint(f"{path} is damaged: {error}") from None
+
+    def add(self, step: int, **figures: float) -> dict[str, Any]:
+        """Adds an entry, and returns it."""
+        entry = {"epoch": round(step / self.per_epoch, 4), "step": step, **figures}
+        self.entries.append(entry)
+        return entry
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """The losses of training, by step."""
+        return [(each["step"], each["loss"]) for each in self.entries if "loss" in each]
+
+    @property
+    def evaluations(self) -> list[tuple[int, float]]:
+        """The losses of held-out samples, by step."""
+        return [(each["step"], each["eval_loss"]) for each in self.entries if "eval_loss" in each]
+
+    def begin(self, output: Path) -> None:
+        """Writes the log anew, with the entries so far.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        text = "".join(_line(each, self.steps) for each in self.entries)
+        smallfiles.write(output / LOG, text)
+
+    def append(self, output: Path, entry: dict[str, Any], seconds: float, tokens: int) -> None:
+        """Appends the line of an entry to the log.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with (output / LOG).open(
+            "a", encoding="utf-8"
+        ) as file:  # not flushed to the disk: checkpoints have it, too
+            file.write(_line(entry, self.steps, seconds, tokens))
+
+    def write_state(self, folder: Path, step: int) -> None:
+        """Writes trainer_state.json.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        s = self.settings
+        document = {
+            "best_metric": None,
+            "best_model_checkpoint": None,
+            "epoch": step / self.per_epoch,
+            "eval_steps": s.eval_steps,
+            "global_step": step,
+            "is_local_process_zero": True,
+            "is_world_process_zero": True,
+            "log_history": self.entries,
+            "logging_steps": s.logging_steps,
+            "max_steps": self.steps,
+            "num_train_epochs": s.num_train_epochs,
+            "save_steps": s.save_steps,
+            "train_batch_size": s.per_device_train_batch_size,
+        }
+        smallfiles.write(folder / TRAINER_STATE, json.dumps(document, indent=2) + "\n")
+
+
+def has_overfitted(evaluations: list[tuple[int, float]], times: int = 3) -> bool:
+    """Tells whether the loss of held-out samples has just risen so many times one after the other."""
+    last = [loss for _, loss in evaluations[-times - 1 :]]
+    return len(last) == times + 1 and all(a < b for a, b in pairwise(last))
+
+
+def _line(entry: dict[str, Any], steps: int, seconds: float | None = None, tokens: int = 0) -> str:
+    """A line of LLaMA-Factory's log."""
+    names = {"loss": "loss", "eval_loss": "eval_loss", "learning_rate": "lr", "epoch": "epoch"}
+    line: dict[str, Any] = {"current_steps": entry["step"], "total_steps": steps}
+    line |= {names[k]: v for k, v in entry.items() if k in names and math.isfinite(v)}
+    line["percentage"] = round(100 * entry["step"] / steps, 2)
+    if seconds is not None:
+        line["elapsed_time"] = str(timedelta(seconds=int(seconds)))
+        left = seconds / entry["step"] * (steps - entry["step"])
+        line["remaining_time"] = str(timedelta(seconds=int(left)))
+        line["total_tokens"] = tokens
+        line["throughput"] = round(tokens / seconds, 2) if seconds else 0.0
+    return json.dumps(line) + "\n"

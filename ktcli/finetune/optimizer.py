@@ -1,0 +1,112 @@
+"""AdamW over the trained factors: torch's own, on the tensors that the kernels read.
+
+Moments and gradients have the layout of the factors; the padding there has a gradient of zero and stays zero. Torch's
+elementwise operations give the same bits whatever the number of threads; a sum over a whole tensor need not, so that
+the norm of the gradient is taken by one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ktcli.errors import KtError
+from ktcli.finetune.settings import FinetuneSettings
+from ktcli.training.lora import TrainedFactors
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
+
+
+class FactorOptimizer:
+    """AdamW over factors.
+
+    Attributes:
+        steps: those that were done.
+    """
+
+    def __init__(self, factors: Mapping[str, TrainedFactors], settings: FinetuneSettings) -> None:
+        self.steps = 0
+        self._limit = settings.max_grad_norm
+        self._tensors: dict[str, Tensor] = {}
+        for name, each in factors.items():
+            each.a.grad, each.b.grad = each.gradient_a, each.gradient_b
+            self._tensors |= {f"{name}.a": each.a, f"{name}.b": each.b}
+        rate, ratio = settings.learning_rate, settings.loraplus_lr_ratio or 1.0
+        sides = {"a": rate, "b": rate * ratio}
+        groups = [
+            {"params": [t for n, t in self._tensors.items() if n.endswith(f".{side}")], "highest": high, "lr": high}
+            for side, high in sides.items()
+        ]  # fmt: skip
+        self._adam = torch.optim.AdamW(
+            groups,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+            foreach=False,  # which would hold temporaries of all factors at once
+        )
+
+    def step(self, share: float) -> float:
+        """Moves the factors by their gradients, which it may scale, and returns the norm that these had together.
+
+        Args:
+            share: of the highest learning rate.
+        Raises:
+            KtError: the norm is not finite; no factor has changed.
+        """
+        norm = self._norm()
+        if not math.isfinite(norm):
+            raise KtError(
+                "the norm of the gradient is infinite",
+                hint="the training has diverged: continue from an earlier step with a lower learning rate",
+            )
+        if self._limit and norm > self._limit:
+            for each in self._tensors.values():
+                assert each.grad is not None
+                each.grad.mul_(self._limit / (norm + 1e-6))  # as torch's clip_grad_norm_
+        for group in self._adam.param_groups:
+            group["lr"] = group["highest"] * share
+        self._adam.step()
+        self.steps += 1
+        return norm
+
+    def moments(self) -> dict[str, Tensor]:
+        """Returns the moments by name, as they are: zeros before the first step."""
+        found = {}
+        for name, tensor in self._tensors.items():
+            state = self._adam.state.get(tensor, {})
+            for moment in _MOMENTS:
+                found[f"{name}.{moment}"] = (
+                    state[moment] if state else torch.zeros_like(tensor, requires_grad=False)
+                )
+        return found
+
+    def restore(self, steps: int, moments: Mapping[str, Tensor]) -> None:
+        """Takes over moments as `moments` gave them behind so many steps."""
+        self.steps = steps
+        for name, tensor in self._tensors.items():
+            state = {moment: moments[f"{name}.{moment}"].clone() for moment in _MOMENTS}
+            self._adam.state[tensor] = {"step": torch.tensor(float(steps)), **state}
+
+    @torch.no_grad()
+    def _norm(self) -> float:
+        with _one_thread():
+            squares = [
+                float(torch.linalg.vector_norm(each.grad)) ** 2
+                for each in self._tensors.values()
+                if each.grad is not None
+            ]
+        return math.sqrt(math.fsum(squares))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,94 @@
+"""Which samples a step takes. It follows from the seed and the number of the step alone, so that a run that goes on
+needs to know no more than that number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ktcli.finetune.settings import FinetuneSettings
+
+Unit = tuple[int, ...]  # numbers of samples that count as one document: several, if they are packed
+_SPLIT = 1  # beside the seed: for the choice of samples that are held out
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """The samples of each step of a run.
+
+    Attributes:
+        units: what is shuffled anew for each epoch.
+        per_step: the units of a step; the last step of an epoch has what is left.
+    """
+
+    units: tuple[Unit, ...]
+    per_step: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of an epoch."""
+        return -(-len(self.units) // self.per_step)
+
+    def steps(self, settings: FinetuneSettings) -> int:
+        """Returns the number of steps of a run."""
+        if settings.max_steps > 0:
+            return settings.max_steps
+        return max(1, math.ceil(settings.num_train_epochs * self.steps_per_epoch))
+
+    def samples(self, step: int) -> Unit:
+        """Returns the numbers of the samples of step 0, 1, …"""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        order = _shuffled(len(self.units), self.seed, epoch)
+        chosen = order[at * self.per_step : (at + 1) * self.per_step]
+        return tuple(each for number in chosen for each in self.units[number])
+
+    def epochs_done(self, steps: int) -> float:
+        """Returns the number of epochs that so many steps are."""
+        return steps / self.steps_per_epoch
+
+
+@lru_cache(maxsize=2)
+def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng([seed, 0, epoch]).permutation(count).tolist())
+
+
+def units_of(
+    lengths: Sequence[int], numbers: Sequence[int], cutoff: int, *, packs: bool
+) -> tuple[Unit, ...]:
+    """Returns samples as units of their own, or packed: put together in their order as long as they have at most
+    `cutoff` tokens.
+
+    Args:
+        lengths: the tokens of each sample.
+        numbers: those that are trained.
+    """
+    if not packs:
+        return tuple((number,) for number in numbers)
+    found: list[list[int]] = []
+    room = 0
+    for number in numbers:
+        if lengths[number] > room:
+            found.append([])
+            room = cutoff
+        found[-1].append(number)
+        room -= lengths[number]
+    return tuple(map(tuple, found))
+
+
+def split(count: int, val_size: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the numbers of the samples that are trained, and of those that are held out, ascending.
+
+    Args:
+        val_size: how many are held out; below 1: which share of them, one at least.
+    """
+    if not val_size:
+        return tuple(range(count)), ()
+    held = round(val_size) if val_size >= 1 else max(1, round(val_size * count))
+    chosen = np.random.default_rng([seed, _SPLIT]).permutation(count)[:held]
+    out = set(chosen.tolist())
+    return tuple(n for n in range(count) if n not in out), tuple(sorted(out))

@@ -1,0 +1,303 @@
+"""Brings a run together: its model, its samples, its plan, its output folder, and the loaded model that is trained.
+
+What can be refused is refused before anything large is read: the family, the settings, the data, the memory, the
+folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ktcli import config
+from ktcli.assembly.host import machine_here, team_here
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.plan import host_described
+from ktcli.assembly.planner import host_for
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.ready import Ready
+from ktcli.assembly.request import Wanted
+from ktcli.assembly.subject import find_subject
+from ktcli.engine.loader import PackSource
+from ktcli.errors import KtError, UsageError
+from ktcli.finetune import checkpoint
+from ktcli.finetune.checkpoint import RunIdentity
+from ktcli.finetune.order import split
+from ktcli.finetune.plan import (
+    FinetunePlan,
+    PlannedModel,
+    TrainingSplit,
+    lora_of,
+    most_tokens,
+    order_of,
+    plan_run,
+)
+from ktcli.finetune.run import FinetuneRun, RunPlace
+from ktcli.finetune.settings import FinetuneSettings
+from ktcli.finetune.trained import fill_factors
+from ktcli.hardware.numa import Numa
+from ktcli.models import build
+from ktcli.samples.read import read_samples
+from ktcli.samples.sample import SampleSet
+from ktcli.samples.source import DataSource
+from ktcli.store.reference import parse, split_adapter
+from ktcli.text.model import TextModel, read_text_model
+from ktcli.training.model import TrainableModel, TrainingOptions
+from ktcli.training.recorded import products_of
+from ktcli.weights.pack import Pack
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for.
+
+    Attributes:
+        name: of the adapter in the library.
+        sources, held: the data that is trained, and that of the evaluation.
+        threads, numa: as for a chat.
+    """
+
+    settings: FinetuneSettings
+    name: str
+    sources: tuple[DataSource, ...]
+    held: tuple[DataSource, ...] = ()
+    threads: int | None = None
+    numa: Numa | None = None
+
+    @property
+    def output(self) -> Path:
+        """The folder that the run writes into."""
+        said = self.settings.output_dir
+        return Path(said).expanduser() if said else config.home() / "finetune" / self.name
+
+    @property
+    def wanted(self) -> Wanted:
+        """How the model would be loaded for a chat."""
+        return Wanted(self.settings.cutoff_len, self.threads, numa=self.numa)
+
+
+def require_trainable(settings: FinetuneSettings) -> None:
+    """Checks the model by its config alone.
+
+    Raises:
+        UsageError: no model is named, it has an adapter, its family cannot be trained, or its context is too short.
+        NotFound: there is no such model.
+    """
+    said = settings.model_name_or_path
+    if not said:
+        raise UsageError(
+            "no model is named", hint="kt finetune MODEL --data FILE, or model_name_or_path=MODEL"
+        )
+    name, adapter = split_adapter(said)
+    if adapter:
+        raise UsageError(
+            f"{said[:200]} is a model with an adapter",
+            hint=f"to train that adapter on: kt finetune {name} adapter_name_or_path=FOLDER",
+        )
+    model = build(find_subject(name).config)
+    products_of(model)
+    if settings.cutoff_len > model.spec.context:
+        raise UsageError(
+            f"cutoff_len {settings.cutoff_len:,} is more than the {model.spec.context:,} tokens of {name[:200]}",
+            hint=f"use cutoff_len={model.spec.context}",
+        )
+
+
+def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> TrainingSplit:
+    """Returns the samples of a run, and which of them are held out.
+
+    Raises:
+        UsageError: the data is not what it should be, or nothing is left to train.
+    """
+    s = asked.settings
+    read = read_samples(asked.sources, texts, s.samples, listener)
+    separate = read_samples(asked.held, texts, s.samples, listener) if asked.held else None
+    for note in dict.fromkeys((*read.notes, *(separate.notes if separate else ()))):
+        listener.note(note)
+    trained, held = split(len(read.samples), s.val_size, s.seed)
+    if not trained:
+        of_them = f"; val_size={s.val_size:g} holds out all {len(held):,} samples" if held else ""
+        raise UsageError(
+            f"the data has no sample to train{of_them}{_dropped(read)}",
+            hint="kt finetune MODEL --data FILE --show 3 shows what is read",
+        )
+    return TrainingSplit(read, order_of(read, s, trained), held, separate)
+
+
+def _dropped(read: SampleSet) -> str:
+    said = (f"{each.rows:,} dropped: {each.reason}, first {each.first}" for each in read.dropped)
+    return "".join(f"; {each}" for each in said)
+
+
+def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
+    """Returns the conversion of the model, pulled and made if need be, and its texts; raises as `prepare`."""
+    ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
+    return ready, read_text_model(ready.base, ready.pack)
+
+
+def plan_asked(
+    asked: Asked, data: TrainingSplit | None, ready: Ready | None, machine: Path | None = None
+) -> FinetunePlan:
+    """Returns the plan of a run, on this machine or on a described one.
+
+    Args:
+        data, ready: None: the model need not be on disk, and steps are taken to be full.
+    Raises:
+        UsageError: the settings do not fit the model.
+    """
+    if machine is None:
+        host = host_for(machine_here(gpus=False), asked.wanted, torch=False)
+    else:
+        host = host_described(asked.wanted, machine)
+    subject = find_subject(asked.settings.model_name_or_path)
+    recipe = subject.recipe if ready is None else Pack.open(ready.pack).recipe
+    name = f"{subject.name}@{recipe.name}"
+    about = PlannedModel(name, build(subject.config), recipe, host.room_bytes)
+    return plan_run(about, asked.settings, data)
+
+
+def begin_output(asked: Asked) -> Path | None:
+    """Returns the checkpoint that the run goes on from, None if it begins anew; the output folder is then there, and
+    has only what belongs to the run.
+
+    Raises:
+        UsageError: there are checkpoints, and nobody said what is to become of them, or there is none to go on from.
+        KtError: the folder cannot be made.
+    """
+    s, output = asked.settings, asked.output
+    found, resume = checkpoint.checkpoints(output), s.resume_from_checkpoint
+    if isinstance(resume, str):
+        return Path(resume).expanduser()
+    if resume and not found:
+        raise UsageError(
+            f"there is no checkpoint in {output} to go on from",
+            hint="leave out resume_from_checkpoint",
+        )
+    if resume:
+        return found[-1]
+    if found and not s.overwrite_output_dir:
+        raise UsageError(
+            f"{output} has checkpoints of an earlier run, the last {found[-1].name}",
+            hint="go on from it: resume_from_checkpoint=true; or begin anew: overwrite_output_dir=true",
+        )
+    return None
+
+
+def make_output(asked: Asked, begins: bool) -> Path:
+    """Makes the output folder and returns it; `begins`: without checkpoints of earlier runs.
+
+    Raises:
+        KtError: it cannot be made.
+    """
+    output = asked.output
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KtError(
+            f"cannot create the folder {output}: {error.strerror}",
+            hint="name another: output_dir=FOLDER",
+        ) from error
+    checkpoint.tidy(output)
+    for folder in checkpoint.checkpoints(output) if begins else ():
+        checkpoint.remove(folder)
+    return output
+
+
+def open_run(
+    asked: Asked,
+    ready: Ready,
+    data: TrainingSplit,
+    plan: FinetunePlan,
+    resumed: Path | None,
+    listener: Listener = SILENT,
+    *,
+    exact: bool = False,
+) -> FinetuneRun:
+    """Returns a run whose model is loaded, at its beginning or at a checkpoint.
+
+    Args:
+        exact: whether all is computed in f32.
+    Raises:
+        UsageError: the checkpoint belongs to other data, another conversion or other settings.
+        BadCheckpoint, BadPack: files are damaged.
+    """
+    s = asked.settings
+    identity = identity_of(s, data, ready)
+    saved = None if resumed is None else checkpoint.load_state(resumed)
+    if saved is not None and resumed is not None:
+        checkpoint.require_identity(saved.identity, identity, resumed)
+        for said in _changed(saved.settings, s):
+            listener.note(said)
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    trained = _loaded(asked, ready, data, listener, exact)
+    begins_with = resumed or (
+        Path(s.adapter_name_or_path).expanduser() if s.adapter_name_or_path else None
+    )
+    if begins_with is not None:
+        fill_factors(trained, begins_with)
+    reference = parse(s.model_name_or_path)
+    base = reference.repository or reference.lasting  # as others know it
+    run = FinetuneRun(
+        trained, data, s, RunPlace(asked.output, base, identity, plan.checkpoint_bytes)
+    )
+    if saved is not None and resumed is not None:
+        run.restore(resumed, saved)
+    return run
+
+
+def _loaded(
+    asked: Asked, ready: Ready, data: TrainingSplit, listener: Listener, exact: bool
+) -> TrainableModel:
+    s = asked.settings
+    pool = team_here(asked.threads, asked.numa)
+    pack = Pack.open(ready.pack)
+    held = [
+        *(data.read.samples[n] for n in data.held),
+        *(data.separate.samples if data.separate else ()),
+    ]
+    context = max(len(each.ids) for each in (*data.read.samples, *held))
+    rows = max(most_tokens(data), context)
+    usual = TrainingOptions()
+    options = TrainingOptions(context, exact, s.retains, max_rows=min(usual.max_rows, rows))
+    with listener.progress(f"Loading {ready.name}") as bar:
+        return TrainableModel.load(
+            build(pack.config), pack.recipe, PackSource(pack, pool), pool, lora_of(s), options,
+            lambda done, total: bar.update(done=done, total=total),
+        )  # fmt: skip
+
+
+def identity_of(settings: FinetuneSettings, data: TrainingSplit, ready: Ready) -> RunIdentity:
+    """Returns what the checkpoints of a run belong to."""
+    s = settings
+    order = {
+        "lora_rank": s.lora_rank,
+        "lora_alpha": s.alpha,
+        "lora_target": list(s.lora_target),
+        "use_rslora": s.use_rslora,
+        "per_device_train_batch_size x gradient_accumulation_steps": s.documents,
+        "packing": s.packs,
+        "val_size": s.val_size,
+        "seed": s.seed,
+    }
+    return RunIdentity(data.read.sha256, Pack.open(ready.pack).identity, order)
+
+
+# Settings that may well differ when a run goes on.
+_OF_NO_RUN = frozenset(
+    {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path"}
+)
+
+
+def _changed(saved: Mapping[str, object], settings: FinetuneSettings) -> list[str]:
+    """The settings of a checkpoint that have other values now, a sentence each."""
+    now = json.loads(json.dumps(settings.document))
+    return [
+        f"{key} was {saved[key]} up to the checkpoint, and is {now[key]} from here on"
+        for key in now
+        if key in saved and saved[key] != now[key] and key not in _OF_NO_RUN
+    ]

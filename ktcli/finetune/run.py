@@ -1,0 +1,317 @@
+"""The loop over optimizer steps: all documents of a step at once, evaluation, checkpoints and the log.
+
+Nothing here prints: whoever watches is told of each step. A step is done whole or not at all; between steps the run can
+be stopped, and it goes on from a checkpoint with the same bits as if it had not been.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from ktcli.errors import KtError
+from ktcli.finetune import checkpoint
+from ktcli.finetune.checkpoint import RunIdentity, SavedState
+from ktcli.finetune.log import RunLog, has_overfitted
+from ktcli.finetune.optimizer import FactorOptimizer
+from ktcli.finetune.plan import TrainingSplit
+from ktcli.finetune.schedule import RateSchedule
+from ktcli.finetune.settings import FinetuneSettings
+from ktcli.finetune.trained import write_trained
+from ktcli.samples.sample import Sample
+from ktcli.training.model import TrainableModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What is said of a step.
+
+    Attributes:
+        step, steps: the steps that were done, of how many.
+        rate: the learning rate. norm: that of the gradient, before it was clipped.
+        tok_s: the tokens of a second since the run began or went on.
+        memory_bytes: those of this process. left_s: the seconds that the other steps will take.
+        logged: whether it has an entry in the log.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    rate: float
+    norm: float
+    tok_s: float
+    memory_bytes: int
+    left_s: float
+    logged: bool
+
+
+class RunWatcher(Protocol):
+    """Whoever is told what a run does."""
+
+    def stepped(self, report: StepReport) -> None:
+        """Receives what is said of a step."""
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Receives the loss of held-out samples."""
+
+    def warn(self, text: str) -> None:
+        """Receives a sentence that the user should know although the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run writes, and what its checkpoints belong to.
+
+    Attributes:
+        output: the folder, which exists.
+        base: the name of the base model in adapter_config.json.
+        checkpoint_bytes: about the size of a checkpoint.
+    """
+
+    output: Path
+    base: str
+    identity: RunIdentity
+    checkpoint_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        checkpoint: the last one.
+        loss: that of the last step. evaluated: that of held-out samples at the end; None: there are none.
+        complete: whether all steps were done.
+    """
+
+    step: int
+    steps: int
+    checkpoint: Path
+    loss: float | None
+    evaluated: float | None
+    seconds: float
+    tokens: int
+    complete: bool
+
+
+class FinetuneRun:
+    """A run over the samples of some data.
+
+    Attributes:
+        step: the steps that were done. steps: those of the whole run.
+        log: what was measured.
+    """
+
+    def __init__(
+        self,
+        trained: TrainableModel,
+        data: TrainingSplit,
+        settings: FinetuneSettings,
+        place: RunPlace,
+    ) -> None:
+        self._trained, self._data, self._settings, self._place = trained, data, settings, place
+        self.steps = data.order.steps(settings)
+        self.log = RunLog(settings, self.steps, data.order.steps_per_epoch)
+        self._schedule = RateSchedule.of(settings, self.steps)
+        self._optimizer = FactorOptimizer(trained.factors, settings)
+        held = [data.read.samples[number] for number in data.held]
+        self._held = [*held, *(data.separate.samples if data.separate else ())]
+        self.step = self._tokens = 0
+        self._seconds = 0.0
+        self._since: list[float] = []  # losses since the last entry of the log
+        self._loss: float | None = None
+        self._evaluated: float | None = None
+        self._saved: int | None = None
+
+    def restore(self, folder: Path, saved: SavedState) -> None:
+        """Goes on from a checkpoint; the factors of the model are its own already.
+
+        Raises:
+            BadCheckpoint: it is damaged.
+        """
+        checkpoint.restore_optimizer(folder, saved.step, self._optimizer)
+        self.log.restore(folder, saved.step)
+        self.step, self._tokens, self._seconds = saved.step, saved.tokens, saved.seconds
+        self._saved = saved.step if folder.parent == self._place.output else None
+
+    def train(self, watcher: RunWatcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
+        """Does the steps that are left, and returns how it ended; the last of them is saved.
+
+        Args:
+            stop: asked behind each step whether the run is to end there.
+        Raises:
+            KtError: a loss or a gradient is not finite, or a checkpoint cannot be written; earlier ones are kept.
+        """
+        self._written(lambda: self.log.begin(self._place.output))
+        begun = time.perf_counter(), self.step, self._tokens
+        while self.step < self.steps:
+            self._one_step(watcher, begun)
+            last = self.step == self.steps
+            if self._is_evaluated(last):
+                self._evaluate(watcher)
+            ends = last or stop()
+            if ends or self.step % self._settings.save_steps == 0:
+                self._save()
+            if ends:
+                break
+        if self._saved != self.step:
+            self._save()
+        return self._result()
+
+    def evaluate(self) -> float | None:
+        """Returns the mean loss of the trained tokens of held-out samples; None: there are none."""
+        total, tokens = 0.0, 0
+        size = min(self._settings.per_device_eval_batch_size, self._settings.documents)
+        for first in range(0, len(self._held), size):
+            some = self._held[first : first + size]
+            count = sum(sum(each.trained[1:]) for each in some)
+            total += count * self._trained.loss(*_documents(some))
+            tokens += count
+        return total / tokens if tokens else None
+
+    # --- one step ---------------------------------------------------------------------------------
+
+    def _one_step(self, watcher: RunWatcher, begun: tuple[float, int, int]) -> None:
+        samples = [self._data.read.samples[n] for n in self._data.order.samples(self.step)]
+        before = time.perf_counter()
+        share = self._schedule.share(self.step)
+        try:
+            found = self._trained.loss_and_gradients(*_documents(samples))
+            norm = self._optimizer.step(share)
+        except KtError as error:
+            raise self._diverged(error) from error
+        self.step += 1
+        self._seconds += time.perf_counter() - before
+        self._tokens += sum(len(each.ids) for each in samples)
+        self._loss = found.loss
+        self._since.append(found.loss)
+        report = self._report(found.loss, share, norm, begun)
+        if report.logged:
+            self._note(loss=_mean(self._since), grad_norm=norm, learning_rate=report.rate)
+            self._since.clear()
+        watcher.stepped(report)
+
+    def _report(
+        self, loss: float, share: float, norm: float, begun: tuple[float, int, int]
+    ) -> StepReport:
+        seconds = max(time.perf_counter() - begun[0], 1e-9)
+        per_step = seconds / (self.step - begun[1])
+        return StepReport(
+            self.step,
+            self.steps,
+            loss,
+            share * self._settings.learning_rate,
+            norm,
+            (self._tokens - begun[2]) / seconds,
+            psutil.Process().memory_info().rss,
+            per_step * (self.steps - self.step),
+            self.step % self._settings.logging_steps == 0 or self.step == self.steps,
+        )
+
+    def _diverged(self, error: KtError) -> KtError:
+        kept = checkpoint.checkpoints(self._place.output)
+        where = f"; {kept[-1]} is the last that was saved" if kept else ""
+        return KtError(
+            f"step {self.step + 1} of {self.steps}: {error}{where}",
+            hint=error.hint or "use a lower learning_rate",
+        )
+
+    # --- evaluation -------------------------------------------------------------------------------
+
+    def _is_evaluated(self, last: bool) -> bool:
+        s = self._settings
+        if not self._held or s.eval_strategy == "no":
+            return False
+        if s.eval_strategy != "epoch" and s.eval_steps is not None:
+            return last or self.step % s.eval_steps == 0
+        return last or self.step % self._data.order.steps_per_epoch == 0
+
+    def _evaluate(self, watcher: RunWatcher) -> None:
+        self._evaluated = self.evaluate()
+        if self._evaluated is None:
+            return
+        self._note(eval_loss=self._evaluated)
+        watcher.evaluated(self.step, self._evaluated)
+        found = self.log.evaluations
+        if has_overfitted(found):
+            best = min(found, key=lambda each: each[1])
+            watcher.warn(
+                f"the evaluation loss has risen three times one after the other, to {self._evaluated:.4f}: the adapter "
+                f"learns rows by heart; it was least at step {best[0]} ({best[1]:.4f}): train to there (max_steps="
+                f"{best[0]}), with more data or a lower learning_rate"
+            )
+
+    # --- what is written --------------------------------------------------------------------------
+
+    def _note(self, **figures: float) -> None:
+        entry = self.log.add(self.step, **figures)
+        self._written(
+            lambda: self.log.append(self._place.output, entry, self._seconds, self._tokens)
+        )
+
+    def _save(self) -> None:
+        state = SavedState(
+            self.step, self._place.identity, self._settings.document, self._tokens, self._seconds
+        )
+        checkpoint.save(
+            self._place.output, state, self._optimizer, self._write, self._place.checkpoint_bytes
+        )
+        self._saved = self.step
+        checkpoint.limit(self._place.output, self._settings.save_total_limit)
+
+    def _write(self, folder: Path) -> None:
+        self.write_adapter(folder)
+        self.log.write_state(folder, self.step)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Writes the adapter as it is now, as peft saves it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_trained(self._trained, folder, self._place.base, rslora=self._settings.use_rslora)
+
+    def _written(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise KtError(
+                f"cannot write to {self._place.output}: {error.strerror}",
+                hint="free some space, and continue from the last checkpoint: resume_from_checkpoint=true",
+            ) from error
+
+    def finish(self) -> None:
+        """Writes the adapter and the state of the run into the output folder itself, where readers of LLaMA-Factory's
+        output look for them.
+
+        Raises:
+            KtError: they cannot be written.
+        """
+        output = self._place.output
+        self._written(partial(self._write, output))
+
+    def _result(self) -> RunResult:
+        return RunResult(
+            self.step,
+            self.steps,
+            self._place.output / f"checkpoint-{self.step}",
+            self._loss,
+            self._evaluated,
+            self._seconds,
+            self._tokens,
+            self.step == self.steps,
+        )
+
+
+def _documents(samples: Sequence[Sample]) -> tuple[list[tuple[int, ...]], list[tuple[bool, ...]]]:
+    return [each.ids for each in samples], [each.trained for each in samples]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,42 @@
+"""The learning rate of each step: a share of the highest, which rises in a warm-up and then falls or stays."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ktcli.finetune.settings import FinetuneSettings
+
+
+@dataclass(frozen=True, slots=True)
+class RateSchedule:
+    """A schedule of learning rates.
+
+    Attributes:
+        kind: "constant", "constant_with_warmup", "linear" or "cosine".
+        steps: those of the whole run.
+        warmup: the steps in which the rate rises.
+    """
+
+    kind: str
+    steps: int
+    warmup: int
+
+    @classmethod
+    def of(cls, settings: FinetuneSettings, steps: int) -> RateSchedule:
+        """Returns the schedule of a run of so many steps."""
+        warmup = settings.warmup_steps or math.ceil(settings.warmup_ratio * steps)
+        kind = settings.lr_scheduler_type
+        return cls(kind, steps, 0 if kind == "constant" else warmup)
+
+    def share(self, step: int) -> float:
+        """Returns the share of the highest rate with which step 0, 1, … is done; the first of a warm-up has 0, as
+        transformers' schedules have it."""
+        if step < self.warmup:
+            return step / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        if self.kind == "linear":
+            return max(0.0, 1.0 - done)
+        if self.kind == "cosine":
+            return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))
+        return 1.0

@@ -1,0 +1,274 @@
+"""The settings of a run, under the names that LLaMA-Factory gives them in its YAML files.
+
+A field is a key: its default, and a reader that says what its value must be. What a key means is LLaMA-Factory's
+documentation; where kt differs, the field says so. Defaults are those of its published LoRA examples, not those of its
+arguments, which are made for full fine-tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from ktcli.errors import UsageError
+from ktcli.finetune.values import (
+    Reader,
+    WrongValue,
+    is_nothing,
+    names,
+    one_of,
+    real,
+    shares,
+    switch,
+    switch_or_text,
+    text,
+    whole,
+)
+from ktcli.samples.sample import MIXES, SampleSettings
+
+MAX_RANK = 4096  # of an adapter that kt reads
+_MOST = 1_000_000_000
+_MOST_RATE = 1.0  # AdamW moves every number by about the learning rate; useful ones are below 1e-2
+_LEARNED_LATER = {
+    "dpo": "preferences (stage: dpo)",
+    "kto": "KTO",
+    "rm": "reward models",
+    "ppo": "PPO",
+}
+
+
+def _key(default: Any, read: Reader) -> Any:
+    """A field of a setting, with the reader of its values."""
+    return field(default=default, metadata={"read": read})
+
+
+@dataclass(frozen=True, slots=True)
+class FinetuneSettings:
+    """The settings of a run. None: nobody said, and the comment says what is done then."""
+
+    # The model.
+    model_name_or_path: str = _key("", text)
+    adapter_name_or_path: str | None = _key(None, text)  # from which training begins; None: anew
+    stage: str = _key("sft", one_of("sft", "pt"))
+    finetuning_type: str = _key("lora", one_of("lora"))
+    # The adapter.
+    lora_rank: int = _key(8, whole(1, MAX_RANK))
+    lora_alpha: float | None = _key(None, real(0, 1e6, above=True))  # None: 2 r
+    lora_dropout: float = _key(0.0, real(0, 1))
+    lora_target: tuple[str, ...] = _key(("all",), names)
+    use_rslora: bool = _key(False, switch)
+    loraplus_lr_ratio: float | None = _key(None, real(0, 1e4, above=True))  # None: 1
+    # The data.
+    dataset: tuple[str, ...] | None = _key(None, names)
+    dataset_dir: str = _key("data", text)
+    eval_dataset: tuple[str, ...] | None = _key(None, names)
+    val_size: float = _key(0.0, real(0, _MOST))  # below 1: a share of the samples
+    cutoff_len: int = _key(2048, whole(2, 1 << 20))
+    max_samples: int | None = _key(None, whole(1, _MOST))
+    mix_strategy: str = _key("concat", one_of(*MIXES))
+    interleave_probs: tuple[float, ...] = _key((), shares)
+    mask_history: bool = _key(False, switch)
+    train_on_prompt: bool = _key(False, switch)
+    packing: bool | None = _key(None, switch)  # None: in stage pt
+    neat_packing: bool = _key(False, switch)
+    enable_thinking: bool | None = _key(None, switch)
+    default_system: str | None = _key(None, text)
+    # What is written, and when.
+    output_dir: str | None = _key(None, text)  # None: KT_HOME/finetune/NAME
+    overwrite_output_dir: bool = _key(False, switch)
+    resume_from_checkpoint: bool | str = _key(False, switch_or_text)
+    logging_steps: int = _key(1, whole(1, _MOST))
+    save_steps: int = _key(500, whole(1, _MOST))
+    save_total_limit: int | None = _key(2, whole(1, _MOST))
+    eval_strategy: str | None = _key(
+        None, one_of("no", "steps", "epoch")
+    )  # None: as eval_steps says
+    eval_steps: int | None = _key(None, whole(1, _MOST))  # None: behind each epoch
+    per_device_eval_batch_size: int = _key(8, whole(1, 1 << 16))
+    plot_loss: bool = _key(True, switch)
+    report_to: tuple[str, ...] = _key(("none",), names)
+    # The steps.
+    per_device_train_batch_size: int = _key(1, whole(1, 1 << 16))
+    gradient_accumulation_steps: int = _key(8, whole(1, 1 << 16))
+    learning_rate: float = _key(1e-4, real(0, _MOST_RATE, above=True))
+    num_train_epochs: float = _key(3.0, real(0, 10_000, above=True))
+    max_steps: int = _key(-1, whole(-1, _MOST))  # 0 or -1: as many as the epochs have
+    lr_scheduler_type: str = _key(
+        "cosine", one_of("constant", "constant_with_warmup", "linear", "cosine")
+    )
+    warmup_ratio: float = _key(0.1, real(0, 1))
+    warmup_steps: int = _key(0, whole(0, _MOST))  # 0: as warmup_ratio says
+    weight_decay: float = _key(0.0, real(0, 1))
+    max_grad_norm: float = _key(1.0, real(0, 1e9))  # 0: gradients are not clipped
+    optim: str = _key("adamw_torch", one_of("adamw_torch", "adamw_torch_fused"))
+    adam_beta1: float = _key(0.9, real(0, 0.999999))
+    adam_beta2: float = _key(0.999, real(0, 0.999999))
+    adam_epsilon: float = _key(1e-8, real(0, 1, above=True))
+    seed: int = _key(42, whole(0, (1 << 63) - 1))
+    # How a step is computed.
+    disable_gradient_checkpointing: bool = _key(False, switch)
+    kt_cpu_activation: str | None = _key(None, one_of("retain", "recompute"))
+    moe_aux_loss_coef: float = _key(0.0, real(0, 1e6))
+    do_train: bool = _key(True, switch)
+
+    @property
+    def alpha(self) -> float:
+        """The alpha of the adapter: 2 r unless it is given."""
+        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def documents(self) -> int:
+        """The documents of an optimizer step, or the packed rows of documents."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def packs(self) -> bool:
+        """Whether documents are put together up to `cutoff_len` tokens, as one for the count of `documents`."""
+        return self.neat_packing or (self.stage == "pt" if self.packing is None else self.packing)
+
+    @property
+    def retains(self) -> bool:
+        """Whether the inside of each layer is kept for the backward pass, instead of being computed again."""
+        return self.disable_gradient_checkpointing or self.kt_cpu_activation == "retain"
+
+    @property
+    def samples(self) -> SampleSettings:
+        """How rows become samples."""
+        return SampleSettings(
+            self.cutoff_len,
+            self.max_samples,
+            self.mask_history,
+            self.train_on_prompt,
+            self.enable_thinking,
+            self.default_system,
+            self.mix_strategy,
+            self.interleave_probs,
+            self.seed,
+        )
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All settings as JSON and YAML can hold them."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+READERS: Mapping[str, Reader] = {
+    each.name: each.metadata["read"] for each in fields(FinetuneSettings)
+}
+
+# Keys of LLaMA-Factory that change nothing here, by the reason.
+_PLACED = """
+    use_kt kt_config kt_weight_path kt_non_expert_weight_path kt_expert_checkpoint_path kt_optimize_rule cpu_infer
+    chunk_size kt_expert_weight_format kt_backend kt_num_threads kt_tp_enabled kt_threadpool_count kt_max_cache_depth
+    kt_weight_lifecycle kt_share_backward_bb
+""".split()
+_NOT_NEEDED = """
+    trust_remote_code bf16 fp16 pure_bf16 tf32 ddp_timeout preprocessing_num_workers overwrite_cache template
+    dataloader_num_workers save_only_model save_strategy do_eval flash_attn deepspeed fsdp include_num_input_tokens_seen
+""".split()
+WITHOUT_EFFECT: Mapping[str, str] = {
+    **dict.fromkeys(_PLACED, "kt decides itself where weights lie and what computes"),
+    **dict.fromkeys(_NOT_NEEDED, "kt does not need them"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSettings:
+    """Settings as somebody gave them.
+
+    Attributes:
+        ignored: sentences on keys that change nothing.
+    """
+
+    settings: FinetuneSettings
+    ignored: tuple[str, ...]
+
+
+def read_given(given: Sequence[tuple[str, Mapping[str, Any]]]) -> GivenSettings:
+    """Returns the settings that several sources give, the later before the earlier.
+
+    Args:
+        given: keys with their values, and where each source is: "train.yaml", "the command line".
+    Raises:
+        UsageError: a key is not known, a value is wrong, or kt cannot do what is asked for.
+    """
+    values: dict[str, Any] = {}
+    ignored: dict[str, list[str]] = {}
+    for where, found in given:
+        for key, value in found.items():
+            if key in WITHOUT_EFFECT:
+                keys = ignored.setdefault(WITHOUT_EFFECT[key], [])
+                keys.extend([key] * (key not in keys))
+            elif key not in READERS:
+                raise _unknown(key, where)
+            elif is_nothing(value):
+                values.pop(key, None)
+            else:
+                values[key] = _read(key, value, where)
+    settings = FinetuneSettings(**values)
+    require_possible(settings)
+    said = (f"without effect, as {why}: {', '.join(keys)}" for why, keys in ignored.items())
+    return GivenSettings(settings, tuple(said))
+
+
+def require_possible(settings: FinetuneSettings) -> None:
+    """Checks what no single value shows.
+
+    Raises:
+        UsageError: kt cannot do what is asked for.
+    """
+    s = settings
+    if s.lora_dropout:
+        raise UsageError(
+            f"lora_dropout {s.lora_dropout:g}: kt computes training steps without dropout yet",
+            hint="use lora_dropout=0; weight_decay or fewer epochs also keep an adapter from learning rows by heart",
+        )
+    if s.moe_aux_loss_coef:
+        raise UsageError(
+            f"moe_aux_loss_coef {s.moe_aux_loss_coef:g}: kt has no auxiliary loss of routers yet",
+            hint="use moe_aux_loss_coef=0",
+        )
+    if not s.do_train:
+        raise UsageError(
+            "do_train is false, so nothing is to be trained", hint="kt eval measures a model"
+        )
+    if s.loraplus_lr_ratio and s.learning_rate * s.loraplus_lr_ratio > _MOST_RATE:
+        raise UsageError(
+            f"loraplus_lr_ratio {s.loraplus_lr_ratio:g} makes the learning rate of B "
+            f"{s.learning_rate * s.loraplus_lr_ratio:g}, more than {_MOST_RATE:g}",
+            hint="use a smaller ratio or learning_rate",
+        )
+    if s.eval_strategy == "steps" and s.eval_steps is None:
+        raise UsageError(
+            "eval_strategy is steps, but eval_steps says no number", hint="add eval_steps=100"
+        )
+    if others := set(s.report_to) - {"none", "tensorboard"}:
+        raise UsageError(
+            f"report_to: kt cannot report to {sorted(others)[0][:60]!r}",
+            hint="use tensorboard or none; trainer_log.jsonl has every figure",
+        )
+
+
+def _read(key: str, value: Any, where: str) -> Any:
+    """The value of a key.
+
+    Raises:
+        UsageError: it can have no such value.
+    """
+    if key == "stage" and str(value) in _LEARNED_LATER:
+        raise UsageError(
+            f"{where}: kt cannot train {_LEARNED_LATER[str(value)]} yet",
+            hint="use stage: sft or stage: pt",
+        )
+    try:
+        return READERS[key](value)
+    except WrongValue as error:
+        raise UsageError(f"{where}: {key} {error}") from None
+
+
+def _unknown(key: str, where: str) -> UsageError:
+    near = get_close_matches(key, [*READERS, *WITHOUT_EFFECT], 1, 0.6)
+    hint = f"did you mean {near[0]}?" if near else "docs/finetune.md lists the keys that kt knows"
+    return UsageError(f"{where}: kt does not know the key {key[:80]!r}", hint=hint)

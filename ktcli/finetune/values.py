@@ -1,0 +1,142 @@
+"""Reads the values of settings, from YAML or from a command line, and says in one sentence what one must be.
+
+PyYAML reads `1e-4` as text and `1.0e-4` as a number, and a command line has only text: a reader takes both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+Reader = Callable[[Any], Any]
+
+_SHOWN = 60  # characters of a wrong value
+_MOST_NAMES = 10_000
+_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NOTHING = ("", "null", "~")
+
+
+class WrongValue(ValueError):
+    """A value that a setting cannot have; the message completes "KEY ..."."""
+
+
+def is_nothing(value: Any) -> bool:
+    """Tells whether a value says no more than the default does: null in a file, or its text."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
+
+
+def whole(low: int, high: int) -> Reader:
+    """Returns a reader of whole numbers within bounds, which are allowed themselves."""
+
+    def read(value: Any) -> int:
+        number = _number(value)
+        if number is None or number != int(number) or not low <= number <= high:
+            raise WrongValue(
+                f"must be a whole number from {low:,} to {high:,}, not {_shown(value)}"
+            )
+        return int(number)
+
+    return read
+
+
+def real(low: float, high: float, *, above: bool = False) -> Reader:
+    """Returns a reader of numbers within bounds; `above`: the lower one is not allowed itself."""
+    begins = f"above {low:g} and at most" if above else f"from {low:g} to"
+
+    def read(value: Any) -> float:
+        number = _number(value)
+        if number is None or not low <= number <= high or (above and number == low):
+            raise WrongValue(f"must be a number {begins} {high:g}, not {_shown(value)}")
+        return number
+
+    return read
+
+
+def switch(value: Any) -> bool:
+    """Returns true or false.
+
+    Raises:
+        WrongValue: it is neither.
+    """
+    found = value if isinstance(value, bool) else _SWITCHES.get(str(value).strip().lower())
+    if found is None:
+        raise WrongValue(f"must be true or false, not {_shown(value)}")
+    return found
+
+
+def text(value: Any) -> str:
+    """Returns a text, or a number as one.
+
+    Raises:
+        WrongValue: it is a list or an object.
+    """
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise WrongValue(f"must be a text, not {_shown(value)}")
+    return str(value)
+
+
+def one_of(*words: str) -> Reader:
+    """Returns a reader of one of some words."""
+
+    def read(value: Any) -> str:
+        if str(value) not in words:
+            raise WrongValue(f"must be {' or '.join(words)}, not {_shown(value)}")
+        return str(value)
+
+    return read
+
+
+def names(value: Any) -> tuple[str, ...]:
+    """Returns the names of a list, or of a text in which commas separate them.
+
+    Raises:
+        WrongValue: it is something else, or has no name.
+    """
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) for each in listed):
+        raise WrongValue(f"must be names separated by commas, not {_shown(value)}")
+    found = tuple(each.strip() for each in listed if each.strip())
+    if not 0 < len(found) <= _MOST_NAMES:
+        raise WrongValue(f"must have from 1 to {_MOST_NAMES:,} names, not {len(found):,}")
+    return found
+
+
+def shares(value: Any) -> tuple[float, ...]:
+    """Returns the numbers of a list, or of a text in which commas separate them, each above 0 and at most 1.
+
+    Raises:
+        WrongValue: it is something else.
+    """
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or len(listed) > _MOST_NAMES:
+        raise WrongValue(f"must be numbers separated by commas, not {_shown(value)}")
+    return tuple(map(real(0, 1, above=True), listed))
+
+
+def switch_or_text(value: Any) -> bool | str:
+    """Returns true, false, or a text that is neither.
+
+    Raises:
+        WrongValue: it is a list or an object.
+    """
+    try:
+        return switch(value)
+    except WrongValue:
+        return text(value)
+
+
+def _number(value: Any) -> float | None:
+    """The finite number that a value is, or that its text means; None: none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 1]}…"

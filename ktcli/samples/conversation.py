@@ -1,0 +1,47 @@
+"""What a row says, in one form whatever its file's: messages as OpenAI's API has them, or a text outside any turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedConversation:
+    """Messages, and which of them are to be learned.
+
+    Attributes:
+        messages: with texts as contents; arguments of calls may be texts or objects.
+        trained: for each message whether it is an answer that is trained.
+        tools: the functions that the model may call; empty: none.
+    """
+
+    messages: tuple[Message, ...]
+    trained: tuple[bool, ...]
+    tools: tuple[Message, ...] = ()
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """The places of the answers that are trained and say something."""
+        pairs = zip(self.messages, self.trained, strict=True)
+        return tuple(at for at, (each, trained) in enumerate(pairs) if trained and says(each))
+
+    @property
+    def has_empty(self) -> bool:
+        """Whether an answer that was to be trained says nothing."""
+        return len(self.answers) < sum(self.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedText:
+    """A text outside any turn, all of which is to be learned."""
+
+    text: str
+
+
+def says(answer: Message) -> bool:
+    """Returns whether an answer has a text, thoughts or calls."""
+    said = (answer.get(name) or "" for name in ("content", "reasoning_content"))
+    return bool(answer.get("tool_calls")) or any(each.strip() for each in said)

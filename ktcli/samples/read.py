@@ -1,0 +1,216 @@
+"""Makes samples of data files: reads their rows, renders and encodes them, and counts what is left out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from itertools import islice
+from random import Random
+from typing import Protocol
+
+from ktcli.samples.blocks import digest
+from ktcli.samples.conversation import TrainedConversation, TrainedText
+from ktcli.samples.encoding import EncodedSample, SampleEncoder
+from ktcli.samples.formats import content_of, format_of
+from ktcli.samples.mixing import check_shares, mixed
+from ktcli.samples.pieces import ConversationCutter
+from ktcli.samples.rows import DataRow, rows
+from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
+from ktcli.samples.source import DataSource
+from ktcli.text.model import TextModel
+from ktcli.text.template import ConversationRefused
+
+_FORM = 1  # of what is hashed
+_DUPLICATE = "the same as an earlier one"
+_EMPTY, _SOME_EMPTY = "no answer that says anything", "an answer says nothing and is not trained"
+_UNANSWERED = "no answer to train"
+_SKIPPED = "an answer to nothing, or not rendered behind its prompt, is not trained"
+_REFUSED = "refused by the chat template"
+
+
+class ByteBar(Protocol):
+    """A progress bar of bytes."""
+
+    def update(self, *, done: int, total: int | None = None) -> None:
+        """Sets the bytes that are done."""
+
+
+class ReadingListener(Protocol):
+    """Whoever is told how far the reading is."""
+
+    def progress(
+        self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
+    ) -> AbstractContextManager[ByteBar]:
+        """Returns the progress bar of something that begins now and ends with the context."""
+
+
+def read_samples(
+    sources: Sequence[DataSource],
+    texts: TextModel,
+    settings: SampleSettings,
+    listener: ReadingListener | None = None,
+) -> SampleSet:
+    """Returns the samples of data files, in the order of their rows; of several sources in that of `mix_strategy`.
+
+    Raises:
+        NotFound, BadData: a file cannot be read, or a row makes no sense, or nothing in them can be trained.
+        UsageError: the shares are wrong. BadCheckpoint: the chat template is broken.
+    """
+    check_shares(settings, len(sources))
+    sha256 = _sha256(sources, texts, settings)
+    maker = _SampleMaker(texts, settings)
+    groups = [maker.read(source, listener) for source in sources]
+    names = [source.name for source in sources]
+    found = mixed(groups, names, settings)
+    if not found:
+        raise BadData(
+            f"no row of {', '.join(names)} can be trained: {_told(maker.dropped)}",
+            hint="see what is in it: each row needs a question and an answer, or a text",
+        )
+    return SampleSet(tuple(found), maker.dropped, sha256, maker.count, maker.notes)
+
+
+def _told(dropped: Iterable[DropCount]) -> str:
+    said = (f"{each.reason} ({each.rows:,}, first {each.first})" for each in dropped)
+    return "; ".join(said) or "it has no rows"
+
+
+def _sha256(sources: Sequence[DataSource], texts: TextModel, settings: SampleSettings) -> str:
+    """Returns the hash of all that samples are made of, but the tokenizer."""
+    files = [
+        {**asdict(source), "name": source.path.suffix, "path": digest(source.path)}
+        for source in sources
+    ]
+    whole = {
+        "form": _FORM,
+        "files": files,
+        "settings": {**asdict(settings), "interleave_probs": list(settings.interleave_probs)},
+        "template": texts.template.source,
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+class _SampleMaker:
+    """Makes samples of rows, and remembers those that it knows and what it left out."""
+
+    def __init__(self, texts: TextModel, settings: SampleSettings) -> None:
+        self._settings = settings
+        self._cutter = ConversationCutter(texts, settings)
+        self._encoder = SampleEncoder(texts, settings.cutoff_len)
+        self._dropped: dict[str, tuple[int, str]] = {}
+        self._last: dict[str, str] = {}  # the row last counted for a reason
+        self._known: set[bytes] = set()
+        self._closed = self._endless = self._unthought = 0
+        self._cut = f"cut to {settings.cutoff_len:,} tokens"
+        self._beyond = f"nothing to train in the first {settings.cutoff_len:,} tokens"
+        self.count = 0  # of rows that were read
+
+    @property
+    def dropped(self) -> tuple[DropCount, ...]:
+        """What was left out or cut so far."""
+        return tuple(DropCount(reason, *found) for reason, found in self._dropped.items())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what a user might not expect."""
+        found = []
+        if self._closed:
+            found.append(
+                f"the chat template's prompt for an answer ends in a thought: {self._closed:,} of the answers are"
+                " trained behind it, with their own thoughts where it has begun one, and without them where it has"
+                " ended it"
+            )
+        if self._endless:
+            found.append(
+                f"the chat template writes no token that ends an answer behind {self._endless:,} of them,"
+                " so none is trained there"
+            )
+        if self._unthought:
+            found.append(
+                f"the chat template writes no thoughts into answers like these: those of {self._unthought:,} of them"
+                " are not trained"
+            )
+        return tuple(found)
+
+    def read(self, source: DataSource, listener: ReadingListener | None) -> list[Sample]:
+        """Returns the samples of a source."""
+        found: list[Sample] = []
+        title, size = f"Reading {source.name}", source.path.stat().st_size
+        with listener.progress(title, size) if listener else nullcontext() as bar:
+            told = (lambda done: bar.update(done=done)) if bar else None
+            format = None
+            for row in self._chosen(source, rows(source.path, told)):
+                self.count += 1
+                format = format or format_of(source, row)
+                found += self._samples(content_of(row, format), row.where)
+        return found
+
+    def _chosen(self, source: DataSource, found: Iterator[DataRow]) -> Iterable[DataRow]:
+        """Returns the rows of a source that are to be read: as many as it draws by chance, and the first of these."""
+        if source.num_samples is not None:
+            found = iter(_drawn(found, source.num_samples, self._settings.seed))
+        return islice(found, self._settings.max_samples)
+
+    def _samples(self, content: TrainedConversation | TrainedText, where: str) -> Iterator[Sample]:
+        """Yields the samples of what a row says."""
+        if isinstance(content, TrainedText):
+            yield from self._checked([self._encoder.text(content.text)], where)
+            return
+        if not content.answers:
+            self._drop(_EMPTY if content.has_empty else _UNANSWERED, where)
+            return
+        try:
+            cut = self._cutter.cut(content)
+        except ConversationRefused:
+            self._drop(_REFUSED, where)
+            return
+        if content.has_empty:
+            self._drop(_SOME_EMPTY, where)
+        if cut.skipped:
+            self._drop(_SKIPPED, where)
+        if cut.beyond:
+            self._drop(self._cut if cut.samples else self._beyond, where)
+        self._closed += cut.closed
+        self._endless += cut.endless
+        self._unthought += cut.unthought
+        yield from self._checked(map(self._encoder.conversation, cut.samples), where)
+
+    def _checked(self, found: Iterable[EncodedSample], where: str) -> Iterator[Sample]:
+        """Yields those of a row's samples that can be trained and are not known."""
+        for each in found:
+            trained = each.trained
+            if self._settings.train_on_prompt:
+                trained = (True,) * len(trained)
+            if not any(trained[1:]):  # the first token of a document is predicted from nothing
+                self._drop(self._beyond if each.cut else _EMPTY, where)
+                continue
+            key = hashlib.blake2b(array("q", each.ids).tobytes() + bytes(trained), digest_size=16)
+            if key.digest() in self._known:
+                self._drop(_DUPLICATE, where)
+                continue
+            self._known.add(key.digest())
+            if each.cut:
+                self._drop(self._cut, where)
+            yield Sample(each.ids, trained, where)
+
+    def _drop(self, reason: str, where: str) -> None:
+        """Counts a row for a reason, once."""
+        count, first = self._dropped.get(reason, (0, where))
+        if self._last.get(reason) != where:
+            self._dropped[reason], self._last[reason] = (count + 1, first), where
+
+
+def _drawn(found: Iterable[DataRow], count: int, seed: int) -> list[DataRow]:
+    """Returns so many rows by chance, each as likely as any other, in their order; all if there are fewer."""
+    chance = Random(seed)
+    kept: list[tuple[int, DataRow]] = []
+    for number, row in enumerate(found):
+        if number < count:
+            kept.append((number, row))
+        elif (place := chance.randrange(number + 1)) < count:
+            kept[place] = (number, row)
+    return [row for _, row in sorted(kept, key=lambda each: each[0])]

@@ -1,0 +1,212 @@
+"""`kt finetune` as a user meets it: from a file to an adapter that chats, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from ktcli.main import main
+from ktcli.resources import data_path
+
+Capture = pytest.CaptureFixture[str]
+MINI = "kt-mini"
+
+pytestmark = pytest.mark.skipif(
+    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
+    reason="the trained model is not in this tree",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One library for all tests: the model is converted once."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KT_HOME", str(folder))
+        patch.setenv("KT_THREADS", "1")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [{"instruction": f"Say {n}.", "output": f"The number is {n}."} for n in range(6)]
+    path = tmp_path_factory.mktemp("data") / "numbers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def document(capsys: Capture, *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main(["finetune", *arguments, "--json"]) == code
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_from_a_file_to_an_adapter_that_chats(capsys: Capture, home: Path, data: Path) -> None:
+    """And the files of the model stay as they are."""
+    assert main(["chat", MINI, "hi"]) == 0
+    before = hashes(home / "packs")
+    capsys.readouterr()
+    assert main(["finetune", MINI, "--data", str(data), "--steps", "2", "val_size=1"]) == 0
+    said = capsys.readouterr()
+    assert "Trained numbers for kt-mini: 2 steps, loss" in said.out
+    assert "kt chat kt-mini+numbers" in said.out and "kt adapter export numbers DIR" in said.out
+    assert "routed experts" in said.err and "step 2/2  loss" in said.err
+    assert hashes(home / "packs") == before
+    output = home / "finetune" / "numbers"
+    assert {
+        "adapter_config.json", "adapter_model.safetensors", "checkpoint-2", "trainer_log.jsonl",
+        "trainer_state.json", "training_args.yaml", "training_loss.svg",
+    } == {path.name for path in output.iterdir()}  # fmt: skip
+    assert "<polyline" in (output / "training_loss.svg").read_text()
+    assert main(["adapter", "verify", "numbers"]) == 0
+    assert main(["adapter", "show", "numbers"]) == 0
+    assert "numbers.jsonl" in capsys.readouterr().out
+    assert main(["chat", f"{MINI}+numbers", "hi"]) == 0
+
+
+def test_a_file_of_settings_and_the_line_before_it(
+    capsys: Capture, home: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps({"numbers": {"file_name": str(data.name)}})
+    )
+    (tmp_path / data.name).write_bytes(data.read_bytes())
+    train = tmp_path / "train.yaml"
+    train.write_text(
+        f"model_name_or_path: nothing\ndataset: numbers\ndataset_dir: {tmp_path}\n"
+        f"output_dir: {tmp_path / 'out'}\nlearning_rate: 1e-3\nbf16: true\nlora_rank: 2\nmax_steps: 9\n"
+    )
+    found = document(
+        capsys, str(train), f"model_name_or_path={MINI}", "max_steps=1", "--as", "yaml"
+    )
+    assert (found["adapter"], found["steps"], found["output"]) == ("yaml", 1, str(tmp_path / "out"))
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["r"] == 2
+
+
+def test_a_plan_is_shown_alone(capsys: Capture, home: Path, data: Path) -> None:
+    found = document(capsys, MINI, "--data", str(data), "--plan", "--epochs", "2")
+    assert (found["samples"], found["steps"], found["fits"]) == (6, 2, True)
+    assert found["parameters"] == sum(each["parameters"] for each in found["parts"])
+    far = document(
+        capsys, "deepseek-v3", "--data", str(data), "--plan", "--machine", "cpu=2x8452Y ram=1024G"
+    )
+    assert far["steps"] is None and far["parameters"] > 2e9
+
+
+def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
+    assert main(["finetune", MINI, "--data", str(data), "--show", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "⟦The number is 0." in said and "numbers.jsonl, line 1" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([MINI], 2, "no data is named"),
+        ([MINI, "--data", "none.jsonl"], 3, "none.jsonl"),
+        ([MINI, "DATA", "lora_rnak=3"], 2, "the command line: kt does not know the key 'lora_rnak'"),
+        ([MINI, "DATA", "--rank", "0"], 2, "lora_rank must be a whole number"),
+        ([MINI, "DATA", "--rank", "4000", "--as", "new"], 2, "rank 4000 is more than"),
+        ([MINI, "DATA", "--lr", "1e9"], 2, "learning_rate must be a number"),
+        ([MINI, "DATA", "--epochs", "0"], 2, "num_train_epochs must be a number above 0"),
+        ([MINI, "DATA", "cutoff_len=1"], 2, "cutoff_len must be a whole number from 2"),
+        ([MINI, "DATA", "cutoff_len=1000000"], 2, "cutoff_len 1,000,000 is more than the"),
+        ([MINI, "DATA", "lora_target=q_prj", "--as", "new"], 2, "'q_prj' is not the name of anything"),
+        ([MINI, "DATA", "val_size=99", "--as", "new"], 2, "val_size=99 holds out all 6 samples"),
+        ([MINI, "DATA", "resume_from_checkpoint=true", "--as", "new"], 2, "there is no checkpoint in"),
+        ([MINI, "DATA", "resume_from_checkpoint=nowhere", "--as", "new"], 3, "nowhere is not a checkpoint"),
+        ([MINI, "DATA", "adapter_name_or_path=nowhere", "--as", "new"], 3, "nowhere is not a folder"),
+        ([MINI, "DATA", "--as", "a/b"], 2, "'a/b' cannot be the name of an adapter"),
+        ([MINI, "DATA", "--machine", "x"], 2, "--machine plans for another machine"),
+        ([MINI, "other", "DATA"], 2, "'other' is a second model or file"),
+        (["qwen3-next-80b-a3b", "DATA"], 2, "kt cannot fine-tune models of the family qwen3_next yet"),
+        (["no-such-model", "DATA"], 3, "no-such-model"),
+        ([f"{MINI}+numbers", "DATA"], 2, "is a model with an adapter"),
+        (["none.yaml", "DATA"], 3, "cannot read none.yaml"),
+        ([MINI, "DATA", "report_to=tensorboard", "--as", "new"], 2, "tensorboard is not installed"),
+        (["lora_rank=4", "DATA"], 2, "no model is named"),
+        ([MINI, "DATA", "--as", "new", "output_dir=/proc/new"], 1, "cannot create the folder /proc/new"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_sentence(
+    arguments: list[str], code: int, said: str, capsys: Capture, home: Path, data: Path
+) -> None:
+    given = [
+        word for each in arguments for word in (["--data", str(data)] if each == "DATA" else [each])
+    ]
+    found = document(capsys, *given, code=code)
+    assert said in found["error"]["message"] and "\n" not in found["error"]["message"]
+    assert not (home / "finetune" / "new" / "checkpoint-1").exists()
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
+    capsys: Capture, home: Path, data: Path, tmp_path: Path
+) -> None:
+    arguments = [MINI, "--data", str(data), "--steps", "1", "--as", "twice"]
+    document(capsys, *arguments)
+    assert (
+        "twice is already in the library"
+        in document(capsys, *arguments, code=2)["error"]["message"]
+    )
+    other = [*arguments[:-1], "other", f"output_dir={home / 'finetune' / 'twice'}"]
+    found = document(capsys, *other, code=2)["error"]
+    assert "has checkpoints of an earlier run" in found["message"]
+    assert (
+        "resume_from_checkpoint=true" in found["hint"]
+        and "overwrite_output_dir=true" in found["hint"]
+    )
+    changed = tmp_path / "numbers.jsonl"
+    changed.write_text(data.read_text() + '{"instruction": "a", "output": "b"}\n')
+    other[2] = str(changed)
+    found = document(capsys, *other, "resume_from_checkpoint=true", code=2)["error"]
+    assert "the data files had the SHA-256" in found["message"]
+    found = document(capsys, *other, "overwrite_output_dir=true", "--steps", "2")
+    assert [path.name for path in (home / "finetune" / "twice").glob("checkpoint-*")] == [
+        "checkpoint-2"
+    ]
+    assert (found["adapter"], found["steps"]) == ("other", 2)
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(home: Path, data: Path) -> None:
+    """The adapter at the end has the same bits as that of a run that nobody stopped."""
+    words = ["finetune", MINI, "--data", str(data), "--steps", "12"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    line = [sys.executable, "-m", "ktcli", *words, "--as", "stopped"]
+    child = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    seen, deadline = "", time.monotonic() + 60
+    while "step 2/12" not in seen and time.monotonic() < deadline:
+        seen += child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    rest = seen + child.communicate(timeout=60)[1]
+    assert child.returncode == 130, rest
+    assert "resume_from_checkpoint=true goes on from there" in rest
+    output = home / "finetune" / "stopped"
+    (saved,) = output.glob("checkpoint-*")
+    assert 2 <= int(saved.name.rpartition("-")[2]) < 12
+    assert main([*words, "--as", "stopped", "resume_from_checkpoint=true"]) == 0
+    assert main([*words, "--as", "whole"]) == 0
+    ends = [home / "finetune" / name / "adapter_model.safetensors" for name in ("stopped", "whole")]
+    assert ends[0].read_bytes() == ends[1].read_bytes()

@@ -1,0 +1,117 @@
+"""The plan of a run: what is trained is counted as it is written, and what does not fit is answered with what would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from finetune.runs import SHORT, begun, data_of, opened, samples
+from safetensors import safe_open
+
+from ktcli.assembly.subject import find_subject
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.finetune.plan import PlannedModel, layer_elements, plan_run, program_elements
+from ktcli.finetune.settings import FinetuneSettings
+from ktcli.models import build
+from ktcli.planner.spec import weight_bytes
+from ktcli.weights.pack import Pack
+
+GIB = 1 << 30
+
+
+def about(name: str, available: int = 1 << 50) -> PlannedModel:
+    subject = find_subject(name)
+    return PlannedModel(name, build(subject.config), subject.recipe, available)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "gpt-oss"])
+def test_parameters_are_those_that_are_written(
+    name: str, pack_of: Callable[..., Pack], tmp_path: Path
+) -> None:
+    pack = pack_of(name)
+    plan = plan_run(PlannedModel(name, build(pack.config), pack.recipe, 1 << 50), SHORT, None)
+    trained = opened(pack, SHORT)
+    begun(trained, SHORT, tmp_path / "out").write_adapter(tmp_path)
+    with safe_open(tmp_path / "adapter_model.safetensors", framework="np") as file:
+        written = sum(file.get_tensor(key).size for key in file.keys())  # noqa: SIM118
+    assert plan.parameters == written
+    assert plan.checkpoint_bytes == 12 * written
+    factors = sum(t.numel() for each in trained.factors.values() for t in (each.a, each.b))
+    assert {each.name: each.size_bytes for each in plan.memory}[
+        "factors, gradients, moments"
+    ] == 16 * factors
+
+
+def test_experts_are_counted() -> None:
+    """Qwen3-30B-A3B by hand: 48 layers, 128 experts of 768, hidden 2048, 32 heads and 4 of keys of 128; rank 8."""
+    plan = plan_run(about("qwen3-30b-a3b"), FinetuneSettings(), None)
+    found = {each.part: (each.matrices, each.parameters) for each in plan.parts}
+    attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
+    experts = 128 * ((2048 + 1536) + (768 + 2048))
+    assert found == {
+        "attention": (48 * 4, 48 * 8 * attention),
+        "routed experts": (48 * 2 * 128, 48 * 8 * experts),
+    }
+    assert plan.step_tokens == 8 * 2048 and plan.steps is None
+
+
+def test_steps_and_tokens_are_those_of_the_data() -> None:
+    settings = replace(SHORT, num_train_epochs=2, val_size=3)
+    read = samples(13)
+    plan = plan_run(about("kt-mini"), settings, data_of(read, settings))
+    assert (plan.samples, plan.evaluated, plan.per_epoch, plan.steps) == (10, 3, 4, 8)
+    lengths = sorted(
+        len(read.samples[n].ids) for unit in data_of(read, settings).order.units for n in unit
+    )
+    assert plan.tokens == sum(lengths) and plan.step_tokens == sum(lengths[-3:])
+    assert 0 < plan.trained_tokens < plan.tokens
+
+
+@pytest.mark.parametrize(
+    ("changed", "fewer"),
+    [
+        ({"lora_rank": 4}, True),
+        ({"lora_target": ("q_proj",)}, True),
+        ({"cutoff_len": 1024}, True),
+        ({"gradient_accumulation_steps": 4}, True),
+        ({"kt_cpu_activation": "retain"}, False),
+    ],
+)
+def test_memory_follows_the_settings(changed: dict[str, object], fewer: bool) -> None:
+    model = about("qwen3-30b-a3b")
+    usual = plan_run(model, FinetuneSettings(), None).need_bytes
+    other = plan_run(model, replace(FinetuneSettings(), **changed), None).need_bytes  # type: ignore[arg-type]
+    assert other < usual if fewer else other > usual
+
+
+def test_a_plan_that_does_not_fit_says_what_would() -> None:
+    model = about("qwen3-30b-a3b")
+    settings = FinetuneSettings()
+    need = plan_run(model, settings, None).need_bytes
+    weights = weight_bytes(model.model, model.recipe)
+    plan = plan_run(replace(model, available_bytes=need - 1), settings, None)
+    with pytest.raises(NotEnoughMemory, match="fine-tuning qwen3-30b-a3b needs") as found:
+        plan.require()
+    hint = found.value.hint
+    assert "lora_rank=4" in hint and "lora_target=q_proj" in hint and "cutoff_len=1024" in hint
+    assert "4 documents a step" in hint
+    assert plan_run(
+        replace(model, available_bytes=need - 1), replace(settings, lora_rank=4), None
+    ).fits
+    nothing = plan_run(replace(model, available_bytes=weights), settings, None)
+    assert "its weights alone take" in nothing.advice
+
+
+def test_a_rank_that_a_matrix_cannot_have_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(UsageError, match=r"rank 4096 is more than .* can have"):
+        plan_run(about("kt-mini"), FinetuneSettings(lora_rank=4096), None)
+
+
+def test_memory_of_a_layer_is_that_of_its_products() -> None:
+    """Of Qwen3-30B-A3B: queries, keys and values in one product, output, router; buffers, and eight experts' slots."""
+    model = build(find_subject("qwen3-30b-a3b").config)
+    assert layer_elements(model) == 4096 + 512 + 512 + 2048 + 128
+    slot = 2 * 2 * 768 + 2 * 768 + 2048
+    assert program_elements(model) == 4096 + (4096 + 512 + 512) + 2048 + 8 * slot
