@@ -4,7 +4,7 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
@@ -131,6 +131,14 @@ _kt() {
             esac ;;
         'adapter verify') options='--json --quiet --help' words='ADAPTER' ;;
         'adapter rm') options='--yes --json --quiet --help' words='ADAPTER' ;;
+        'finetune')
+            case $before in
+                --data) files='any' ;;
+                --as|--epochs|--steps|--rank|--lr|--show|--threads)  ;;
+                --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' files='any' ;;
+                --numa) words='auto off' ;;
+                *) options='--data --as --epochs --steps --rank --lr --show --plan --machine --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;

@@ -251,6 +251,23 @@ complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcomma
 complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from adapter; and __fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a finetune -d 'Train an adapter on your data'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l data -d 'Data file: .jsonl, .json or .csv' -r -F
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l as -d 'Name of the adapter in the library' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l epochs -d 'Times that the data is read' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l steps -d 'Optimizer steps, instead of epochs' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l rank -d 'Rank of the adapter' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l lr -d 'Highest learning rate' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l show -d 'Only show N samples, with what is trained marked' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l plan -d 'Only show what would be trained, and what it needs'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l machine -d 'Plan for a machine that ships with kt, or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l yes -d 'Pull the model without asking if it is missing'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a cache -d 'Show, check and remove the KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from cache' -a du -d 'Show how much disk space KV pages use, per model, and how much they may use'
