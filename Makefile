@@ -16,8 +16,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 # Where the environment says that nothing is to be kept, each process would compile torch again, 4 s each time.
 export PYTHONDONTWRITEBYTECODE :=
-# What kt imports is compiled with the installation, so that its first command starts as fast as the next; the rest
-# when it is first imported: few modules of torch and transformers ever are.
+# What kt imports is compiled with its installation, so that its first command starts as fast as the next; all else, and
+# what tests import, when it is first imported: few modules of torch, transformers or openai ever are.
 LARGE  := torch|torchgen|functorch|transformers|sympy|networkx|mpmath|triton|mypy|mypyc|hypothesis|setuptools|pip
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/($(LARGE)|tests)/' kt ktcli $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
 CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
@@ -141,11 +141,9 @@ $(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LO
 $(VENV)/.kt-check: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt and the tools of its quick tests into $(VENV) (only when something changed) ..."
 	@$(PIP) -e '.[check]' </dev/null
-	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.kt-test: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt and its test tools into $(VENV) (only when something changed) ..."
 	@$(PIP) -e '.[test]' </dev/null
-	@$(COMPILE)
 	@touch $@
