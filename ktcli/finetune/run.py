@@ -138,6 +138,7 @@ class FinetuneRun:
         checkpoint.restore_optimizer(folder, saved.step, self._optimizer)
         self.log.restore(folder, saved.step)
         self.step, self._tokens, self._seconds = saved.step, saved.tokens, saved.seconds
+        self._since = list(saved.losses)
         self._saved = saved.step if folder.parent == self._place.output else None
 
     def train(self, watcher: RunWatcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
@@ -257,8 +258,8 @@ class FinetuneRun:
 
     def _save(self) -> None:
         state = SavedState(
-            self.step, self._place.identity, self._settings.document, self._tokens, self._seconds
-        )
+            self.step, self._place.identity, self._settings.document, self._tokens, self._seconds, self._since,
+        )  # fmt: skip
         checkpoint.save(
             self._place.output, state, self._optimizer, self._write, self._place.checkpoint_bytes
         )
