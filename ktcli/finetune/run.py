@@ -243,9 +243,9 @@ class FinetuneRun:
         if has_overfitted(found):
             best = min(found, key=lambda each: each[1])
             watcher.warn(
-                f"the evaluation loss has risen three times one after the other, to {self._evaluated:.4f}: the adapter "
-                f"learns rows by heart; it was least at step {best[0]} ({best[1]:.4f}): train to there (max_steps="
-                f"{best[0]}), with more data or a lower learning_rate"
+                f"the evaluation loss has risen three times in a row, to {self._evaluated:.4f}: the adapter learns "
+                f"its rows by heart; the loss was lowest at step {best[0]} ({best[1]:.4f}): stop there (max_steps="
+                f"{best[0]}), or use more data or a lower learning_rate"
             )
 
     # --- what is written --------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class _SampleMaker:
             )
         if self._endless:
             found.append(
-                f"the chat template writes no token that ends an answer behind {self._endless:,} of them,"
+                f"the chat template writes no token that ends an answer after {self._endless:,} of them,"
                 " so none is trained there"
             )
         if self._unthought:
