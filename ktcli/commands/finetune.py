@@ -119,6 +119,8 @@ def finetune(
     settings = _settings(words, {key: value for key, value in options.items() if value is not None})
     if machine is not None and not plan:
         raise UsageError("--machine plans for another machine", hint="add --plan")
+    if show is not None and plan:
+        raise UsageError("--show prints samples, --plan the plan", hint="give one of the two")
     # Threads of OpenMP that wait by spinning take the cores from the threads of the native pool: with both on two
     # cores a step of kt-mini took 0.4 to 2 s, and 0.14 s without. It is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -141,6 +141,7 @@ def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
         ([MINI, "DATA", "adapter_name_or_path=nowhere", "--as", "new"], 3, "nowhere is not a folder"),
         ([MINI, "DATA", "--as", "a/b"], 2, "'a/b' cannot be the name of an adapter"),
         ([MINI, "DATA", "--machine", "x"], 2, "--machine plans for another machine"),
+        ([MINI, "DATA", "--show", "1", "--plan"], 2, "--show prints samples, --plan the plan"),
         ([MINI, "other", "DATA"], 2, "'other' is a second model or file"),
         (["qwen3-next-80b-a3b", "DATA"], 2, "kt cannot fine-tune models of the family qwen3_next yet"),
         (["no-such-model", "DATA"], 3, "no-such-model"),
