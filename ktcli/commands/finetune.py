@@ -119,6 +119,8 @@ def finetune(
     settings = _settings(words, {key: value for key, value in options.items() if value is not None})
     if machine is not None and not plan:
         raise UsageError("--machine plans for another machine", hint="add --plan")
+    if show is not None and plan:
+        raise UsageError("--show prints samples, --plan the plan", hint="give one of the two")
     # Threads of OpenMP that wait by spinning take the cores from the threads of the native pool: with both on two
     # cores a step of kt-mini took 0.4 to 2 s, and 0.14 s without. It is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -221,19 +223,20 @@ def _show_samples(asked: Asked, count: int) -> None:
 
 def _train(asked: Asked) -> None:
     from ktcli.commands.view.finetune import plan_words
-    from ktcli.finetune import prepared
+    from ktcli.finetune import checkpoint, prepared
 
-    resumed = prepared.begin_output(asked)
+    prepared.begin_output(asked)
     ready, texts = prepared.find_texts(asked, out)
     data = prepared.read_data(asked, texts, out)
     plan = prepared.plan_asked(asked, data, ready)
     if out.mode is Mode.HUMAN:
         out.note(plan_words(plan))
     plan.require()
-    output = prepared.make_output(asked, begins=False)
-    with smallfiles.lock(output / "lock", f"fine-tuning {asked.name}"):
-        prepared.make_output(asked, begins=resumed is None)
+    with prepared.held_output(asked) as output:
+        resumed = prepared.begin_output(asked)  # again: another run may have been here since
         run = prepared.open_run(asked, ready, data, plan, resumed, out)
+        for folder in checkpoint.others(output, resumed):
+            checkpoint.remove(folder)
         _write_arguments(asked)
         result = _run(run, asked)
         run.finish()
@@ -349,10 +352,11 @@ def _finish(asked: Asked, result: RunResult) -> None:
         "seconds": round(result.seconds, 3),
     }
     evaluated = "" if result.evaluated is None else f", evaluation loss {result.evaluated:.4f}"
+    steps = f"{result.steps:,} step{'' if result.steps == 1 else 's'}"
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
     out.result(
         document,
-        f"Trained {safe(found.name)} for {safe(found.base.name)}: {result.steps:,} steps{loss}{evaluated}\n\n"
+        f"Trained {safe(found.name)} for {safe(found.base.name)}: {steps}{loss}{evaluated}\n\n"
         f"  kt chat {safe(base)}+{safe(found.name)}\n"
         f"  kt adapter export {safe(found.name)} DIR    to publish it in peft's layout",
     )

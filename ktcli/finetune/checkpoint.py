@@ -65,6 +65,7 @@ class SavedState:
         step: the steps that were done.
         settings: all settings of the run.
         tokens: the tokens that were read so far. seconds: the time that it took.
+        losses: those of the steps since the last entry of the log.
     """
 
     step: int
@@ -72,6 +73,7 @@ class SavedState:
     settings: dict[str, Any]
     tokens: int
     seconds: float
+    losses: list[float]
 
 
 def checkpoints(output: Path) -> list[Path]:
@@ -82,6 +84,20 @@ def checkpoints(output: Path) -> list[Path]:
         return []
     numbers = sorted(int(found[1]) for name in names if (found := _FINISHED.fullmatch(name)))
     return [output / f"checkpoint-{number}" for number in numbers]
+
+
+def others(output: Path, resumed: Path | None) -> list[Path]:
+    """Returns the checkpoints in a folder that a run does not go on from: all but the one that it resumes and those
+    before that. Left there, they would be taken for its own later ones."""
+    found = checkpoints(output)
+    if resumed is None or resumed.resolve().parent != output.resolve():
+        return found
+    names = [each.name for each in found]
+    return (
+        found[names.index(resumed.resolve().name) + 1 :]
+        if resumed.resolve().name in names
+        else found
+    )
 
 
 def tidy(output: Path) -> None:
@@ -142,6 +158,8 @@ def load_state(folder: Path) -> SavedState:
         raise BadCheckpoint(f"{path} is damaged: {error}") from None
     if type(state.step) is not int or state.step < 0:
         raise BadCheckpoint(f"{path} is damaged: its step is {str(state.step)[:40]}")
+    if type(state.losses) is not list or any(type(each) is not float for each in state.losses):
+        raise BadCheckpoint(f"{path} is damaged: its losses are not numbers")
     return state
 
 
@@ -152,8 +170,16 @@ def require_identity(saved: RunIdentity, now: RunIdentity, folder: Path) -> None
         UsageError: it belongs to another conversion, other data or other settings.
     """
     hint = "train from the beginning: overwrite_output_dir=true, or another output_dir"
+    # Settings first: the hash of the data has those in it that make samples.
+    for key in sorted(saved.order.keys() | now.order.keys()):
+        was, is_now = _as_given(saved.order.get(key)), _as_given(now.order.get(key))
+        if was != is_now:
+            raise UsageError(
+                f"{folder} cannot go on: {key} was {was}, but now it is {is_now}",
+                hint=f"use {key}={was}; or {hint}" if key.isidentifier() else hint,
+            )
     for what, before, after in (
-        ("the data files", saved.data, now.data),
+        ("the data", saved.data, now.data),
         ("the model's conversion", saved.pack, now.pack),
     ):
         if before != after:
@@ -161,13 +187,13 @@ def require_identity(saved: RunIdentity, now: RunIdentity, folder: Path) -> None
                 f"{folder} cannot go on: {what} had the SHA-256 {before}, but now {after}",
                 hint=hint,
             )
-    for key in sorted(saved.order.keys() | now.order.keys()):
-        was, is_now = saved.order.get(key), now.order.get(key)
-        if was != is_now:
-            raise UsageError(
-                f"{folder} cannot go on: {key} was {was}, but now it is {is_now}",
-                hint=f"use {key}={was}; or {hint}",
-            )
+
+
+def _as_given(value: object) -> str:
+    """Returns a value as a command line has it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def restore_optimizer(folder: Path, step: int, optimizer: FactorOptimizer) -> None:

@@ -60,7 +60,7 @@ class FactorOptimizer:
         norm = self._norm()
         if not math.isfinite(norm):
             raise KtError(
-                "the norm of the gradient is infinite",
+                "the norm of the gradient is not finite",
                 hint="the training has diverged: continue from an earlier step with a lower learning rate",
             )
         if self._limit and norm > self._limit:

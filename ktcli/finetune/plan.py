@@ -298,7 +298,8 @@ def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str
         documents = max(1, int(settings.documents * share))
         if settings.documents * share >= 1:
             found.append(
-                f"{documents} documents a step (gradient_accumulation_steps={documents} per_device_train_batch_size=1)"
+                f"{documents} documents per step (gradient_accumulation_steps={documents} "
+                "per_device_train_batch_size=1)"
             )
         found.append(f"cutoff_len={int(settings.cutoff_len * share)}")
     if settings.retains and fits(

@@ -6,14 +6,17 @@ folder.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.assembly.host import machine_here, team_here
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.plan import host_described
@@ -161,50 +164,75 @@ def plan_asked(
 
 
 def begin_output(asked: Asked) -> Path | None:
-    """Returns the checkpoint that the run goes on from, None if it begins anew; the output folder is then there, and
-    has only what belongs to the run.
+    """Returns the checkpoint that the run goes on from, None if it begins anew; nothing is written.
 
     Raises:
-        UsageError: there are checkpoints, and nobody said what is to become of them, or there is none to go on from.
-        KtError: the folder cannot be made.
+        UsageError: there are checkpoints of which nobody said what is to become, or there is none to go on from.
+        NotFound, BadCheckpoint: what is to be gone on from is not a checkpoint.
+        KtError: the output folder can certainly not be made.
     """
     s, output = asked.settings, asked.output
+    _require_folder(output)
     found, resume = checkpoint.checkpoints(output), s.resume_from_checkpoint
-    if isinstance(resume, str):
-        return Path(resume).expanduser()
-    if resume and not found:
+    if resume is True and not found:
         raise UsageError(
             f"there is no checkpoint in {output} to go on from",
             hint="leave out resume_from_checkpoint",
         )
-    if resume:
-        return found[-1]
-    if found and not s.overwrite_output_dir:
-        raise UsageError(
-            f"{output} has checkpoints of an earlier run, the last {found[-1].name}",
-            hint="go on from it: resume_from_checkpoint=true; or begin anew: overwrite_output_dir=true",
+    resumed = (
+        Path(resume).expanduser() if isinstance(resume, str) else found[-1] if resume else None
+    )
+    if resumed is not None:
+        checkpoint.load_state(resumed)
+    if (others := checkpoint.others(output, resumed)) and not s.overwrite_output_dir:
+        what = (
+            "of an earlier run"
+            if resumed is None or others == found
+            else f"later than {resumed.name}"
         )
-    return None
+        raise UsageError(
+            f"{output} has checkpoints {what}, the last {others[-1].name}",
+            hint="go on from it: resume_from_checkpoint=true; or remove them: overwrite_output_dir=true",
+        )
+    return resumed
 
 
-def make_output(asked: Asked, begins: bool) -> Path:
-    """Makes the output folder and returns it; `begins`: without checkpoints of earlier runs.
+def _require_folder(output: Path) -> None:
+    """Checks that a folder can be written into, or be made, as far as one can tell without doing it."""
+    there = next(each for each in (output, *output.parents) if os.path.lexists(each))
+    if not os.path.isdir(there):
+        raise _refused(output, os.strerror(errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _refused(output, os.strerror(errno.EACCES))
+
+
+def _refused(output: Path, why: str | None) -> KtError:
+    return KtError(
+        f"cannot create the folder {output}: {why}", hint="name another: output_dir=FOLDER"
+    )
+
+
+@contextmanager
+def held_output(asked: Asked) -> Iterator[Path]:
+    """Makes the output folder, and holds it against other runs; if nothing was written into it, it does not stay.
 
     Raises:
-        KtError: it cannot be made.
+        KtError: it cannot be made. Busy: another run holds it.
     """
     output = asked.output
+    made = not os.path.lexists(output)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise KtError(
-            f"cannot create the folder {output}: {error.strerror}",
-            hint="name another: output_dir=FOLDER",
-        ) from error
-    checkpoint.tidy(output)
-    for folder in checkpoint.checkpoints(output) if begins else ():
-        checkpoint.remove(folder)
-    return output
+        raise _refused(output, error.strerror) from error
+    try:
+        with smallfiles.lock(output / "lock", f"fine-tuning {asked.name}"):
+            checkpoint.tidy(output)
+            yield output
+    finally:
+        if made:
+            with suppress(OSError):  # it is not empty
+                output.rmdir()
 
 
 def open_run(
@@ -282,7 +310,8 @@ def identity_of(settings: FinetuneSettings, data: TrainingSplit, ready: Ready) -
         "per_device_train_batch_size x gradient_accumulation_steps": s.documents,
         "packing": s.packs,
         "val_size": s.val_size,
-        "seed": s.seed,
+        **asdict(s.samples),
+        "interleave_probs": list(s.interleave_probs),
     }
     return RunIdentity(data.read.sha256, Pack.open(ready.pack).identity, order)
 

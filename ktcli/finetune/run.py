@@ -138,6 +138,7 @@ class FinetuneRun:
         checkpoint.restore_optimizer(folder, saved.step, self._optimizer)
         self.log.restore(folder, saved.step)
         self.step, self._tokens, self._seconds = saved.step, saved.tokens, saved.seconds
+        self._since = list(saved.losses)
         self._saved = saved.step if folder.parent == self._place.output else None
 
     def train(self, watcher: RunWatcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
@@ -242,9 +243,9 @@ class FinetuneRun:
         if has_overfitted(found):
             best = min(found, key=lambda each: each[1])
             watcher.warn(
-                f"the evaluation loss has risen three times one after the other, to {self._evaluated:.4f}: the adapter "
-                f"learns rows by heart; it was least at step {best[0]} ({best[1]:.4f}): train to there (max_steps="
-                f"{best[0]}), with more data or a lower learning_rate"
+                f"the evaluation loss has risen three times in a row, to {self._evaluated:.4f}: the adapter learns "
+                f"its rows by heart; the loss was lowest at step {best[0]} ({best[1]:.4f}): stop there (max_steps="
+                f"{best[0]}), or use more data or a lower learning_rate"
             )
 
     # --- what is written --------------------------------------------------------------------------
@@ -257,8 +258,8 @@ class FinetuneRun:
 
     def _save(self) -> None:
         state = SavedState(
-            self.step, self._place.identity, self._settings.document, self._tokens, self._seconds
-        )
+            self.step, self._place.identity, self._settings.document, self._tokens, self._seconds, self._since,
+        )  # fmt: skip
         checkpoint.save(
             self._place.output, state, self._optimizer, self._write, self._place.checkpoint_bytes
         )

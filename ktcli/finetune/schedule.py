@@ -24,8 +24,11 @@ class RateSchedule:
 
     @classmethod
     def of(cls, settings: FinetuneSettings, steps: int) -> RateSchedule:
-        """Returns the schedule of a run of so many steps."""
-        warmup = settings.warmup_steps or math.ceil(settings.warmup_ratio * steps)
+        """Returns the schedule of a run of so many steps.
+
+        A share of them never is all of them: the only step of a run would have the rate 0, and train nothing.
+        """
+        warmup = settings.warmup_steps or min(math.ceil(settings.warmup_ratio * steps), steps - 1)
         kind = settings.lr_scheduler_type
         return cls(kind, steps, 0 if kind == "constant" else warmup)
 

@@ -209,7 +209,7 @@ def read_given(given: Sequence[tuple[str, Mapping[str, Any]]]) -> GivenSettings:
                 values[key] = _read(key, value, where)
     settings = FinetuneSettings(**values)
     require_possible(settings)
-    said = (f"without effect, as {why}: {', '.join(keys)}" for why, keys in ignored.items())
+    said = (f"ignored, as {why}: {', '.join(keys)}" for why, keys in ignored.items())
     return GivenSettings(settings, tuple(said))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 Reader = Callable[[Any], Any]
@@ -69,9 +70,9 @@ def text(value: Any) -> str:
     """Returns a text, or a number as one.
 
     Raises:
-        WrongValue: it is a list or an object.
+        WrongValue: it is a list or an object, or has what no file and no model can.
     """
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
+    if not isinstance(value, str | int | float) or isinstance(value, bool) or not _is_plain(value):
         raise WrongValue(f"must be a text, not {_shown(value)}")
     return str(value)
 
@@ -80,6 +81,8 @@ def one_of(*words: str) -> Reader:
     """Returns a reader of one of some words."""
 
     def read(value: Any) -> str:
+        if value is False and "no" in words:
+            return "no"  # as which YAML reads it
         if str(value) not in words:
             raise WrongValue(f"must be {' or '.join(words)}, not {_shown(value)}")
         return str(value)
@@ -96,6 +99,8 @@ def names(value: Any) -> tuple[str, ...]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) for each in listed):
         raise WrongValue(f"must be names separated by commas, not {_shown(value)}")
+    if not all(map(_is_plain, listed)):
+        raise WrongValue(f"must be names of characters, not {_shown(value)}")
     found = tuple(each.strip() for each in listed if each.strip())
     if not 0 < len(found) <= _MOST_NAMES:
         raise WrongValue(f"must have from 1 to {_MOST_NAMES:,} names, not {len(found):,}")
@@ -137,6 +142,14 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a text can be encoded, and be a file name: YAML can write zero bytes, and halves of characters."""
+    try:
+        return b"\0" not in str(value).encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def _shown(value: Any) -> str:
-    said = repr(value)
+    said = str(value) if isinstance(value, date) else repr(value)  # YAML reads 2026-01-01 as one
     return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 1]}…"

@@ -55,6 +55,7 @@ def format_of(source: DataSource, row: DataRow) -> RowFormat:
     """
     found = _said(source, row.values) or _seen(row.values)
     if found is None:
+        _require_answers(row)
         keys = ", ".join(list(row.values)[:8])[:200] or "nothing"
         raise BadData(
             f"{row.where}: no format that kt knows has the keys {keys}",
@@ -69,22 +70,27 @@ def content_of(row: DataRow, format: RowFormat) -> Content:
     Raises:
         BadData: it is not of the format of its file, or something in it is wrong.
     """
-    if all(row.values.get(name) is not None for name in _PREFERENCES):
-        raise BadData(
-            f"{row.where}: it has chosen and rejected answers, and kt trains on answers, not on preferences",
-            hint="to train on the chosen ones, name them output or messages",
-        )
+    _require_answers(row)
     if media := next((name for name in _NOT_TEXT if row.values.get(name)), None):
         raise BadData(f"{row.where}: it has {media}, but kt trains on text only")
     other = None if format.fits(row.values) else _seen(row.values)
     if other or not all(name in row.values for name in format.needs):
-        has = f"it is of the format {other.name}" if other else "it has not its keys"
+        has = f"it is of the format {other.name}" if other else "it lacks these keys"
         raise BadData(
             f"{row.where}: the file's first row is of the format {format.name}"
             f" ({', '.join(format.needs)}), but {has}",
             hint="write rows of one format into a file, and name several files",
         )
     return format.read(row.values, format, row.where)
+
+
+def _require_answers(row: DataRow) -> None:
+    """Checks that a row is not a pair of answers of which one is better."""
+    if all(row.values.get(name) is not None for name in _PREFERENCES):
+        raise BadData(
+            f"{row.where}: it has chosen and rejected answers, and kt trains on answers, not on preferences",
+            hint="to train on the chosen ones, name them output or messages",
+        )
 
 
 def _seen(values: Mapping[str, Any]) -> RowFormat | None:

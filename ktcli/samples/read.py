@@ -28,6 +28,7 @@ _FORM = 1  # of what is hashed
 _DUPLICATE = "the same as an earlier one"
 _EMPTY, _SOME_EMPTY = "no answer that says anything", "an answer says nothing and is not trained"
 _UNANSWERED = "no answer to train"
+_SHORT = "fewer than two tokens, so that none is predicted"
 _SKIPPED = "an answer to nothing, or not rendered behind its prompt, is not trained"
 _REFUSED = "refused by the chat template"
 
@@ -126,7 +127,7 @@ class _SampleMaker:
             )
         if self._endless:
             found.append(
-                f"the chat template writes no token that ends an answer behind {self._endless:,} of them,"
+                f"the chat template writes no token that ends an answer after {self._endless:,} of them,"
                 " so none is trained there"
             )
         if self._unthought:
@@ -186,7 +187,8 @@ class _SampleMaker:
             if self._settings.train_on_prompt:
                 trained = (True,) * len(trained)
             if not any(trained[1:]):  # the first token of a document is predicted from nothing
-                self._drop(self._beyond if each.cut else _EMPTY, where)
+                short = _SHORT if len(trained) < 2 else _EMPTY
+                self._drop(self._beyond if each.cut else short, where)
                 continue
             key = hashlib.blake2b(array("q", each.ids).tobytes() + bytes(trained), digest_size=16)
             if key.digest() in self._known:

@@ -73,7 +73,13 @@ def check_kind(path: Path) -> None:
     if suffix in _READERS:
         return
     tool, advice = _OTHERS.get(suffix, ("", "kt reads .json, .jsonl and .csv"))
-    kind = f"{suffix[1:]} files" if suffix else "files without an ending"
+    kind = (
+        f"{suffix[1:]} files"
+        if suffix
+        else "folders"
+        if path.is_dir()
+        else "files without an ending"
+    )
     raise BadData(
         f"{path} is not read: kt does not read {kind}",
         hint=advice.format(read=tool, tool=tool, name=path.name, stem=path.stem),
@@ -210,8 +216,9 @@ def _csv_rows(path: Path, told: Told | None) -> Iterator[DataRow]:
             names = _header(cells, f"{path.name}, line {line}")
             continue
         if len(cells) != len(names):
+            values = f"{len(cells)} value{'' if len(cells) == 1 else 's'}"
             raise BadData(
-                f"{path.name}, line {line}: {len(cells)} values, but the first line names {len(names)} columns",
+                f"{path.name}, line {line}: {values}, but the first line names {len(names)} columns",
                 hint='a value with commas or line ends stands in quotes: "…"',
             )
         yield DataRow(dict(zip(names, cells, strict=True)), f"{path.name}, line {line}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
         ([MINI, "DATA", "adapter_name_or_path=nowhere", "--as", "new"], 3, "nowhere is not a folder"),
         ([MINI, "DATA", "--as", "a/b"], 2, "'a/b' cannot be the name of an adapter"),
         ([MINI, "DATA", "--machine", "x"], 2, "--machine plans for another machine"),
+        ([MINI, "DATA", "--show", "1", "--plan"], 2, "--show prints samples, --plan the plan"),
         ([MINI, "other", "DATA"], 2, "'other' is a second model or file"),
         (["qwen3-next-80b-a3b", "DATA"], 2, "kt cannot fine-tune models of the family qwen3_next yet"),
         (["no-such-model", "DATA"], 3, "no-such-model"),
@@ -158,7 +160,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
     ]
     found = document(capsys, *given, code=code)
     assert said in found["error"]["message"] and "\n" not in found["error"]["message"]
-    assert not (home / "finetune" / "new" / "checkpoint-1").exists()
+    assert not (home / "finetune" / "new").exists()
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
@@ -181,8 +183,30 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     changed.write_text(data.read_text() + '{"instruction": "a", "output": "b"}\n')
     other[2] = str(changed)
     found = document(capsys, *other, "resume_from_checkpoint=true", code=2)["error"]
-    assert "the data files had the SHA-256" in found["message"]
-    found = document(capsys, *other, "overwrite_output_dir=true", "--steps", "2")
+    assert "the data had the SHA-256" in found["message"]
+    shutil.copytree(home / "finetune" / "twice", tmp_path / "elsewhere")
+    again = [*other, "overwrite_output_dir=true"]
+    document(capsys, *again, "adapter_name_or_path=nowhere", code=3)
+    document(capsys, *again, "resume_from_checkpoint=nowhere", code=3)
+    assert (home / "finetune" / "twice" / "checkpoint-1").is_dir()  # it fails: all stays as it was
+    found = document(
+        capsys,
+        *other,
+        f"resume_from_checkpoint={tmp_path / 'elsewhere' / 'checkpoint-1'}",
+        code=2,
+    )["error"]
+    assert "has checkpoints of an earlier run, the last checkpoint-1" in found["message"]
+    found = document(
+        capsys,
+        *other[:2],
+        str(data),
+        *other[3:],
+        "resume_from_checkpoint=true",
+        "cutoff_len=64",
+        code=2,
+    )["error"]
+    assert "cutoff_len was 2048, but now it is 64" in found["message"]
+    found = document(capsys, *again, "--steps", "2")
     assert [path.name for path in (home / "finetune" / "twice").glob("checkpoint-*")] == [
         "checkpoint-2"
     ]

@@ -84,6 +84,34 @@ def test_ten_steps_and_ten_are_twenty(
     assert [json.loads(line)["current_steps"] for line in lines] == list(range(1, 2 * half + 1))
 
 
+def test_an_entry_of_the_log_has_the_steps_on_both_sides_of_a_stop(
+    pack_of: Callable[..., Pack], tmp_path: Path
+) -> None:
+    settings = with_steps(SHORT, 4, logging_steps=4)
+    whole, first, second = (opened(pack_of("qwen3"), settings) for _ in range(3))
+    begun(whole, settings, tmp_path / "whole").train(Seen())
+    stopped = begun(first, settings, tmp_path / "parts").train(Seen(), lambda: True)
+    assert stopped.step == 1
+    resumed(second, settings, tmp_path / "parts", stopped.checkpoint).train(Seen())
+    logs = [
+        (tmp_path / e / "checkpoint-4" / TRAINER_STATE).read_bytes() for e in ("whole", "parts")
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_checkpoints_that_a_run_does_not_go_on_from_are_told_apart(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first, second, third = (out / f"checkpoint-{step}" for step in (5, 10, 20))
+    for folder in (first, second, third, tmp_path / "else" / "checkpoint-10"):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(out)
+    assert checkpoint.others(out, None) == [first, second, third]
+    assert checkpoint.others(out, second) == [third]
+    assert checkpoint.others(out, tmp_path / "link" / "checkpoint-10") == [third]
+    assert checkpoint.others(out, third) == []
+    assert checkpoint.others(out, tmp_path / "else" / "checkpoint-10") == [first, second, third]
+
+
 def test_checkpoints_come_at_their_steps_and_old_ones_go(
     pack_of: Callable[..., Pack], tmp_path: Path
 ) -> None:
@@ -139,9 +167,10 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (replace(IDENTITY, data="e" * 64), f"the data files had the SHA-256 {'d' * 64}, but now {'e' * 64}"),
+        (replace(IDENTITY, data="e" * 64), f"the data had the SHA-256 {'d' * 64}, but now {'e' * 64}"),
         (replace(IDENTITY, pack="q" * 64), f"the model's conversion had the SHA-256 {'p' * 64}"),
         (replace(IDENTITY, order={"lora_rank": 8}), "lora_rank was 4, but now it is 8"),
+        (replace(IDENTITY, data="e" * 64, order={"lora_rank": 8}), "lora_rank was 4, but now it is 8"),
     ],
 )  # fmt: skip
 def test_another_run_is_refused(now: checkpoint.RunIdentity, said: str, tmp_path: Path) -> None:

@@ -71,6 +71,13 @@ def test_rates_are_those_of_transformers() -> None:
                 judge.step()
 
 
+@pytest.mark.parametrize("kind", ["constant_with_warmup", "linear", "cosine"])
+def test_a_share_of_warm_up_leaves_a_step_that_trains(kind: str) -> None:
+    settings = FinetuneSettings(lr_scheduler_type=kind)
+    assert RateSchedule.of(settings, 1).share(0) == 1.0
+    assert [RateSchedule.of(settings, 2).share(step) for step in (0, 1)] == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("losses", "said"),
     [

@@ -96,7 +96,7 @@ def test_a_plan_that_does_not_fit_says_what_would() -> None:
         plan.require()
     hint = found.value.hint
     assert "lora_rank=4" in hint and "lora_target=q_proj" in hint and "cutoff_len=1024" in hint
-    assert "4 documents a step" in hint
+    assert "4 documents per step" in hint
     assert plan_run(
         replace(model, available_bytes=need - 1), replace(settings, lora_rank=4), None
     ).fits

@@ -105,7 +105,7 @@ def test_overfitting_is_said_with_the_best_step(
     seen = Seen()
     begun(opened(pack_of("qwen3"), settings), settings, tmp_path).train(seen)
     (said,) = seen.warnings
-    assert "risen three times" in said and "least at step 2 (1.0000)" in said
+    assert "risen three times" in said and "lowest at step 2 (1.0000)" in said
 
 
 def test_entries_are_means_of_their_steps(pack_of: Callable[..., Pack], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,10 @@ def test_what_comes_later_comes_first() -> None:
         ({"loraplus_lr_ratio": 5000, "learning_rate": 0.1}, "makes the learning rate of B 500"),
         ({"eval_strategy": "steps"}, "eval_steps says no number"),
         ({"output_dir": {"a": 1}}, "output_dir must be a text"),
+        ({"output_dir": "a\0b"}, "output_dir must be a text"),
+        ({"output_dir": "\ud800"}, "output_dir must be a text"),
+        ({"dataset": "a\0b"}, "dataset must be names"),
+        ({"dataset": date(2026, 1, 1)}, "dataset must be names separated by commas, not 2026-01-01"),
         ({"seed": -1}, "seed must be a whole number from 0"),
     ],
 )  # fmt: skip
@@ -133,6 +138,10 @@ def test_wrong_settings_are_refused_in_one_sentence(values: dict[str, Any], said
     with pytest.raises(UsageError, match=said) as found:
         given(**values)
     assert "\n" not in str(found.value)
+
+
+def test_no_may_be_a_switch_of_yaml() -> None:
+    assert given(eval_strategy=False).eval_strategy == "no"
 
 
 def test_an_unknown_key_is_answered_with_the_nearest() -> None:

@@ -128,6 +128,7 @@ def test_texts_that_no_file_can_hold() -> None:
 BAD = {
     "keys": ({"question": "a", "answer": "b"}, "line 7: no format that kt knows has the keys question, answer"),
     "nothing": ({}, "has the keys nothing"),
+    "preferences without an answer": ({"instruction": "q", "chosen": "a", "rejected": "b"}, "not on preferences"),
     "preferences": ({"messages": [ONE], "chosen": "a", "rejected": "b"}, "not on preferences"),
     "images": ({"messages": [ONE], "images": ["a.png"]}, "it has images, but kt trains on text only"),
     "number": ({"instruction": "a", "output": 4}, "line 7: output is a number, not text"),
@@ -170,7 +171,7 @@ def test_bad_rows_are_one_sentence(case: str) -> None:
     [
         (ALPACA, {"messages": [ONE]}, r"format alpaca \(instruction, output\), but it is of the format openai"),
         ({"text": "a"}, ALPACA, r"format text \(text\), but it is of the format alpaca"),
-        ({"messages": [ONE]}, {"x": 1}, "format openai.*, but it has not its keys"),
+        ({"messages": [ONE]}, {"x": 1}, "format openai.*, but it lacks these keys"),
     ],
 )  # fmt: skip
 def test_mixed_formats(first: dict[str, Any], other: dict[str, Any], said: str) -> None:

@@ -119,7 +119,7 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
     assert mini().stop_ids.isdisjoint(found.samples[0].ids)
     assert [(each.reason, each.first) for each in found.dropped] == [
         ("cut to 16 tokens", "t.jsonl, line 2"),
-        ("no answer that says anything", "t.jsonl, line 3"),
+        ("fewer than two tokens, so that none is predicted", "t.jsonl, line 3"),
     ]
     chat = write(tmp_path / "c.jsonl", [asks("a", "b")])
     [plain], [whole] = read(chat).samples, read(chat, train_on_prompt=True).samples

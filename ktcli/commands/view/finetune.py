@@ -39,9 +39,9 @@ def plan_document(plan: FinetunePlan) -> dict[str, Any]:
 def plan_words(plan: FinetunePlan) -> str:
     """Returns a plan for people."""
     trained = [(each.part, f"{each.matrices:,}", f"{each.parameters:,}") for each in plan.parts]
-    trained.append(("together", f"{sum(e.matrices for e in plan.parts):,}", f"{plan.parameters:,}"))
+    trained.append(("total", f"{sum(e.matrices for e in plan.parts):,}", f"{plan.parameters:,}"))
     memory = [(each.name, gib(each.size_bytes)) for each in plan.memory]
-    memory.append(("together", f"{gib(plan.need_bytes)} of {gib(plan.available_bytes)}"))
+    memory.append(("total", f"{gib(plan.need_bytes)} of {gib(plan.available_bytes)}"))
     blocks = [
         f"{safe(plan.model)}, rank {plan.rank}",
         out.table(trained, ("TRAINED", "MATRICES", "PARAMETERS"), right=(1, 2)),
@@ -49,7 +49,7 @@ def plan_words(plan: FinetunePlan) -> str:
         out.table(_rows(plan)),
     ]
     if not plan.fits:
-        blocks.append(f"This does not fit; {plan.advice}")
+        blocks.append(f"This does not fit. {plan.advice[:1].upper()}{plan.advice[1:]}")
     return "\n\n".join(blocks)
 
 
@@ -59,16 +59,19 @@ def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
     if plan.steps is not None and plan.per_epoch is not None:
         held = f", {plan.evaluated:,} for evaluation" if plan.evaluated else ""
         rows += [
-            ("steps", f"{plan.steps:,}, {plan.per_epoch:,} an epoch"),
+            ("steps", f"{plan.steps:,}, {plan.per_epoch:,} per epoch"),
             ("samples", f"{plan.samples:,}{held}"),
-            ("tokens", f"{plan.tokens:,} an epoch, {plan.trained_tokens:,} of them trained"),
+            ("tokens", f"{plan.tokens:,} per epoch, {plan.trained_tokens:,} of them trained"),
         ]
     else:
         rows.append(
             ("steps", "not known before the data is read, which needs the model's tokenizer")
         )
     rows += [
-        ("dropped", f"{each.rows:,} rows: {safe(each.reason)}, first {safe(each.first)}")
+        (
+            "dropped",
+            f"{each.rows:,} row{'' if each.rows == 1 else 's'}: {safe(each.reason)}, first {safe(each.first)}",
+        )
         for each in plan.dropped
     ]
     kept = "each" if plan.kept is None else f"at most {plan.kept:,} kept"
