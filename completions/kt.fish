@@ -255,7 +255,7 @@ complete -c kt -n __fish_use_subcommand -a finetune -d 'Train an adapter on your
 complete -c kt -n '__fish_seen_subcommand_from finetune' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l data -d 'Data file: .jsonl, .json or .csv' -r -F
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l as -d 'Name of the adapter in the library' -x
-complete -c kt -n '__fish_seen_subcommand_from finetune' -l epochs -d 'Times that the data is read' -x
+complete -c kt -n '__fish_seen_subcommand_from finetune' -l epochs -d 'How many times the data is read' -x
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l steps -d 'Optimizer steps, instead of epochs' -x
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l rank -d 'Rank of the adapter' -x
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l lr -d 'Highest learning rate' -x

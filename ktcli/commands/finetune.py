@@ -34,7 +34,7 @@ WordsArg = Annotated[
     list[str],
     typer.Argument(
         metavar="MODEL|FILE",
-        help="Model (kt list --all), or a YAML file of settings; behind it settings as key=value.",
+        help="Model (kt list --all), or a YAML file of settings, followed by settings as key=value.",
     ),
 ]
 DataOpt = Annotated[
@@ -51,7 +51,7 @@ NameOpt = Annotated[
 ]
 EpochsOpt = Annotated[
     str | None,
-    typer.Option("--epochs", metavar="X", help="Times that the data is read. Default: 3."),
+    typer.Option("--epochs", metavar="X", help="How many times the data is read. Default: 3."),
 ]
 StepsOpt = Annotated[
     str | None, typer.Option("--steps", metavar="N", help="Optimizer steps, instead of epochs.")

@@ -15,6 +15,7 @@ LINES = {
     "serve": ["kt-mini", "--port", "58435"],
     "convert": ["kt-mini"],
     "eval": ["kt-mini"],
+    "finetune": ["kt-mini", "--data", "mine.jsonl"],
     "plan": ["kt-mini"],
     "bench decode": ["kt-mini"],
     "bench prefill": ["kt-mini"],
@@ -33,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     Path("ids.json").write_text("[1, 2]")
+    Path("mine.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
     return tmp_path
 
 

@@ -96,7 +96,7 @@ def test_a_name_that_is_let_in_still_needs_the_key(server: Running) -> None:
 def test_the_id_of_a_client_is_that_of_its_request(server: Running) -> None:
     LOGGED.clear()
     assert asked(server, X_Request_Id="abc-123").headers["X-Request-Id"] == "abc-123"
-    until(lambda: [each["request_id"] for each in LOGGED] == ["abc-123"])  # once it was sent
+    until(lambda: "abc-123" in [each["request_id"] for each in LOGGED])  # once it was sent
     for other in ("x" * 129, "a b", "caf\u00e9"):
         assert asked(server, X_Request_Id=other).headers["X-Request-Id"] not in ("", other)
     plain = requests.get(f"{server.url}/v1/models", headers=KEY, timeout=9)
