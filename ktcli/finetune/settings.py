@@ -80,6 +80,7 @@ class FinetuneSettings:
     overwrite_output_dir: bool = _key(False, switch)
     resume_from_checkpoint: bool | str = _key(False, switch_or_text)
     logging_steps: int = _key(1, whole(1, _MOST))
+    save_strategy: str = _key("steps", one_of("steps"))
     save_steps: int = _key(500, whole(1, _MOST))
     save_total_limit: int | None = _key(2, whole(1, _MOST))
     eval_strategy: str | None = _key(
@@ -166,7 +167,7 @@ _PLACED = """
 """.split()
 _NOT_NEEDED = """
     trust_remote_code bf16 fp16 pure_bf16 tf32 ddp_timeout preprocessing_num_workers overwrite_cache template
-    dataloader_num_workers save_only_model save_strategy do_eval flash_attn deepspeed fsdp include_num_input_tokens_seen
+    dataloader_num_workers save_only_model do_eval flash_attn deepspeed fsdp include_num_input_tokens_seen
 """.split()
 WITHOUT_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(_PLACED, "kt decides itself where weights lie and what computes"),

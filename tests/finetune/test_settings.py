@@ -126,6 +126,7 @@ def test_what_comes_later_comes_first() -> None:
         ({"report_to": "wandb"}, "report_to: kt cannot report to 'wandb'"),
         ({"loraplus_lr_ratio": 5000, "learning_rate": 0.1}, "makes the learning rate of B 500"),
         ({"eval_strategy": "steps"}, "eval_steps says no number"),
+        ({"save_strategy": "epoch"}, "save_strategy must be steps, not 'epoch'"),
         ({"output_dir": {"a": 1}}, "output_dir must be a text"),
         ({"output_dir": "a\0b"}, "output_dir must be a text"),
         ({"output_dir": "\ud800"}, "output_dir must be a text"),
