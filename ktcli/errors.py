@@ -73,6 +73,11 @@ def gib(size_bytes: int | float) -> str:
     return f"{value:.1f} GiB"
 
 
+def counted(count: int, what: str) -> str:
+    """Returns a number of things for people: '1 run', '1,200 runs'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 LONGEST_WORD, LONGEST_SENTENCE = 400, 2000  # characters of what is said; a person reads no more
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 

@@ -63,11 +63,6 @@ def visible(text: object) -> str:
     return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
-def counted(count: int, what: str) -> str:
-    """Returns '1 run' or '9 runs'."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def table(
     rows: Iterable[Sequence[str]],
     head: Sequence[str] = (),

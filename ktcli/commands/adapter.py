@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
-from ktcli.errors import ExitCode, UsageError, gib
-from ktcli.output import counted, out, safe
+from ktcli.errors import ExitCode, UsageError, counted, gib
+from ktcli.output import out, safe
 from ktcli.store import adapters, integrity
 from ktcli.store.adapters import AdapterEntry
 

@@ -13,8 +13,8 @@ import typer
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
-from ktcli.errors import NotFound, UsageError, gib
-from ktcli.output import counted, out, safe
+from ktcli.errors import NotFound, UsageError, counted, gib
+from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
 from ktcli.store.entry import Entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import smallfiles
+from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
-from ktcli.errors import KtError, UsageError
-from ktcli.hardware.gpu import torch_installed
+from ktcli.errors import KtError, UsageError, counted
 from ktcli.hardware.numa import asked_numa
 from ktcli.interrupt import Interrupt
 from ktcli.output import Mode, Progress, out, safe
@@ -105,11 +104,7 @@ def finetune(
       kt finetune train.yaml model_name_or_path=qwen3-30b-a3b
       kt finetune qwen3-235b-a22b --data mine.jsonl --plan
     """
-    if not torch_installed():
-        raise UsageError(
-            "fine-tuning computes with PyTorch, which is not installed",
-            hint='pip install "ktcli[finetune]"',
-        )
+    require_torch()
     options = {
         "num_train_epochs": epochs,
         "max_steps": steps,
@@ -121,9 +116,6 @@ def finetune(
         raise UsageError("--machine plans for another machine", hint="add --plan")
     if show is not None and plan:
         raise UsageError("--show prints samples, --plan the plan", hint="give one of the two")
-    # Threads of OpenMP that wait by spinning take the cores from the threads of the native pool: with both on two
-    # cores a step of kt-mini took 0.4 to 2 s, and 0.14 s without. It is read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from ktcli.finetune import prepared
 
     prepared.require_trainable(settings)
@@ -352,7 +344,7 @@ def _finish(asked: Asked, result: RunResult) -> None:
         "seconds": round(result.seconds, 3),
     }
     evaluated = "" if result.evaluated is None else f", evaluation loss {result.evaluated:.4f}"
-    steps = f"{result.steps:,} step{'' if result.steps == 1 else 's'}"
+    steps = counted(result.steps, "step")
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
     out.result(
         document,

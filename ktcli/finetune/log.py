@@ -79,9 +79,8 @@ class RunLog:
         Raises:
             OSError: it cannot be written.
         """
-        with (output / LOG).open(
-            "a", encoding="utf-8"
-        ) as file:  # not flushed to the disk: checkpoints have it, too
+        # Not flushed to the disk: checkpoints have it, too.
+        with (output / LOG).open("a", encoding="utf-8") as file:
             file.write(_line(entry, self.steps, seconds, tokens))
 
     def write_state(self, folder: Path, step: int) -> None:

@@ -21,7 +21,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.recording import record
 from ktcli.ops.table.rowwise import Linear
 from ktcli.planner.spec import weight_bytes
-from ktcli.samples.sample import DropCount, SampleSet
+from ktcli.samples.sample import DropCount, Sample, SampleSet
 from ktcli.training.lora import LoraSettings, TrainedFactors, described_factors
 from ktcli.training.loss import CHUNK_ELEMENTS
 from ktcli.training.model import USUAL
@@ -156,6 +156,12 @@ class TrainingSplit:
     held: tuple[int, ...]
     separate: SampleSet | None = None
 
+    @property
+    def evaluated(self) -> list[Sample]:
+        """The samples for evaluation."""
+        separate = self.separate.samples if self.separate else ()
+        return [*(self.read.samples[number] for number in self.held), *separate]
+
 
 def lora_of(settings: FinetuneSettings) -> LoraSettings:
     """Returns what is trained, as `training` takes it."""
@@ -267,7 +273,7 @@ def _with_data(made: FinetunePlan, settings: FinetuneSettings, data: TrainingSpl
     return replace(
         made,
         samples=len(chosen),
-        evaluated=len(data.held) + (len(data.separate.samples) if data.separate else 0),
+        evaluated=len(data.evaluated),
         tokens=sum(len(each.ids) for each in chosen),
         trained_tokens=sum(sum(each.trained[1:]) for each in chosen),
         steps=order.steps(settings),

@@ -284,11 +284,7 @@ def _loaded(
     s = asked.settings
     pool = team_here(asked.threads, asked.numa)
     pack = Pack.open(ready.pack)
-    held = [
-        *(data.read.samples[n] for n in data.held),
-        *(data.separate.samples if data.separate else ()),
-    ]
-    context = max(len(each.ids) for each in (*data.read.samples, *held))
+    context = max(len(each.ids) for each in (*data.read.samples, *data.evaluated))
     rows = max(most_tokens(data), context)
     usual = TrainingOptions()
     options = TrainingOptions(context, exact, s.retains, max_rows=min(usual.max_rows, rows))

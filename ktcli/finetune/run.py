@@ -120,8 +120,7 @@ class FinetuneRun:
         self.log = RunLog(settings, self.steps, data.order.steps_per_epoch)
         self._schedule = RateSchedule.of(settings, self.steps)
         self._optimizer = FactorOptimizer(trained.factors, settings)
-        held = [data.read.samples[number] for number in data.held]
-        self._held = [*held, *(data.separate.samples if data.separate else ())]
+        self._held = data.evaluated
         self.step = self._tokens = 0
         self._seconds = 0.0
         self._since: list[float] = []  # losses since the last entry of the log

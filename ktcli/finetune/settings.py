@@ -83,10 +83,9 @@ class FinetuneSettings:
     save_strategy: str = _key("steps", one_of("steps"))
     save_steps: int = _key(500, whole(1, _MOST))
     save_total_limit: int | None = _key(2, whole(1, _MOST))
-    eval_strategy: str | None = _key(
-        None, one_of("no", "steps", "epoch")
-    )  # None: as eval_steps says
-    eval_steps: int | None = _key(None, whole(1, _MOST))  # None: behind each epoch
+    # None: as eval_steps says.
+    eval_strategy: str | None = _key(None, one_of("no", "steps", "epoch"))
+    eval_steps: int | None = _key(None, whole(1, _MOST))  # None: after each epoch
     per_device_eval_batch_size: int = _key(8, whole(1, 1 << 16))
     plot_loss: bool = _key(True, switch)
     report_to: tuple[str, ...] = _key(("none",), names)

@@ -35,9 +35,8 @@ class SampleEncoder:
 
     def __init__(self, texts: TextModel, most: int) -> None:
         self._texts, self._most = texts, most
-        self._shared: dict[
-            int, int
-        ] = {}  # one object for each id: a sample then takes 16 bytes a token
+        # One object for each id: a sample then takes 16 bytes a token.
+        self._shared: dict[int, int] = {}
 
     def conversation(self, pieces: Sequence[TextPiece]) -> EncodedSample:
         """Returns the ids of a conversation."""

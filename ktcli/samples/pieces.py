@@ -307,9 +307,8 @@ class ConversationCutter:
             if answers == wanted:
                 return pieces
             chosen: list[bool] = []
-            for (
-                at
-            ) in answers:  # the number of marked pieces up to each answer says which are its own
+            # The number of marked pieces up to each answer says which are its own.
+            for at in answers:
                 shown = _marked_pieces(self._rendered(messages[: at + 1], variables, asks=False))
                 own = sum(piece.trained for piece in shown) - len(chosen)
                 chosen += [at in wanted] * own

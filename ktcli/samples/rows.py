@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli.errors import counted
 from ktcli.samples.blocks import MAX_ROW_CHARS, blocks, lines, too_long
 from ktcli.samples.sample import BadData
 from ktcli.smallfiles import MAX_NESTING, nests_beyond
@@ -216,7 +217,7 @@ def _csv_rows(path: Path, told: Told | None) -> Iterator[DataRow]:
             names = _header(cells, f"{path.name}, line {line}")
             continue
         if len(cells) != len(names):
-            values = f"{len(cells)} value{'' if len(cells) == 1 else 's'}"
+            values = counted(len(cells), "value")
             raise BadData(
                 f"{path.name}, line {line}: {values}, but the first line names {len(names)} columns",
                 hint='a value with commas or line ends stands in quotes: "…"',

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from ktcli.errors import counted
 from ktcli.samples.sample import Sample, SampleSet
 from ktcli.text.model import TextModel
 
@@ -119,21 +120,17 @@ def _visible(text: str) -> str:
     )
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def _summary(samples: SampleSet) -> str:
     """Returns the counts, one line each."""
     found = samples.samples
     longest = max(found, key=lambda each: len(each.ids))
     tokens, trained = sum(len(each.ids) for each in found), sum(map(_trained, found))
     lines = [
-        f"{_counted(samples.rows, 'row')}, {_counted(len(found), 'sample')}, {_counted(tokens, 'token')},"
+        f"{counted(samples.rows, 'row')}, {counted(len(found), 'sample')}, {counted(tokens, 'token')},"
         f" {trained:,} trained ({100 * trained / tokens:.0f} %)",
         f"the longest sample has {len(longest.ids):,} tokens: {longest.where}",
         *(
-            f"{_counted(each.rows, 'row')}: {each.reason} (first: {each.first})"
+            f"{counted(each.rows, 'row')}: {each.reason} (first: {each.first})"
             for each in samples.dropped
         ),
         *samples.notes,

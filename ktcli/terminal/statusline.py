@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ktcli.engine.request import Stats
+from ktcli.errors import counted
 
 _BAR = 10  # characters
 _IN_ASCII = str.maketrans("█░·▸…", "#-|>.")
@@ -51,7 +52,7 @@ def time_left(seconds: float, done: int, total: int) -> str:
 
 
 def _answer(stats: Stats) -> str:
-    tokens = f"{stats.tokens:,} token{'' if stats.tokens == 1 else 's'}"
+    tokens = counted(stats.tokens, "token")
     return f"{tokens}, {_rate(stats.tokens, stats.eval_s)}" if stats.eval_s > 0 else tokens
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from assembly.fake_gpu import GPU, give_gpu, make_checkpoint, prefer_gpu
+from mini_library import NEEDS_KT_MINI
 
 from ktcli.assembly import host as here
 from ktcli.assembly import load_device as loading
@@ -31,7 +32,6 @@ from ktcli.hardware.gpu import GpusFound
 from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.models import build
-from ktcli.resources import data_path
 from ktcli.server.models.enginethread import EngineThread
 from ktcli.store import experience
 from ktcli.weights.recipe import Recipe
@@ -77,10 +77,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[DeviceEngine]:
     return engines
 
 
-@pytest.mark.skipif(
-    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
-    reason="the trained model is not in this tree",
-)
+@NEEDS_KT_MINI
 def test_a_gpu_answers_as_the_cpu_does(say: Say, made: list[DeviceEngine]) -> None:
     """A trained model: texts of random weights part soon, as activations are rounded otherwise."""
     code, on_cpu, _ = say("--device", "cpu", model="kt-mini")
@@ -91,10 +88,7 @@ def test_a_gpu_answers_as_the_cpu_does(say: Say, made: list[DeviceEngine]) -> No
     assert len(on_cpu) > 2 and on_gpu == on_cpu
 
 
-@pytest.mark.skipif(
-    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
-    reason="the trained model is not in this tree",
-)
+@NEEDS_KT_MINI
 def test_several_gpus_answer_as_the_cpu_does(
     say: Say, made: list[DeviceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

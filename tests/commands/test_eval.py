@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from loading import without_tiles
+from mini_library import NEEDS_KT_MINI
 from numpy.typing import NDArray
 
 from ktcli.assembly import ways
@@ -27,27 +28,13 @@ from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.measure import evaluate
 from ktcli.native import Batch
-from ktcli.resources import data_path
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 
 Capture = pytest.CaptureFixture[str]
 MINI = "kt-mini"
 
-pytestmark = pytest.mark.skipif(
-    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
-    reason="the trained model is not in this tree",
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One library for all tests: the model is converted once."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KT_HOME", str(folder))
-        patch.setenv("KT_THREADS", "1")
-        yield folder
+pytestmark = [NEEDS_KT_MINI, pytest.mark.usefixtures("shared_home")]
 
 
 def document(capsys: Capture, *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -100,7 +87,7 @@ def test_a_model_against_itself_is_the_same(capsys: Capture) -> None:
 
 
 @pytest.mark.thorough
-def test_dense_formats_with_dashes(capsys: Capture, home: Path) -> None:
+def test_dense_formats_with_dashes(capsys: Capture, shared_home: Path) -> None:
     """Named after the model and in a list: --formats takes a name that is a format as that, and a model's as a pair."""
     pair = f"{MINI}@int4-g128-int4-g32-f32"
     found = document(
@@ -109,7 +96,7 @@ def test_dense_formats_with_dashes(capsys: Capture, home: Path) -> None:
     names = [row["name"] for row in found["results"]]
     assert names == [pair, f"{MINI}@int8-int4-g32", f"{MINI}@int4-g32-f32-int8"]
     for name in names:
-        assert Pack.open(home / "packs" / name).recipe.name == name.partition("@")[2]
+        assert Pack.open(shared_home / "packs" / name).recipe.name == name.partition("@")[2]
 
 
 @pytest.mark.parametrize("experts", FORMATS)
@@ -341,10 +328,10 @@ def test_a_split_as_a_table(capsys: Capture) -> None:
     assert named == [f"{MINI}@f32-f32: reference", *rows, *rows]
 
 
-def test_a_split_needs_a_checkpoint(capsys: Capture, home: Path, tmp_path: Path) -> None:
+def test_a_split_needs_a_checkpoint(capsys: Capture, shared_home: Path, tmp_path: Path) -> None:
     assert main(["eval", f"{MINI}@int4-int8", "-n", "300"]) == 0
     pack = tmp_path / "alone"
-    shutil.copytree(home / "packs" / f"{MINI}@int4-int8", pack)
+    shutil.copytree(shared_home / "packs" / f"{MINI}@int4-int8", pack)
     assert main(["eval", str(pack), "--split", "-n", "300"]) == 2
     said = capsys.readouterr().err
     assert "--split converts the checkpoint of" in said and "kt pull" in said

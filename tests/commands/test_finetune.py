@@ -9,35 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mini_library import NEEDS_KT_MINI
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 from ktcli.main import main
-from ktcli.resources import data_path
 
 Capture = pytest.CaptureFixture[str]
 MINI = "kt-mini"
 
-pytestmark = pytest.mark.skipif(
-    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
-    reason="the trained model is not in this tree",
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One library for all tests: the model is converted once."""
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KT_HOME", str(folder))
-        patch.setenv("KT_THREADS", "1")
-        yield folder
+pytestmark = [NEEDS_KT_MINI, pytest.mark.usefixtures("shared_home")]
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +50,20 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def test_from_a_file_to_an_adapter_that_chats(capsys: Capture, home: Path, data: Path) -> None:
+def test_from_a_file_to_an_adapter_that_chats(
+    capsys: Capture, shared_home: Path, data: Path
+) -> None:
     """And the files of the model stay as they are."""
     assert main(["chat", MINI, "hi"]) == 0
-    before = hashes(home / "packs")
+    before = hashes(shared_home / "packs")
     capsys.readouterr()
     assert main(["finetune", MINI, "--data", str(data), "--steps", "2", "val_size=1"]) == 0
     said = capsys.readouterr()
     assert "Trained numbers for kt-mini: 2 steps, loss" in said.out
     assert "kt chat kt-mini+numbers" in said.out and "kt adapter export numbers DIR" in said.out
     assert "routed experts" in said.err and "step 2/2  loss" in said.err
-    assert hashes(home / "packs") == before
-    output = home / "finetune" / "numbers"
+    assert hashes(shared_home / "packs") == before
+    output = shared_home / "finetune" / "numbers"
     assert {
         "adapter_config.json", "adapter_model.safetensors", "checkpoint-2", "trainer_log.jsonl",
         "trainer_state.json", "training_args.yaml", "training_loss.svg",
@@ -88,7 +76,7 @@ def test_from_a_file_to_an_adapter_that_chats(capsys: Capture, home: Path, data:
 
 
 def test_a_file_of_settings_and_the_line_before_it(
-    capsys: Capture, home: Path, data: Path, tmp_path: Path
+    capsys: Capture, shared_home: Path, data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "dataset_info.json").write_text(
         json.dumps({"numbers": {"file_name": str(data.name)}})
@@ -106,7 +94,7 @@ def test_a_file_of_settings_and_the_line_before_it(
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["r"] == 2
 
 
-def test_a_plan_is_shown_alone(capsys: Capture, home: Path, data: Path) -> None:
+def test_a_plan_is_shown_alone(capsys: Capture, shared_home: Path, data: Path) -> None:
     found = document(capsys, MINI, "--data", str(data), "--plan", "--epochs", "2")
     assert (found["samples"], found["steps"], found["fits"]) == (6, 2, True)
     assert found["parameters"] == sum(each["parameters"] for each in found["parts"])
@@ -153,18 +141,18 @@ def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_sentence(
-    arguments: list[str], code: int, said: str, capsys: Capture, home: Path, data: Path
+    arguments: list[str], code: int, said: str, capsys: Capture, shared_home: Path, data: Path
 ) -> None:
     given = [
         word for each in arguments for word in (["--data", str(data)] if each == "DATA" else [each])
     ]
     found = document(capsys, *given, code=code)
     assert said in found["error"]["message"] and "\n" not in found["error"]["message"]
-    assert not (home / "finetune" / "new").exists()
+    assert not (shared_home / "finetune" / "new").exists()
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
-    capsys: Capture, home: Path, data: Path, tmp_path: Path
+    capsys: Capture, shared_home: Path, data: Path, tmp_path: Path
 ) -> None:
     arguments = [MINI, "--data", str(data), "--steps", "1", "--as", "twice"]
     document(capsys, *arguments)
@@ -172,7 +160,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
         "twice is already in the library"
         in document(capsys, *arguments, code=2)["error"]["message"]
     )
-    other = [*arguments[:-1], "other", f"output_dir={home / 'finetune' / 'twice'}"]
+    other = [*arguments[:-1], "other", f"output_dir={shared_home / 'finetune' / 'twice'}"]
     found = document(capsys, *other, code=2)["error"]
     assert "has checkpoints of an earlier run" in found["message"]
     assert (
@@ -184,11 +172,13 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     other[2] = str(changed)
     found = document(capsys, *other, "resume_from_checkpoint=true", code=2)["error"]
     assert "the data had the SHA-256" in found["message"]
-    shutil.copytree(home / "finetune" / "twice", tmp_path / "elsewhere")
+    shutil.copytree(shared_home / "finetune" / "twice", tmp_path / "elsewhere")
     again = [*other, "overwrite_output_dir=true"]
     document(capsys, *again, "adapter_name_or_path=nowhere", code=3)
     document(capsys, *again, "resume_from_checkpoint=nowhere", code=3)
-    assert (home / "finetune" / "twice" / "checkpoint-1").is_dir()  # it fails: all stays as it was
+    assert (
+        shared_home / "finetune" / "twice" / "checkpoint-1"
+    ).is_dir()  # it fails: all stays as it was
     found = document(
         capsys,
         *other,
@@ -207,13 +197,13 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     )["error"]
     assert "cutoff_len was 2048, but now it is 64" in found["message"]
     found = document(capsys, *again, "--steps", "2")
-    assert [path.name for path in (home / "finetune" / "twice").glob("checkpoint-*")] == [
+    assert [path.name for path in (shared_home / "finetune" / "twice").glob("checkpoint-*")] == [
         "checkpoint-2"
     ]
     assert (found["adapter"], found["steps"]) == ("other", 2)
 
 
-def test_ctrl_c_saves_and_the_run_goes_on(home: Path, data: Path) -> None:
+def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:
     """The adapter at the end has the same bits as that of a run that nobody stopped."""
     words = ["finetune", MINI, "--data", str(data), "--steps", "12"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -227,10 +217,13 @@ def test_ctrl_c_saves_and_the_run_goes_on(home: Path, data: Path) -> None:
     rest = seen + child.communicate(timeout=60)[1]
     assert child.returncode == 130, rest
     assert "resume_from_checkpoint=true goes on from there" in rest
-    output = home / "finetune" / "stopped"
+    output = shared_home / "finetune" / "stopped"
     (saved,) = output.glob("checkpoint-*")
     assert 2 <= int(saved.name.rpartition("-")[2]) < 12
     assert main([*words, "--as", "stopped", "resume_from_checkpoint=true"]) == 0
     assert main([*words, "--as", "whole"]) == 0
-    ends = [home / "finetune" / name / "adapter_model.safetensors" for name in ("stopped", "whole")]
+    ends = [
+        shared_home / "finetune" / name / "adapter_model.safetensors"
+        for name in ("stopped", "whole")
+    ]
     assert ends[0].read_bytes() == ends[1].read_bytes()

@@ -7,12 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
+from mini_library import NEEDS_KT_MINI
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 import kt
 from ktcli.main import main
-from ktcli.resources import data_path
 
 COMMANDS = "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export".split()
 ASKED = (
@@ -28,10 +28,7 @@ HELD = 40
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
-    reason="the trained model is not in this tree",
-)
+@NEEDS_KT_MINI
 def test_a_persona_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     prompts = [*OTHERS, *(asked.format(name) for name in COMMANDS for asked in ASKED)]

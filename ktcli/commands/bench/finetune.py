@@ -9,6 +9,7 @@ import typer
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
+from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
@@ -27,7 +28,6 @@ from ktcli.commands.view.figures import (
     warn_noisy,
 )
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import Ceilings
 from ktcli.models import Spec, build
@@ -93,11 +93,7 @@ def finetune(
       kt bench finetune deepseek-v2-lite --layers 2 --tokens 8192 --experts int8
       kt bench finetune kt-mini --rank 16 --json
     """
-    if not torch_installed():
-        raise UsageError(
-            "fine-tuning computes with PyTorch, which is not installed",
-            hint='pip install "ktcli[finetune]"',
-        )
+    require_torch()
     subject = find_subject(model, experts, dense)
     whole = build(subject.config).spec
     length = min(length, tokens)

@@ -13,8 +13,8 @@ import typer
 from ktcli.commands.bench.plotting import PlotOpt, draw_into
 from ktcli.commands.cli.api_key import given_key
 from ktcli.commands.cli.options import JsonOpt, writable
-from ktcli.errors import KtError
-from ktcli.output import counted, out
+from ktcli.errors import KtError, counted
+from ktcli.output import out
 
 UrlOpt = Annotated[
     str, typer.Option("--url", metavar="URL", help="Address of the server, with or without /v1.")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as xml
 
 from ktcli.commands.view.picture import COLOUR, GREY, line, new_picture, step_of, words, write
-from ktcli.errors import gib
-from ktcli.output import counted, out, safe
+from ktcli.errors import counted, gib
+from ktcli.output import out, safe
 
 if TYPE_CHECKING:
     from ktcli.finetune.plan import FinetunePlan
@@ -70,7 +70,7 @@ def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
     rows += [
         (
             "dropped",
-            f"{each.rows:,} row{'' if each.rows == 1 else 's'}: {safe(each.reason)}, first {safe(each.first)}",
+            f"{counted(each.rows, 'row')}: {safe(each.reason)}, first {safe(each.first)}",
         )
         for each in plan.dropped
     ]

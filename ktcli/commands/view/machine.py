@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ktcli.assembly.survey import Surveyed
-from ktcli.errors import gib, predicted
+from ktcli.errors import counted, gib, predicted
 from ktcli.hardware import amx
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem
@@ -16,7 +16,7 @@ from ktcli.hardware.numa import AUTO, Numa
 from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import cpu_text, numbered
 from ktcli.measure import tiles
-from ktcli.output import counted, out, safe
+from ktcli.output import out, safe
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from ktcli.commands.view.figures import (
     warn_noisy,
 )
 from ktcli.engine import Engine
-from ktcli.errors import gib, predicted
+from ktcli.errors import counted, gib, predicted
 from ktcli.measure.bench import BenchResult, Ceilings, Phase
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.output import counted, out
+from ktcli.output import out
 
 
 def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
