@@ -144,7 +144,8 @@ def _is_it(text: str, found: BaseModel) -> bool:
         named = parse(text)
     except KtError:
         return False
-    return named.lasting == found.said or named.name == found.name
+    here = named.lasting == found.said or named.name == found.name
+    return here or (named.folder is not None and named.folder.name == found.name)
 
 
 # --- finding ----------------------------------------------------------------------------------------

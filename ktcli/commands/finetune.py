@@ -238,7 +238,7 @@ def _train(asked: Asked) -> None:
             f"step {result.step} of {result.steps} is saved in {result.checkpoint}; "
             "the same command with resume_from_checkpoint=true goes on from there"
         )
-    _finish(asked, result)
+    _finish(asked, result, chats=bool(texts.template.source))
 
 
 def _run(run: FinetuneRun, asked: Asked) -> RunResult:
@@ -327,7 +327,7 @@ def _draw(run: FinetuneRun, asked: Asked) -> None:
     draw_into(path, lambda beside: draw_losses(beside, run.log.losses, run.log.evaluations))
 
 
-def _finish(asked: Asked, result: RunResult) -> None:
+def _finish(asked: Asked, result: RunResult, *, chats: bool) -> None:
     """Imports the adapter, and says how it is used."""
     from ktcli.assembly.adapters import import_adapter
 
@@ -346,9 +346,10 @@ def _finish(asked: Asked, result: RunResult) -> None:
     evaluated = "" if result.evaluated is None else f", evaluation loss {result.evaluated:.4f}"
     steps = counted(result.steps, "step")
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
+    model = f"{safe(base)}+{safe(found.name)}"
     out.result(
         document,
         f"Trained {safe(found.name)} for {safe(found.base.name)}: {steps}{loss}{evaluated}\n\n"
-        f"  kt chat {safe(base)}+{safe(found.name)}\n"
+        f"  {f'kt chat {model}' if chats else f'kt eval {model} --text FILE'}\n"
         f"  kt adapter export {safe(found.name)} DIR    to publish it in peft's layout",
     )

@@ -139,7 +139,7 @@ def _dropped(read: SampleSet) -> str:
 def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
     """Returns the conversion of the model, pulled and made if need be, and its texts; raises as `prepare`."""
     ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
-    return ready, read_text_model(ready.base, ready.pack)
+    return ready, read_text_model(ready.base, ready.pack, chats=False)  # texts need no template
 
 
 def plan_asked(

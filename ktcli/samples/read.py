@@ -99,7 +99,7 @@ class _SampleMaker:
     """Makes samples of rows, and remembers those that it knows and what it left out."""
 
     def __init__(self, texts: TextModel, settings: SampleSettings) -> None:
-        self._settings = settings
+        self._settings, self._template = settings, texts.template
         self._cutter = ConversationCutter(texts, settings)
         self._encoder = SampleEncoder(texts, settings.cutoff_len)
         self._dropped: dict[str, tuple[int, str]] = {}
@@ -161,6 +161,11 @@ class _SampleMaker:
         if isinstance(content, TrainedText):
             yield from self._checked([self._encoder.text(content.text)], where)
             return
+        if not self._template.source:
+            raise BadData(
+                f"{where}: a conversation, but {self._template.name} has no chat template, as base models have none",
+                hint='train it on plain text, {"text": "…"}, or use the instruction-tuned version',
+            )
         if not content.answers:
             self._drop(_EMPTY if content.has_empty else _UNANSWERED, where)
             return

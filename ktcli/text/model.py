@@ -67,7 +67,12 @@ class TextModel:
 
 
 def read_text_model(
-    name: str, folder: Path, *, allow_special: bool = False, tokenizer: Tokenizer | None = None
+    name: str,
+    folder: Path,
+    *,
+    allow_special: bool = False,
+    tokenizer: Tokenizer | None = None,
+    chats: bool = True,
 ) -> TextModel:
     """Returns the text files of a model, read; it is cheap, so it comes before weights are converted or loaded.
 
@@ -75,11 +80,12 @@ def read_text_model(
         name: of the model; the built-in one is told what kt's tables say today.
         allow_special: whether texts of a conversation may give control tokens.
         tokenizer: the model's, if it was read before.
+        chats: whether it must have a chat template.
     Raises:
         BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
     """
     tokenizer = tokenizer or load_tokenizer(folder)
-    template = load_template(folder, name=name)
+    template = load_template(folder, name=name, chats=chats)
     stop_ids = read_stop_ids(folder, tokenizer, template)
     control = ControlTokens(tokenizer, allowed=allow_special)
     config = folder / "tokenizer_config.json"

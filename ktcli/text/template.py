@@ -175,9 +175,11 @@ def _size(value: Any) -> tuple[int, int]:
     return items, chars
 
 
-def find_template(folder: Path, *, name: str) -> str:
+def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
     """Returns the text of a model's template; an empty one of an embedding model that has none.
 
+    Args:
+        chats: whether there must be one for conversations; else the text is empty where the folder has none.
     Raises:
         BadCheckpoint: the folder has none; base models do not, and some makers publish a program instead.
     """
@@ -191,7 +193,7 @@ def find_template(folder: Path, *, name: str) -> str:
             found = _default_of(found)
         if isinstance(found, str):
             return found
-    if makes_embeddings(folder):
+    if not chats or makes_embeddings(folder):
         return ""
     raise BadCheckpoint(
         f"{name} has no chat template: it is a base model, or its publisher provides code instead, "
@@ -229,6 +231,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
-def load_template(folder: Path, *, name: str) -> ChatTemplate:
-    """Returns the template of the model whose data files lie in `folder`."""
-    return ChatTemplate(find_template(folder, name=name), name=name, tokens=special_tokens(folder))
+def load_template(folder: Path, *, name: str, chats: bool = True) -> ChatTemplate:
+    """Returns the template of the model whose data files lie in `folder`; `chats` as in `find_template`."""
+    source = find_template(folder, name=name, chats=chats)
+    return ChatTemplate(source, name=name, tokens=special_tokens(folder))

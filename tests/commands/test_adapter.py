@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from weights.fake_checkpoint import FP8, QWEN3, random_checkpoint, sources, writ
 
 from ktcli import manifest
 from ktcli.adapters.folder import open_adapter
-from ktcli.assembly.adapters import digest_of
+from ktcli.assembly.adapters import BaseModel, compare_base, digest_of
 from ktcli.errors import ExitCode
 from ktcli.main import main
 from ktcli.models import build
@@ -185,6 +186,15 @@ def test_a_base_that_is_not_here(folder: Path, tmp_path: Path, capsys: Capture) 
         ["adapter", "import", str(folder), "--base", "qwen3-30b-a3"], capsys, ExitCode.NOT_FOUND
     )
     assert "qwen3-30b-a3b" in error["hint"]
+
+
+def test_a_base_in_another_folder_is_known_by_its_name(tmp_path: Path) -> None:
+    """A GGUF file trained on in one folder, and chatted with by the name that the library gave it."""
+    warned: list[str] = []
+    listener: Any = SimpleNamespace(warn=warned.append)
+    for said in ("/somewhere/else/tiny.Q4_1.gguf", "/somewhere/else/other.gguf"):
+        compare_base(said, BaseModel("tiny.Q4_1.gguf", "tiny.Q4_1.gguf", build(QWEN3)), listener)
+    assert len(warned) == 1 and "names /somewhere/else/other.gguf" in warned[0]
 
 
 def test_another_base_of_the_same_shape_is_warned_of(

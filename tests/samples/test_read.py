@@ -16,7 +16,7 @@ from samples import models
 from ktcli.errors import KtError, UsageError
 from ktcli.resources import data_path
 from ktcli.samples.read import read_samples
-from ktcli.samples.sample import DropCount, Sample, SampleSet, SampleSettings
+from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
 from ktcli.samples.source import DataSource, sources_of
 from ktcli.text.model import TextModel, read_text_model
 
@@ -142,6 +142,20 @@ def test_a_text_begins_as_the_tokenizer_says(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [{"text": "hello"}])
     [found] = read_samples(sources_of((), None, [path]), texts, SampleSettings()).samples
     assert texts.tokenizer.decode(found.ids, special=True) == "<s>hello"
+
+
+def test_a_base_model_is_trained_on_texts_alone(tmp_path: Path) -> None:
+    models.family(tmp_path, "llama3")
+    (tmp_path / "m").mkdir()
+    for name in ("tokenizer.json", "generation_config.json"):
+        (tmp_path / "llama3" / name).rename(tmp_path / "m" / name)
+    texts = read_text_model("base", tmp_path / "m", chats=False)
+    rows = write(tmp_path / "t.jsonl", [{"text": "hello world"}])
+    [found] = read_samples(sources_of((), None, [rows]), texts, SampleSettings()).samples
+    assert texts.tokenizer.decode(found.ids) == "hello world"
+    rows = write(tmp_path / "c.jsonl", [asks("a", "b")])
+    with pytest.raises(BadData, match=r"c.jsonl, line 1: .* base has no chat template"):
+        read_samples(sources_of((), None, [rows]), texts, SampleSettings())
 
 
 def test_a_refused_conversation_is_left_out(tmp_path: Path) -> None:
