@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import uncompiled  # noqa: F401
 from torch import Tensor
 
 # They look at what kernels have computed, or take memory off an allocator whose sizes are the real device's.

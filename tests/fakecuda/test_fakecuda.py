@@ -33,14 +33,6 @@ pytestmark = [
 ]
 
 
-# Assembles nothing, as nothing is run: ops/triton/test_triton.py looks at what assembling gives.
-PTXAS = """#!/bin/sh
-case "$*" in *--version*) exec {real} "$@" ;; esac
-while [ "$1" != -o ]; do shift; done
-echo >"$2"
-"""
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """In which torch finds H100s that compute nothing, one unless told otherwise."""
@@ -48,16 +40,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip("gcc and binutils are needed")
     made = tmp_path_factory.mktemp("fakecuda")
     libraries.build(SITE, made)
-    assembler = made / "ptxas"
-    assembler.write_text(PTXAS.format(real=SITE / "triton/backends/nvidia/bin/ptxas"))
-    assembler.chmod(0o755)
     return {
         **os.environ,
         "LD_PRELOAD": str(made / "libcuda.so.1"),
         "LD_LIBRARY_PATH": str(made),
         "TRITON_LIBCUDA_PATH": str(made),
         "TRITON_CACHE_DIR": str(made / "triton"),
-        "TRITON_PTXAS_PATH": str(assembler),
         "FAKE_DEVICES": "1",
         "FAKE_LOG": str(made / "log"),
         "PYTHONPATH": os.pathsep.join(map(str, (SITE, HERE, ROOT))),
@@ -95,7 +83,7 @@ def test_under_the_fake(environment: dict[str, str], devices: int, tests: list[s
 
 
 # kt, on a machine whose driver is loaded, as far as it can tell.
-KT = "import ktcli.hardware.gpu as gpu; gpu._DRIVERS = '/',; from ktcli.start import run; run()"
+KT = "import uncompiled; import ktcli.hardware.gpu as gpu; gpu._DRIVERS = '/',; from ktcli.start import run; run()"
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
 *uuid) echo "0, GPU-11111111-2222" ;;
@@ -179,6 +167,7 @@ FAILED = "the GPU failed during "
 # A server whose GPU vanishes when a line comes.
 SERVER = """
 import ctypes, sys, threading
+import uncompiled
 import ktcli.hardware.gpu as gpu
 import ktcli.planner.placement as placement
 from ktcli.start import run
