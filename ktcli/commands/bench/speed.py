@@ -17,6 +17,7 @@ from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without
 from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_with_adapter
+from ktcli.commands.bench.cache import cache
 from ktcli.commands.bench.finetune import finetune
 from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
@@ -205,6 +206,7 @@ app.command()(kernel)
 app.command()(finetune)
 app.command()(mixed)
 app.command()(serve)
+app.command()(cache)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,303 @@
+"""`kt bench cache`: what caches and routers would do with requests that were recorded, and what is needed for them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.assembly.served import ServedFacts, served_facts
+from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
+from ktcli.errors import UsageError
+from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
+from ktcli.measure.routing import Rule
+from ktcli.measure.sizing import Choices, compare
+from ktcli.measure.trace_replay import Pace
+from ktcli.output import out
+from ktcli.settings import SIZES
+
+_RULES = [rule.value for rule in Rule]
+_ALL_RULES = ",".join(_RULES)
+_MOST_SERVERS, _MOST_FLEETS = 64, 500
+_DISK_BPS = (
+    1e9  # of reading pages, slower than any NVMe drive; reading must beat computing to matter
+)
+_TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kM]?)\s*tokens?", re.ASCII)
+_THOUSANDS = {"": 1, "k": 1000, "M": 1_000_000}
+_UNLIMITED = "unlimited"
+_SIZES = "sizes separated by commas, such as 16G, 500ktokens, 2Mtokens, unlimited or 0"
+
+ModelOpt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model whose plan says the speed, the bytes of a token and the sizes of the caches here.",
+    ),
+]
+TraceOpt = Annotated[
+    Path,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Trace of requests, as kt serve --record-trace and Mooncake write it.",
+    ),
+]
+MemoryOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE,...",
+        help="Sizes of each server's cache in memory: 16G, 500ktokens, unlimited. Default: that of kt serve MODEL,"
+        " else unlimited.",
+    ),
+]
+DiskOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--disk",
+        metavar="SIZE,...",
+        help="Sizes of its cache on disk. Default: that of kt serve MODEL and unlimited, else 0.",
+    ),
+]
+ServersOpt = Annotated[str, typer.Option("--servers", metavar="N,...", help="Numbers of servers.")]
+RoutingOpt = Annotated[
+    str,
+    typer.Option(
+        "--routing",
+        metavar="RULE,...",
+        help=f"Rules by which a router chooses a server: {', '.join(_RULES)}.",
+    ),
+]
+SpeedOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--speed",
+        metavar="TOK_S",
+        min=0.01,
+        max=1e9,
+        help="Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
+    ),
+]
+DecodeOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--decode-speed",
+        metavar="TOK_S",
+        min=0.01,
+        max=1e9,
+        help="Tokens that it writes in a second, of all answers together. Default: answers take no time.",
+    ),
+]
+BytesOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--bytes-per-token",
+        metavar="N",
+        min=1,
+        max=1 << 30,
+        help="Bytes of a token in the cache. Default: MODEL's.",
+    ),
+]
+WaitOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--max-wait",
+        metavar="SECONDS",
+        min=0.001,
+        max=1e9,
+        help="Longest wait for the first token that 95 % of the requests may have. Default: any.",
+    ),
+]
+StretchOpt = Annotated[
+    float,
+    typer.Option(
+        "--stretch",
+        metavar="X",
+        min=1e-6,
+        max=1e6,
+        help="Replay the trace over X times its time: 10 for a tenth of its requests per second.",
+    ),
+]
+BlockOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--block",
+        metavar="N",
+        min=1,
+        max=MOST_BLOCK_TOKENS,
+        help="Tokens of a block of the trace. Default: the power of two that fits its lengths.",
+    ),
+]
+
+
+def cache(
+    trace: TraceOpt,
+    model: ModelOpt = None,
+    memory: MemoryOpt = None,
+    disk: DiskOpt = None,
+    servers: ServersOpt = "1,2,4",
+    routing: RoutingOpt = _ALL_RULES,
+    speed: SpeedOpt = None,
+    decode_speed: DecodeOpt = None,
+    bytes_per_token: BytesOpt = None,
+    max_wait: WaitOpt = None,
+    stretch: StretchOpt = 1.0,
+    block: BlockOpt = None,
+    json: JsonOpt = False,
+) -> None:
+    """Replay recorded requests: is a second server needed, a larger cache, or only a router?
+
+    Counts how much of the prompts would be found in caches of these sizes, with so many servers behind a router, and
+    how long requests would wait. The first value of each list is what you have, the others are what you could have
+    instead; every combination is tried. Nothing is loaded.
+
+    Examples:
+
+      kt bench cache qwen3-30b-a3b --trace requests.jsonl
+
+      kt bench cache --trace requests.jsonl --memory 500ktokens,2Mtokens --speed 300
+
+      kt bench cache qwen3-30b-a3b --trace requests.jsonl --servers 2,3 --disk 40G,400G --max-wait 20
+
+      kt bench cache --trace conversation_trace.jsonl --stretch 40 --speed 500 --json
+    """
+    numbers, rules = _numbers(servers), _rules(routing)
+    sizes = {"--memory": _sizes("--memory", memory), "--disk": _sizes("--disk", disk)}
+    facts, name = None, ""
+    if model is not None:
+        subject = find_subject(model, ask_hub=True, tell=out.note)
+        facts, name = served_facts(subject, out), subject.title
+        if speed is None and not facts.is_measured:
+            facts.plan.require(name)
+    token_bytes = bytes_per_token or (facts.token_bytes if facts else None)
+    _require_bytes(sizes, token_bytes)
+    requests = _read(trace, block)
+    choices = Choices(numbers, rules, *_blocks(sizes, facts, token_bytes, requests.block))
+    if (n := len(choices.fleets())) > _MOST_FLEETS:
+        raise UsageError(
+            f"these are {n:,} combinations, more than {_MOST_FLEETS}", hint="give fewer values"
+        )
+    tok_s = speed or (facts.prompt_tok_s if facts else None)
+    pace = None
+    if tok_s is not None:
+        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
+        pace = Pace(tok_s, disk_tok_s, decode_speed or inf, stretch)
+    with out.progress("Replaying", len(choices.fleets()), unit="replays") as bar:
+        found = compare(requests, choices, pace, lambda done: bar.update(done=done))
+    source = (
+        "given"
+        if speed
+        else ""
+        if facts is None
+        else "measured"
+        if facts.is_measured
+        else "predicted"
+    )
+    about = ReplaySubject(trace, requests, name, source, token_bytes, max_wait)
+    out.result(replay_document(about, found), lambda: replay_words(about, found))
+
+
+def _read(path: Path, block: int | None) -> RequestTrace:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 0  # reading it says what is wrong
+    with out.progress(f"Reading {path.name}", size or None, unit="B") as bar:
+        return read_trace(path, block, lambda read: bar.update(done=read))
+
+
+def _parts(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Returns the numbers of servers. Raises: UsageError: they are not."""
+    parts = _parts(text)
+    if not all(
+        len(each) < 4 and each.isascii() and each.isdigit() and 1 <= int(each) <= _MOST_SERVERS
+        for each in parts
+    ):
+        raise UsageError(
+            f"--servers cannot be {text[:40]!r}",
+            hint=f"use numbers from 1 to {_MOST_SERVERS}, for example 1,2,4",
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _rules(text: str) -> tuple[Rule, ...]:
+    """Returns the rules of routing. Raises: UsageError: they are not."""
+    parts = _parts(text)
+    if wrong := [each for each in parts if each not in _RULES]:
+        raise UsageError(
+            f"--routing has no rule {wrong[0][:40]!r}", hint=f"use some of {_ALL_RULES}"
+        )
+    return tuple(dict.fromkeys(map(Rule, parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """A size of a cache, in bytes or in tokens; neither: it has no limit."""
+
+    size_bytes: int | None = None
+    tokens: int | None = None
+
+
+def _sizes(option: str, text: str | None) -> list[_Size] | None:
+    """Returns the sizes of an option; None: it was not given. Raises: UsageError: they are not sizes."""
+    if text is None:
+        return None
+    found = []
+    for each in _parts(text):
+        if tokens := _TOKENS.fullmatch(each):
+            found.append(_Size(tokens=int(float(tokens[1]) * _THOUSANDS[tokens[2]])))
+        elif each == _UNLIMITED:
+            found.append(_Size())
+        else:
+            try:
+                size_bytes = SIZES.read(each)
+            except ValueError:
+                raise UsageError(
+                    f"{option} cannot be {text[:40]!r}", hint=f"use {_SIZES}"
+                ) from None
+            found.append(_Size(size_bytes) if size_bytes else _Size(tokens=0))
+    return found
+
+
+def _require_bytes(sizes: dict[str, list[_Size] | None], token_bytes: int | None) -> None:
+    """Checks that sizes in bytes mean something. Raises: UsageError: the bytes of a token are not known."""
+    for option, given in sizes.items():
+        if token_bytes is None and any(each.size_bytes is not None for each in given or ()):
+            raise UsageError(
+                f"{option} is in bytes, but the bytes of a token are not known",
+                hint="name a MODEL, use --bytes-per-token N, or give tokens, such as 500ktokens",
+            )
+
+
+def _blocks(
+    sizes: dict[str, list[_Size] | None],
+    facts: ServedFacts | None,
+    token_bytes: int | None,
+    block: int,
+) -> list[tuple[int | None, ...]]:
+    """Returns the sizes of the caches in memory and on disk, in blocks; None: without a limit."""
+    usual = {"--memory": [_Size()], "--disk": [_Size(tokens=0)]}
+    if facts is not None:
+        usual["--memory"] = [_Size(tokens=facts.memory_tokens)]
+        usual["--disk"] = [_Size(facts.disk_bytes), _Size()]
+
+    def blocks(size: _Size) -> int | None:
+        if size.size_bytes is not None:
+            assert token_bytes is not None
+            return size.size_bytes // (token_bytes * block)
+        return None if size.tokens is None else size.tokens // block
+
+    return [
+        tuple(dict.fromkeys(blocks(size) for size in given or usual[option]))
+        for option, given in sizes.items()
+    ]

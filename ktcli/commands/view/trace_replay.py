@@ -1,0 +1,318 @@
+"""Shows what replays of a request trace found: as a document, as a table, and as an answer in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ktcli.errors import counted, gib, predicted
+from ktcli.measure.request_trace import RequestTrace
+from ktcli.measure.routing import Rule
+from ktcli.measure.sizing import WAITING_PERCENT, Compared, Need, Verdict, verdict
+from ktcli.measure.trace_replay import USUAL_LOAD, Fleet, Replayed
+from ktcli.output import out
+
+_ROUTING = {
+    Rule.ROUND_ROBIN: "round robin",
+    Rule.LEAST_LOADED: "least-loaded routing",
+    Rule.PREFIX: "prefix-aware routing",
+}
+_WORTH = 0.05  # of all tokens, that a larger cache has to save to be named
+_HEAD = (
+    "servers",
+    "routing",
+    "memory",
+    "disk",
+    "cached",
+    "at best",
+    "on disk",
+    "requests",
+    "load",
+    "wait",
+    "p95",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySubject:
+    """What was replayed.
+
+    Attributes:
+        model: the name of the model that servers have; empty: none was named.
+        source: who says the speed: "given", "measured" or "predicted"; empty: nobody does.
+        token_bytes: the bytes of a token in the cache; None: nobody says.
+        most_wait_s: the seconds that most requests may wait; None: any.
+    """
+
+    path: Path
+    trace: RequestTrace
+    model: str
+    source: str
+    token_bytes: int | None
+    most_wait_s: float | None
+
+
+def replay_document(about: ReplaySubject, compared: Compared) -> dict[str, Any]:
+    """Returns the results for --json; shares in percent, sizes in tokens, None: without a limit."""
+    trace, pace = about.trace, compared.pace
+    found = verdict(compared, about.most_wait_s)
+    return {
+        "work": "cache",
+        "trace": str(about.path),
+        "model": about.model or None,
+        "requests": trace.requests,
+        "span_s": trace.span_s,
+        "stretch": pace.stretch if pace else 1.0,
+        "input_tokens": trace.tokens,
+        "output_tokens": int(trace.outputs.sum()),
+        "block_tokens": trace.block,
+        "blocks": trace.blocks,
+        "distinct_blocks": trace.distinct_blocks,
+        "common_percent": 100 * trace.common_share,
+        "ideal_percent": 100 * compared.ideal.cached,
+        "ideal_blocks_percent": 100 * compared.ideal.cached_blocks,
+        "bytes_per_token": about.token_bytes,
+        "tok_s": pace and pace.tok_s,
+        "tok_s_source": about.source or None,
+        "decode_tok_s": pace.decode_tok_s if pace and isfinite(pace.decode_tok_s) else None,
+        "results": [_row(about, compared, each) for each in compared.replays.values()],
+        "need": found.need.value,
+        "needed": None if found.fleet is None else _fleet(found.fleet, trace.block),
+        "servers_at_least": found.servers,
+        "answer": answer(about, compared, found),
+    }
+
+
+def _fleet(fleet: Fleet, block: int) -> dict[str, Any]:
+    return {
+        "servers": fleet.servers,
+        "routing": fleet.rule.value if fleet.servers > 1 else None,
+        "memory_tokens": None if fleet.memory is None else fleet.memory * block,
+        "disk_tokens": None if fleet.disk is None else fleet.disk * block,
+    }
+
+
+def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, Any]:
+    times: dict[str, float | None] = dict.fromkeys(
+        ("load_percent", "wait_s", "wait_s_p50", "wait_s_p95")
+    )
+    if compared.pace is not None:
+        times |= {
+            "load_percent": 100 * each.load if isfinite(each.load) else None,
+            "wait_s": float(each.waits_s.mean()),
+            "wait_s_p50": float(np.percentile(each.waits_s, 50)),
+            "wait_s_p95": _p95(each),
+        }
+    return {
+        **_fleet(each.fleet, about.trace.block),
+        "cached_percent": 100 * each.cached,
+        "cached_blocks_percent": 100 * each.cached_blocks,
+        "disk_percent": 100 * each.disk_tokens / each.tokens,
+        "bound_percent": 100 * compared.bounds[each.fleet],
+        "busiest_percent": 100 * each.busiest,
+        **times,
+    }
+
+
+def replay_words(about: ReplaySubject, compared: Compared) -> str:
+    """Returns the results in words: the trace, the table, and the answer."""
+    trace, pace = about.trace, compared.pace
+    stretched = (
+        f", replayed over {seconds(pace.stretch * trace.span_s)}"
+        if pace and pace.stretch != 1
+        else ""
+    )
+    rows = [
+        ("Trace", f"{counted(trace.requests, 'request')} in {seconds(trace.span_s)}{stretched}"),
+        (
+            "Prompts",
+            f"{millions(trace.tokens)} tokens, {trace.tokens / trace.requests:,.0f} each, in blocks of {trace.block};"
+            f" answers {millions(int(trace.outputs.sum()))}",
+        ),
+        (
+            "Reuse",
+            f"{percent(compared.ideal.cached)} of the tokens at best, {percent(compared.ideal.cached_blocks)} of the"
+            " blocks: one cache without a limit",
+        ),
+    ]
+    rows += [("Model", about.model)] if about.model else []
+    rows += [("Token", f"{gib(about.token_bytes)} in the cache")] if about.token_bytes else []
+    rows += [("Speed", _speed_words(about, compared))]
+    table = out.table(
+        [_cells(about, compared, each) for each in compared.replays.values()],
+        _HEAD,
+        right=(0, *range(2, len(_HEAD))),
+    )
+    lines = [
+        out.fold(line, "  ")
+        for line in answer(about, compared, verdict(compared, about.most_wait_s))
+    ]
+    return "\n".join([out.table(rows), "", table, "", *lines])
+
+
+def _speed_words(about: ReplaySubject, compared: Compared) -> str:
+    if compared.pace is None:
+        return f"not known; servers are taken to be busy {percent(USUAL_LOAD, 0)} of the time"
+    pace = compared.pace
+    answers = "not counted"
+    if isfinite(pace.decode_tok_s):
+        answers = f"{predicted(pace.decode_tok_s)} tokens/s"
+    where = {"given": "", "measured": " (measured here)", "predicted": " (predicted by kt plan)"}[
+        about.source
+    ]
+    return f"prompts {predicted(pace.tok_s)} tokens/s{where}, answers {answers}"
+
+
+def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str]:
+    fleet = each.fleet
+    times = ["", "", ""]
+    if compared.pace is not None:
+        load = percent(each.load, 0) if isfinite(each.load) else ""
+        times = [load, seconds(float(each.waits_s.mean())), seconds(_p95(each))]
+    return [
+        str(fleet.servers),
+        fleet.rule.value if fleet.servers > 1 else "",
+        size(about, fleet.memory),
+        size(about, fleet.disk),
+        percent(each.cached),
+        percent(compared.bounds[fleet]),
+        percent(each.disk_tokens / each.tokens),
+        percent(each.busiest, 0),
+        *times,
+    ]
+
+
+def answer(about: ReplaySubject, compared: Compared, found: Verdict) -> list[str]:
+    """Returns the answer to what is needed, a sentence or two each; depends on nothing but what it is given."""
+    lines = [_need_words(about, compared, found)]
+    lines += _routing_words(compared)
+    lines += _size_words(about, compared)
+    if compared.pace is not None and not isfinite(compared.pace.decode_tok_s):
+        lines.append("The time to write answers is not counted; --decode-speed TOK_S counts it.")
+    return lines
+
+
+def _need_words(about: ReplaySubject, compared: Compared, found: Verdict) -> str:
+    have = compared.replays[compared.choices.have]
+    n = have.fleet.servers
+    if found.need is Need.UNKNOWN:
+        if compared.pace is not None:
+            return "All requests came at the same time, so load says nothing; only the shares do."
+        return "Whether servers keep up depends on their speed: name a MODEL, or use --speed TOK_S."
+    now = _busy_words(about, have)
+    if found.need is Need.NOTHING:
+        return f"{_servers(n)} {'is' if n == 1 else 'are'} enough: {now}."
+    if found.fleet is None:
+        return (
+            f"None of these keeps up: now {now}. {_servers(found.servers or 1)} would, at least, if all is cached that"
+            " can be."
+        )
+    then = _busy_words(about, compared.replays[found.fleet])
+    if found.need is Need.ROUTER:
+        return f"Only another router is needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
+    if found.need is Need.CACHE:
+        return f"Only a larger cache is needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
+    return (
+        f"More servers are needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
+    )
+
+
+def _servers(n: int) -> str:
+    return f"{n} server{'' if n == 1 else 's'}"
+
+
+def _busy_words(about: ReplaySubject, each: Replayed) -> str:
+    whose = "it is" if each.fleet.servers == 1 else "the busiest is"
+    waits = f"{WAITING_PERCENT} % of the requests wait at most {seconds(_p95(each))}"
+    return f"{whose} busy {percent(each.load, 0)} of the time, and {waits}"
+
+
+def _with(about: ReplaySubject, fleet: Fleet, have: Fleet) -> str:
+    """Returns what a fleet has that another does not have."""
+    parts = [_servers(fleet.servers)] if fleet.servers != have.servers else []
+    if fleet.servers > 1 and (fleet.rule is not have.rule or fleet.servers != have.servers):
+        parts.append(_ROUTING[fleet.rule])
+    if fleet.memory != have.memory:
+        parts.append(f"{size(about, fleet.memory)} in memory")
+    if fleet.disk != have.disk:
+        parts.append(f"{size(about, fleet.disk)} on disk")
+    return ", ".join(parts)
+
+
+def _routing_words(compared: Compared) -> list[str]:
+    """Returns a sentence about routing, where several servers were compared by several rules."""
+    choices = compared.choices
+    n = choices.servers[0] if choices.servers[0] > 1 else max(choices.servers)
+    if n == 1 or len(choices.rules) == 1:
+        return []
+    each = {
+        rule: compared.replays[Fleet(n, rule, choices.memory[0], choices.disk[0])].cached
+        for rule in choices.rules
+    }
+    shares = ", ".join(f"{percent(share)} with {_ROUTING[rule]}" for rule, share in each.items())
+    return [f"Routing of {n} servers decides how much is cached: {shares}."]
+
+
+def _size_words(about: ReplaySubject, compared: Compared) -> list[str]:
+    """Returns a sentence about larger caches: the smallest that saves nearly what the best does."""
+    choices = compared.choices
+    have = compared.replays[choices.have]
+    others = [
+        each
+        for fleet, each in compared.replays.items()
+        if (fleet.servers, fleet.rule) == (have.fleet.servers, have.fleet.rule)
+    ]
+    best = max(others, key=lambda each: each.cached)
+    if len(others) == 1:
+        return []
+    if best.cached < have.cached + _WORTH:
+        return [
+            f"A larger cache saves little: {percent(best.cached)} at most, {percent(have.cached)} now."
+        ]
+    good = next(each for each in others if each.cached > best.cached - _WORTH / 5)
+    where = _with(about, good.fleet, have.fleet)
+    return [
+        f"A larger cache saves work: {percent(good.cached)} are cached with {where}, {percent(have.cached)} now."
+    ]
+
+
+def _p95(each: Replayed) -> float:
+    return float(np.percentile(each.waits_s, WAITING_PERCENT))
+
+
+def size(about: ReplaySubject, blocks: int | None) -> str:
+    """Returns the size of a cache for people, in bytes where those of a token are known."""
+    if not blocks:
+        return "unlimited" if blocks is None else "none"
+    tokens = blocks * about.trace.block
+    return (
+        f"{millions(tokens)} tokens"
+        if about.token_bytes is None
+        else gib(tokens * about.token_bytes)
+    )
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Returns a share for people: "37.4 %"."""
+    return f"{100 * share:,.{digits}f} %"
+
+
+def millions(count: int) -> str:
+    """Returns a large number for people: "144.8M", "12,345"."""
+    return f"{count / 1e6:,.1f}M" if count >= 1_000_000 else f"{count:,}"
+
+
+def seconds(value: float) -> str:
+    """Returns a time for people: "0.42 s", "12 s", "3.5 min", "21 h"."""
+    for unit, each, below in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 3600 * 48)):
+        if value < below:
+            return (
+                f"{value / each:.2g} {unit}"
+                if value < 100 * each
+                else f"{value / each:,.0f} {unit}"
+            )
+    return f"{value / 86_400:,.1f} days"

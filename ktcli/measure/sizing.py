@@ -1,0 +1,160 @@
+"""Decides from replays of a trace what would let servers keep up: nothing, a router, a larger cache, or more servers.
+
+The first of each list of choices is what somebody has, the others are what could be had instead. What costs least is
+looked at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import product
+from math import ceil
+
+import numpy as np
+
+from ktcli.measure.request_trace import RequestTrace
+from ktcli.measure.routing import Rule
+from ktcli.measure.trace_replay import Fleet, Pace, Replayed, ideal, replay, usual_tok_s
+
+MOST_LOAD = 0.8  # of a server that keeps up: above it, waits grow fast with little more to do
+WAITING_PERCENT = 95  # of the requests that are not to wait longer than somebody says
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The servers that are compared: every combination of these. The first of each is what somebody has.
+
+    Attributes:
+        memory, disk: the blocks that each server can hold there; None: any number.
+    """
+
+    servers: tuple[int, ...]
+    rules: tuple[Rule, ...]
+    memory: tuple[int | None, ...]
+    disk: tuple[int | None, ...]
+
+    @property
+    def have(self) -> Fleet:
+        """What somebody has."""
+        return Fleet(self.servers[0], self.rules[0], self.memory[0], self.disk[0])
+
+    def fleets(self) -> list[Fleet]:
+        """Returns the fleets, each once: one server needs no router."""
+        found = product(self.servers, self.memory, self.disk, self.rules)
+        rule = self.rules[0]
+        return list(
+            dict.fromkeys(Fleet(n, rule if n == 1 else each, *sizes) for n, *sizes, each in found)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compared:
+    """The replays of a trace.
+
+    Attributes:
+        ideal: that of one server with a cache without limit.
+        replays: the replays of all fleets.
+        bounds: the share of the tokens that one cache of all servers' summed size would have, 0..1, by fleet.
+        pace: how fast requests come and are read; None: nobody said, and times mean nothing.
+    """
+
+    choices: Choices
+    ideal: Replayed
+    replays: Mapping[Fleet, Replayed]
+    bounds: Mapping[Fleet, float]
+    pace: Pace | None
+
+
+def compare(
+    trace: RequestTrace,
+    choices: Choices,
+    pace: Pace | None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Compared:
+    """Replays a trace through all fleets; returns what they did.
+
+    Args:
+        pace: how fast requests come and are read; None: nobody knows, so that load only spreads the requests.
+        progress: called after each fleet with the number of fleets done.
+    """
+    replays: dict[Fleet, Replayed] = {}
+    bounds: dict[Fleet, float] = {}
+    pooled: dict[Fleet, float] = {}
+    for done, fleet in enumerate(choices.fleets()):
+        how = pace or Pace(usual_tok_s(trace, fleet.servers))
+        found = replays[fleet] = replay(trace, fleet, how)
+        pool = _pooled(fleet)
+        if pool not in pooled:
+            pooled[pool] = found.cached if fleet.servers == 1 else replay(trace, pool, how).cached
+        bounds[fleet] = pooled[pool]
+        progress(done + 1)
+    return Compared(choices, ideal(trace, pace), replays, bounds, pace)
+
+
+def _pooled(fleet: Fleet) -> Fleet:
+    """Returns one server with the caches of all."""
+    sizes = [None if each is None else fleet.servers * each for each in (fleet.memory, fleet.disk)]
+    return Fleet(1, Rule.ROUND_ROBIN, *sizes)
+
+
+class Need(Enum):
+    """What is needed to keep up."""
+
+    NOTHING = "nothing"
+    ROUTER = "router"
+    CACHE = "cache"
+    SERVERS = "servers"
+    MORE = "more servers than compared"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What is needed to keep up.
+
+    Attributes:
+        fleet: the cheapest fleet that keeps up; None: none of those compared does, or no speed is known.
+        servers: how many servers are busy MOST_LOAD of the time if all is cached that can be; None: no speed is known.
+    """
+
+    need: Need
+    fleet: Fleet | None = None
+    servers: int | None = None
+
+
+def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
+    """Returns whether servers keep up: the busiest is not busy all the time, and few requests wait too long.
+
+    Args:
+        most_wait_s: the seconds that WAITING_PERCENT of the requests may wait; None: any.
+    """
+    if replayed.load > MOST_LOAD:
+        return False
+    return (
+        most_wait_s is None
+        or float(np.percentile(replayed.waits_s, WAITING_PERCENT)) <= most_wait_s
+    )
+
+
+def verdict(compared: Compared, most_wait_s: float | None = None) -> Verdict:
+    """Returns what is needed to keep up, of several ways the one that costs least: a router, then a larger cache, then
+    more servers."""
+    have, replays = compared.choices.have, compared.replays
+    if compared.pace is None or not compared.ideal.span_s:
+        return Verdict(Need.UNKNOWN)
+    enough = [fleet for fleet, each in replays.items() if keeps_up(each, most_wait_s)]
+    least = max(1, ceil(compared.ideal.load / MOST_LOAD))
+    if have in enough:
+        return Verdict(Need.NOTHING, have, least)
+    more = [each for each in enough if each.servers > have.servers]
+    ways: list[tuple[Need, list[Fleet]]] = [
+        (Need.ROUTER, [each for each in enough if replace(each, rule=have.rule) == have]),
+        (Need.CACHE, [each for each in enough if each.servers == have.servers]),
+        (Need.SERVERS, sorted(more, key=lambda each: each.servers)),
+    ]
+    for need, found in ways:
+        if found:
+            return Verdict(need, found[0], least)
+    return Verdict(Need.MORE, None, least)

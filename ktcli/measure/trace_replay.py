@@ -1,0 +1,149 @@
+"""Replays a request trace through servers with caches behind a router: how much is cached, how long requests wait.
+
+A server reads one prompt at a time, in the order of arrival, at one speed; what it has in memory costs nothing, what it
+has on disk the reading. All that it reads is put into both tiers, as kt does. Answers only take time, if their speed is
+known: a trace does not say which blocks they have, so it is not counted that they are cached as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.measure.block_cache import BlockCache
+from ktcli.measure.request_trace import RequestTrace
+from ktcli.measure.routing import Router, Rule, Thresholds
+
+USUAL_LOAD = 0.7  # of servers whose speed nobody says
+# Of prefix-aware routing. A prompt must go on with a server by more than all prompts have in common. With a smaller
+# spill, load decides so often that most of what is cached is lost: of 65 % that can be cached (requests like Mooncake's
+# synthetic trace, 4 servers, 70 % load) 42 are left with 1, 59 with 4, 64 with 8, and requests wait the longer for it.
+BEYOND_COMMON = 0.1
+SPILL = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Servers behind a router, all alike.
+
+    Attributes:
+        memory, disk: the blocks that each can hold there; None: any number.
+    """
+
+    servers: int
+    rule: Rule
+    memory: int | None
+    disk: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast requests come and are read.
+
+    Attributes:
+        tok_s: the tokens per second of prompts that a server computes.
+        disk_tok_s: those that it reads from its disk.
+        decode_tok_s: the tokens per second of all answers that it writes; infinite: their time is not counted.
+        stretch: the factor by which the times of the trace are longer.
+    """
+
+    tok_s: float
+    disk_tok_s: float = inf
+    decode_tok_s: float = inf
+    stretch: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """What servers did with a trace.
+
+    Attributes:
+        tokens: of all prompts.
+        memory_tokens, disk_tokens: those of them that were in memory, and only on disk.
+        hit_blocks: the blocks found, in either.
+        requests: how many each server got.
+        busy_s: the seconds that each was busy.
+        span_s: the seconds from the first to the last arrival.
+        waits_s: the seconds from each request's arrival until its prompt was read, [R].
+    """
+
+    fleet: Fleet
+    tokens: int
+    memory_tokens: int
+    disk_tokens: int
+    blocks: int
+    hit_blocks: int
+    requests: tuple[int, ...]
+    busy_s: tuple[float, ...]
+    span_s: float
+    waits_s: NDArray[np.float64]
+
+    @property
+    def cached(self) -> float:
+        """The share of all prompts' tokens that were cached, 0..1."""
+        return (self.memory_tokens + self.disk_tokens) / self.tokens
+
+    @property
+    def cached_blocks(self) -> float:
+        """The share of all prompts' blocks that were cached, 0..1."""
+        return self.hit_blocks / self.blocks
+
+    @property
+    def load(self) -> float:
+        """The share of the time that the busiest server needs; above 1 it falls behind."""
+        return max(self.busy_s) / self.span_s if self.span_s else inf
+
+    @property
+    def busiest(self) -> float:
+        """The share of the requests that one server got at most, 0..1."""
+        return max(self.requests) / sum(self.requests)
+
+
+def replay(trace: RequestTrace, fleet: Fleet, pace: Pace) -> Replayed:
+    """Returns what servers do with a trace."""
+    limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), SPILL)
+    router = Router(trace, fleet.rule, fleet.servers, limits)
+    memory = [BlockCache(trace, fleet.memory) for _ in range(fleet.servers)]
+    disk = [BlockCache(trace, fleet.disk) for _ in range(fleet.servers)]
+    queues: Sequence[deque[float]] = [deque() for _ in range(fleet.servers)]  # when each is done
+    requests, busy_s = [0] * fleet.servers, [0.0] * fleet.servers
+    waits_s = np.zeros(trace.requests)
+    in_memory = on_disk = hit_blocks = 0
+    arrivals = (pace.stretch * trace.arrivals_s).tolist()
+    lengths = trace.inputs.tolist(), trace.outputs.tolist()
+    for request, (now, n, answer) in enumerate(zip(arrivals, *lengths, strict=True)):
+        for queue in queues:
+            while queue and queue[0] <= now:
+                queue.popleft()
+        server = router.choose(request, [len(queue) for queue in queues])
+        hits = memory[server].put(request), disk[server].put(request)
+        held = min(hits[0] * trace.block, n)
+        read = min(max(hits) * trace.block, n) - held
+        seconds = (n - held - read) / pace.tok_s + read / pace.disk_tok_s
+        writing = answer / pace.decode_tok_s
+        queue = queues[server]
+        done = max(now, queue[-1] if queue else now) + seconds
+        queue.append(done + writing)
+        waits_s[request] = done - now
+        requests[server] += 1
+        busy_s[server] += seconds + writing
+        in_memory, on_disk, hit_blocks = in_memory + held, on_disk + read, hit_blocks + max(hits)
+    span_s = pace.stretch * trace.span_s
+    counts = trace.tokens, in_memory, on_disk, trace.blocks, hit_blocks
+    return Replayed(fleet, *counts, tuple(requests), tuple(busy_s), span_s, waits_s)
+
+
+def ideal(trace: RequestTrace, pace: Pace | None = None) -> Replayed:
+    """Returns what one server with a cache without limit does: no more of the trace can be cached."""
+    return replay(trace, Fleet(1, Rule.ROUND_ROBIN, None, 0), pace or Pace(tok_s=inf))
+
+
+def usual_tok_s(trace: RequestTrace, servers: int) -> float:
+    """Returns the tokens per second at which servers that cache all they can are busy for USUAL_LOAD of the time."""
+    computed = trace.tokens * (1 - ideal(trace).cached)
+    return computed / (trace.span_s * servers * USUAL_LOAD) if trace.span_s and computed else inf
