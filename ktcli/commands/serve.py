@@ -37,6 +37,7 @@ from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
     from ktcli.server.http.state import Rules
+    from ktcli.server.process.requestrecorder import RequestRecorder
 
 HOST, PORT = "127.0.0.1", 11435
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
@@ -119,6 +120,15 @@ DrainOpt = Annotated[
 LogJsonOpt = Annotated[
     bool, typer.Option("--log-json", help="Write one line of JSON per request to stderr.")
 ]
+RecordTraceOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--record-trace",
+        metavar="FILE",
+        help="Append a line for each request to this file, for kt bench cache: times, lengths and keyed hashes of the"
+        " prompt's blocks, no text.",
+    ),
+]
 BackgroundOpt = Annotated[
     bool,
     typer.Option(
@@ -155,6 +165,7 @@ def serve(
     keep_alive: KeepAliveOpt = None,
     drain: DrainOpt = DRAIN_S,
     log_json: LogJsonOpt = False,
+    record_trace: RecordTraceOpt = None,
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
     context: ContextOpt = None,
@@ -223,6 +234,7 @@ def serve(
         return
     ports = (port, OLLAMA_PORT) if ollama else (port,)
     with _libraries_heard(), sockets_at(host, ports) as listening, owners_socket(port) as owners:
+        recorder = None if record_trace is None else _recorder(record_trace)
         ready_model = prepared(model, how)
         roomy = replace(how, wanted=with_rooms(ready_model, wanted, adapter or ()))
         own = StoredModel(ready_model, lasting_name(model), roomy, own_s)
@@ -250,7 +262,10 @@ def serve(
         others = LibraryReader(own, how, others_s, adapter or ())
         limits = Limits(active=parallel, pause_s=max_pause)
         sockets, again = [*listening, *owners], _reload_of(keys, api_key_file)
-        Serving(Service(own, sockets, rules, others, wanted, limits, out, log, ready, again)).run()
+        service = Service(
+            own, sockets, rules, others, wanted, limits, out, log, ready, again, recorder
+        )
+        Serving(service).run()
     out.note("the server has stopped")
 
 
@@ -315,6 +330,14 @@ def _in_background(here: typer.Context, model: str, port: int) -> None:
     for line in started.warnings:
         out.note(line)
     out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
+
+
+def _recorder(path: Path) -> RequestRecorder:
+    """Returns what records requests into a file."""
+    from ktcli.server.process.requestrecorder import RequestRecorder
+    from ktcli.server.process.tracefile import BlockHasher, TraceFile
+
+    return RequestRecorder(TraceFile.open(path), BlockHasher.of_library(), out.warn)
 
 
 def _reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,36 @@ MOST_BLOCKS = 20_000_000  # different ones, which take 150 bytes each while they
 _MOST_TOKENS = 1 << 30  # of a prompt or an answer
 _MOST_MS = 1 << 50
 _MOST_ID = 1 << 64
-_LENGTHS = ("input_length", "output_length")
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Paths = tuple[tuple[int, ...], ...]
+
+
+class TracedRequest(NamedTuple):
+    """A line of a trace.
+
+    Attributes:
+        timestamp: when the request came, milliseconds.
+        input_length, output_length: the tokens of the prompt and of the answer.
+        hash_ids: the numbers of the prompt's blocks, the last of which may be a part of one.
+    """
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+    @classmethod
+    def read(cls, line: bytes) -> TracedRequest:
+        """Returns the request of a line.
+
+        Raises:
+            ValueError: it is none; the message completes a sentence about the line.
+        """
+        entry = smallfiles.json_object(line)
+        lengths = _length(entry, "input_length", 1), _length(entry, "output_length", 0)
+        return cls(_time(entry), *lengths, _ids(entry))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,20 +172,17 @@ class _Reading:
     def add(self, number: int, line: bytes) -> None:
         """Adds a line. Raises: UsageError: it is not a request, or does not fit those before it."""
         try:
-            entry = smallfiles.json_object(line)
-            time_ms = _time(entry)
+            time_ms, n_tokens, answer, ids = TracedRequest.read(line)
             if self._times_ms and time_ms < self._times_ms[-1]:
                 raise ValueError(
                     f"has the timestamp {time_ms:.10g}, which is before {self._times_ms[-1]:.10g} of the line before"
                 )
-            lengths = [_length(entry, name) for name in _LENGTHS]
-            ids = _ids(entry)
-            self._fit(len(ids), lengths[0])
+            self._fit(len(ids), n_tokens)
         except ValueError as error:
             raise _bad(self._path, number, str(error)) from None
         self._times_ms.append(time_ms)
-        for kept, length in zip(self._lengths, lengths, strict=True):
-            kept.append(length)
+        self._lengths[0].append(n_tokens)
+        self._lengths[1].append(answer)
         self._walk(ids)
         if len(self._nodes) > MOST_BLOCKS:
             said = f"is the first beyond {MOST_BLOCKS:,} different blocks, the most that kt replays"
@@ -261,10 +283,9 @@ def _time(entry: dict[str, Any]) -> float:
     return float(value)
 
 
-def _length(entry: dict[str, Any], name: str) -> int:
+def _length(entry: dict[str, Any], name: str, least: int) -> int:
     """Returns a number of tokens of a line. Raises: ValueError: it has none."""
     value = _required(entry, name)
-    least = 1 if name == _LENGTHS[0] else 0
     if type(value) is not int or not least <= value <= _MOST_TOKENS:
         raise ValueError(
             f"has the {name} {_shown(value)}, which is not a number of tokens from {least}"

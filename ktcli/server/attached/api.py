@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -43,7 +43,7 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.guard import NOTED, is_owner
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import Refusal
-from ktcli.server.http.state import ServerState, state_of
+from ktcli.server.http.state import ServerState, recorded_space, state_of
 from ktcli.server.models.constraining import submitted
 from ktcli.server.models.loaded import Lease
 from ktcli.server.models.model import ServedModel
@@ -126,6 +126,8 @@ async def generate(request: Request) -> App:
         def submit(constraints: Sequence[Constraint]) -> EngineAnswering:
             request = _generation(asked, *constraints)
             made = EngineAnswering(lease.again(), request, asked, state.metrics)
+            if state.recorder is not None:
+                made.ended = state.recorder.begin(recorded_space(lease), request.prompt)
             state.attached.add(made)
             return made
 
@@ -170,6 +172,7 @@ class EngineAnswering:
         self._token_s: float | None = None  # when the last token came
         self._messages: list[Message] = [Began(list(self._engine.operations()))]
         self._came = asyncio.Event()
+        self.ended: Callable[[int], None] = lambda tokens: None
         self._over = False
         self._said = False  # whether an id was told
         sampler = Sampler(asked.sampling)
@@ -232,6 +235,7 @@ class EngineAnswering:
         elif isinstance(message, Over):
             self._over = True
             self._metrics.ended(message.stats, Finish(message.finish), now - self._began_s)
+            self.ended(message.stats.tokens)
             self._lease.release()
             del self._engine, self._model  # their memory may be given back now
         self._messages.append(message)

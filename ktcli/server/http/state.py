@@ -35,6 +35,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import AdaptedModel, ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
+from ktcli.server.process.requestrecorder import RequestRecorder
 from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.infill import Infill
 from ktcli.text.settings import Settings
@@ -108,6 +109,7 @@ class ServerState:
         editor: pulls and removes models for clients; None: it is not allowed.
         listener: receives warnings.
         log: called after each request, see `Guard`.
+        recorder: records requests for replays; None: nobody asked for it.
         begun: whether the server's own model has been loaded once.
         since: when the server began, seconds since 1970.
         abilities: of models, by their keys and identities.
@@ -123,6 +125,7 @@ class ServerState:
     editor: LibraryEditor | None = None
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
+    recorder: RequestRecorder | None = None
     begun: bool = False
     abilities: dict[tuple[str, str], ModelAbilities] = field(default_factory=dict)
     since: int = field(default_factory=lambda: int(time.time()))
@@ -271,6 +274,9 @@ class ServerState:
 
         def submit(constraints: Sequence[Constraint]) -> Generation:
             made = Generation(lease, prompt, options, self.metrics, constraints)
+            if self.recorder is not None:
+                space = recorded_space(lease, options.salt)
+                made.ended = self.recorder.begin(space, prompt.ids)
             self.answering[made.id] = made
             return made
 
@@ -298,6 +304,11 @@ class ServerState:
             KtError: it cannot be made.
         """
         return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+
+
+def recorded_space(lease: Lease, salt: str = "") -> str:
+    """Returns what decides beside the ids of a prompt who shares blocks with it: model, adapter and salt."""
+    return "\0".join((lease.model.backend.pack, lease.name, salt))
 
 
 def _require_texts(model: ServedModel) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ktcli.dialogue.answer import (
@@ -34,6 +34,7 @@ class Generation:
     Attributes:
         id: a name that no other generation has.
         name: the name of the model that answers.
+        ended: called with the tokens of all answers when the last has ended.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Generation:
         # When the last token of each answer came, `time.monotonic`.
         self._token_s: dict[int, float] = {}
         self.came = asyncio.Event()  # set with each event
+        self.ended: Callable[[int], None] = lambda tokens: None
         self._cancelled = False
         self.failure: Exception | None = None  # that ends it whatever the engine says
         self.answers: dict[int, AnswerRun] = {}  # by their numbers
@@ -146,6 +148,7 @@ class Generation:
             self._begin_others(event)
         if not self._open:
             self._lease.release()
+            self.ended(self.tokens)
         self._events.append(event)
         self.came.set()
         if isinstance(

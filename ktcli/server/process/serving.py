@@ -30,6 +30,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.drain import cut_off
 from ktcli.server.process.listening import IDLE_S, Connection
+from ktcli.server.process.requestrecorder import RequestRecorder
 from ktcli.server.process.terminal import StartingTerminal
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer
@@ -53,6 +54,7 @@ class Service:
         listener: receives warnings.
         log: called after each request with its log entry.
         ready: called on the loop's thread when the model is loaded.
+        recorder: records requests, and is closed at the end; None: nobody asked for it.
         reload: called on the loop's thread at SIGHUP: reads files again; None: SIGHUP ends the process as ever.
     """
 
@@ -66,6 +68,7 @@ class Service:
     log: Callable[[dict[str, Any]], None] = lambda entry: None
     ready: Callable[[], None] = lambda: None
     reload: Callable[[], None] | None = None
+    recorder: RequestRecorder | None = None
 
 
 class Serving:
@@ -95,6 +98,8 @@ class Serving:
             thread.start()
             self._jobs.run()
         thread.join()
+        if self._service.recorder is not None:
+            self._service.recorder.close()
         if self._error is not None:
             raise self._error
 
@@ -183,6 +188,7 @@ class Serving:
             None if service.wanted is None else LibraryEditor(service.wanted, self._check),
             service.listener,
             service.log,
+            service.recorder,
         )
         loading = asyncio.create_task(self._load(residency))
         try:
