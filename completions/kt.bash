@@ -32,7 +32,7 @@ _kt() {
                 --host) words='ADDRESS' ;;
                 --port) words='PORT' ;;
                 --api-key) words='KEY' ;;
-                --api-key-file) files='any' ;;
+                --api-key-file|--record-trace) files='any' ;;
                 --allow-origin) words='ORIGIN' ;;
                 --allow-host|--parallel|--model-alias|--context|--threads|--defer)  ;;
                 --root-path) words='PATH' ;;
@@ -45,7 +45,7 @@ _kt() {
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --drain --log-json --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
@@ -154,7 +154,7 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill resume kernel finetune mixed serve' ;;
+        'bench') options='--help' words='decode prefill resume kernel finetune mixed serve cache' ;;
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
@@ -229,6 +229,14 @@ _kt() {
                 --api-key) words='KEY' ;;
                 --api-key-file|--output-file|--plot) files='any' ;;
                 *) options='--url --model --num-prompts --request-rate --max-concurrency --input-len --output-len --seed --api-key --api-key-file --output-file --plot --json --help' ;;
+            esac ;;
+        'bench cache')
+            case $before in
+                --trace) files='any' ;;
+                --memory|--disk|--servers|--routing|--spill|--bytes-per-token|--stretch|--block)  ;;
+                --speed|--decode-speed) words='TOK_S' ;;
+                --max-wait) words='SECONDS' ;;
+                *) options='--trace --memory --disk --servers --routing --spill --speed --decode-speed --bytes-per-token --max-wait --stretch --block --json --help' names='all' files='.gguf' ;;
             esac ;;
         'eval')
             case $before in

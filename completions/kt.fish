@@ -60,6 +60,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse
 complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever' -x -a 'TIME'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish when the server is stopped' -x -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write one line of JSON per request to stderr'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l record-trace -d 'Append a line for each request to this file, for kt bench cache: times, lengths and keyed hashes of the prompt’s blocks, no text' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once the server is ready; it keeps running without the terminal'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l print-unit -d 'Print a systemd unit for this server, and do nothing else'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Context length in tokens' -x
@@ -429,6 +430,22 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l plot -d 'Also draw the result as an SVG file' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a cache -d 'Replay recorded requests: is a second server needed, a larger cache, or only a router?'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l trace -d 'Trace of requests, as kt serve --record-trace and Mooncake write it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l memory -d 'Sizes of each server’s cache in memory: 16G, 500ktokens, unlimited' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l disk -d 'Sizes of its cache on disk' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l servers -d 'Numbers of servers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l routing -d 'Rules by which a router chooses a server: round-robin, least-loaded, prefix' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l spill -d 'With prefix routing: requests by which a server may have more than another before load decides' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l speed -d 'Tokens of prompts that a server computes in a second' -x -a 'TOK_S'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l decode-speed -d 'Tokens that it writes in a second, of all answers together' -x -a 'TOK_S'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l bytes-per-token -d 'Bytes of a token in the cache' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l max-wait -d 'Longest wait for the first token that 95 % of the requests may have' -x -a 'SECONDS'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l stretch -d 'Replay the trace over X times its time: 10 for a tenth of its requests per second' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l block -d 'Tokens of a block of the trace' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
 complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Model or conversion to compare with, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'

@@ -16,7 +16,7 @@ import numpy as np
 
 from ktcli.measure.request_trace import RequestTrace
 from ktcli.measure.routing import Rule
-from ktcli.measure.trace_replay import Fleet, Pace, Replayed, ideal, replay, usual_tok_s
+from ktcli.measure.trace_replay import SPILL, Fleet, Pace, Replayed, ideal, replay, usual_tok_s
 
 MOST_LOAD = 0.8  # of a server that keeps up: above it, waits grow fast with little more to do
 WAITING_PERCENT = 95  # of the requests that are not to wait longer than somebody says
@@ -28,12 +28,14 @@ class Choices:
 
     Attributes:
         memory, disk: the blocks that each server can hold there; None: any number.
+        spill: how many more requests than another a server may have before a router turns to load, see `Thresholds`.
     """
 
     servers: tuple[int, ...]
     rules: tuple[Rule, ...]
     memory: tuple[int | None, ...]
     disk: tuple[int | None, ...]
+    spill: int = SPILL
 
     @property
     def have(self) -> Fleet:
@@ -84,7 +86,7 @@ def compare(
     pooled: dict[Fleet, float] = {}
     for done, fleet in enumerate(choices.fleets()):
         how = pace or Pace(usual_tok_s(trace, fleet.servers))
-        found = replays[fleet] = replay(trace, fleet, how)
+        found = replays[fleet] = replay(trace, fleet, how, choices.spill)
         pool = _pooled(fleet)
         if pool not in pooled:
             pooled[pool] = found.cached if fleet.servers == 1 else replay(trace, pool, how).cached

@@ -104,9 +104,9 @@ class Replayed:
         return max(self.requests) / sum(self.requests)
 
 
-def replay(trace: RequestTrace, fleet: Fleet, pace: Pace) -> Replayed:
-    """Returns what servers do with a trace."""
-    limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), SPILL)
+def replay(trace: RequestTrace, fleet: Fleet, pace: Pace, spill: int = SPILL) -> Replayed:
+    """Returns what servers do with a trace; `spill` as of `Thresholds`."""
+    limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), spill)
     router = Router(trace, fleet.rule, fleet.servers, limits)
     memory = [BlockCache(trace, fleet.memory) for _ in range(fleet.servers)]
     disk = [BlockCache(trace, fleet.disk) for _ in range(fleet.servers)]

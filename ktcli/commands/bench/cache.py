@@ -18,7 +18,7 @@ from ktcli.errors import UsageError
 from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
 from ktcli.measure.routing import Rule
 from ktcli.measure.sizing import Choices, compare
-from ktcli.measure.trace_replay import Pace
+from ktcli.measure.trace_replay import SPILL, Pace
 from ktcli.output import out
 from ktcli.settings import SIZES
 
@@ -28,8 +28,8 @@ _MOST_SERVERS, _MOST_FLEETS = 64, 500
 _DISK_BPS = (
     1e9  # of reading pages, slower than any NVMe drive; reading must beat computing to matter
 )
-_TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kM]?)\s*tokens?", re.ASCII)
-_THOUSANDS = {"": 1, "k": 1000, "M": 1_000_000}
+_TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*tokens?", re.ASCII)
+_THOUSANDS = {"": 1, "k": 1000, "K": 1000, "M": 1_000_000, "G": 1_000_000_000}
 _UNLIMITED = "unlimited"
 _SIZES = "sizes separated by commas, such as 16G, 500ktokens, 2Mtokens, unlimited or 0"
 
@@ -72,6 +72,16 @@ RoutingOpt = Annotated[
         "--routing",
         metavar="RULE,...",
         help=f"Rules by which a router chooses a server: {', '.join(_RULES)}.",
+    ),
+]
+SpillOpt = Annotated[
+    int,
+    typer.Option(
+        "--spill",
+        metavar="N",
+        min=0,
+        max=1_000_000,
+        help="With prefix routing: requests by which a server may have more than another before load decides.",
     ),
 ]
 SpeedOpt = Annotated[
@@ -143,6 +153,7 @@ def cache(
     disk: DiskOpt = None,
     servers: ServersOpt = "1,2,4",
     routing: RoutingOpt = _ALL_RULES,
+    spill: SpillOpt = SPILL,
     speed: SpeedOpt = None,
     decode_speed: DecodeOpt = None,
     bytes_per_token: BytesOpt = None,
@@ -178,7 +189,7 @@ def cache(
     token_bytes = bytes_per_token or (facts.token_bytes if facts else None)
     _require_bytes(sizes, token_bytes)
     requests = _read(trace, block)
-    choices = Choices(numbers, rules, *_blocks(sizes, facts, token_bytes, requests.block))
+    choices = Choices(numbers, rules, *_blocks(sizes, facts, token_bytes, requests.block), spill)
     if (n := len(choices.fleets())) > _MOST_FLEETS:
         raise UsageError(
             f"these are {n:,} combinations, more than {_MOST_FLEETS}", hint="give fewer values"
