@@ -16,7 +16,15 @@ import numpy as np
 
 from ktcli.measure.request_trace import RequestTrace
 from ktcli.measure.routing import Rule
-from ktcli.measure.trace_replay import SPILL, Fleet, Pace, Replayed, ideal, replay, usual_tok_s
+from ktcli.measure.trace_replay import (
+    SPILL,
+    Fleet,
+    Replayed,
+    ReplaySpeed,
+    ideal,
+    replay,
+    usual_tok_s,
+)
 
 MOST_LOAD = 0.8  # of a server that keeps up: above it, waits grow fast with little more to do
 WAITING_PERCENT = 95  # of the requests that are not to wait longer than somebody says
@@ -59,40 +67,40 @@ class Compared:
         ideal: that of one server with a cache without limit.
         replays: the replays of all fleets.
         bounds: the share of the tokens that one cache of all servers' summed size would have, 0..1, by fleet.
-        pace: how fast requests come and are read; None: nobody said, and times mean nothing.
+        speed: how fast requests come and are read; None: nobody said, and times mean nothing.
     """
 
     choices: Choices
     ideal: Replayed
     replays: Mapping[Fleet, Replayed]
     bounds: Mapping[Fleet, float]
-    pace: Pace | None
+    speed: ReplaySpeed | None
 
 
 def compare(
     trace: RequestTrace,
     choices: Choices,
-    pace: Pace | None,
+    speed: ReplaySpeed | None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Compared:
     """Replays a trace through all fleets; returns what they did.
 
     Args:
-        pace: how fast requests come and are read; None: nobody knows, so that load only spreads the requests.
+        speed: how fast requests come and are read; None: nobody knows, so that load only spreads the requests.
         progress: called after each fleet with the number of fleets done.
     """
     replays: dict[Fleet, Replayed] = {}
     bounds: dict[Fleet, float] = {}
     pooled: dict[Fleet, float] = {}
     for done, fleet in enumerate(choices.fleets()):
-        how = pace or Pace(usual_tok_s(trace, fleet.servers))
+        how = speed or ReplaySpeed(usual_tok_s(trace, fleet.servers))
         found = replays[fleet] = replay(trace, fleet, how, choices.spill)
         pool = _pooled(fleet)
         if pool not in pooled:
             pooled[pool] = found.cached if fleet.servers == 1 else replay(trace, pool, how).cached
         bounds[fleet] = pooled[pool]
         progress(done + 1)
-    return Compared(choices, ideal(trace, pace), replays, bounds, pace)
+    return Compared(choices, ideal(trace, speed), replays, bounds, speed)
 
 
 def _pooled(fleet: Fleet) -> Fleet:
@@ -113,7 +121,7 @@ class Need(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class Recommendation:
     """What is needed to keep up.
 
     Attributes:
@@ -140,16 +148,16 @@ def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
     )
 
 
-def verdict(compared: Compared, most_wait_s: float | None = None) -> Verdict:
+def recommend(compared: Compared, most_wait_s: float | None = None) -> Recommendation:
     """Returns what is needed to keep up, of several ways the one that costs least: a router, then a larger cache, then
     more servers."""
     have, replays = compared.choices.have, compared.replays
-    if compared.pace is None or not compared.ideal.span_s:
-        return Verdict(Need.UNKNOWN)
+    if compared.speed is None or not compared.ideal.span_s:
+        return Recommendation(Need.UNKNOWN)
     enough = [fleet for fleet, each in replays.items() if keeps_up(each, most_wait_s)]
     least = max(1, ceil(compared.ideal.load / MOST_LOAD))
     if have in enough:
-        return Verdict(Need.NOTHING, have, least)
+        return Recommendation(Need.NOTHING, have, least)
     more = [each for each in enough if each.servers > have.servers]
     ways: list[tuple[Need, list[Fleet]]] = [
         (Need.ROUTER, [each for each in enough if replace(each, rule=have.rule) == have]),
@@ -158,5 +166,5 @@ def verdict(compared: Compared, most_wait_s: float | None = None) -> Verdict:
     ]
     for need, found in ways:
         if found:
-            return Verdict(need, found[0], least)
-    return Verdict(Need.MORE, None, least)
+            return Recommendation(need, found[0], least)
+    return Recommendation(Need.MORE, None, least)

@@ -42,7 +42,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReplaySpeed:
     """How fast requests come and are read.
 
     Attributes:
@@ -104,7 +104,7 @@ class Replayed:
         return max(self.requests) / sum(self.requests)
 
 
-def replay(trace: RequestTrace, fleet: Fleet, pace: Pace, spill: int = SPILL) -> Replayed:
+def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = SPILL) -> Replayed:
     """Returns what servers do with a trace; `spill` as of `Thresholds`."""
     limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), spill)
     router = Router(trace, fleet.rule, fleet.servers, limits)
@@ -114,7 +114,7 @@ def replay(trace: RequestTrace, fleet: Fleet, pace: Pace, spill: int = SPILL) ->
     requests, busy_s = [0] * fleet.servers, [0.0] * fleet.servers
     waits_s = np.zeros(trace.requests)
     in_memory = on_disk = hit_blocks = 0
-    arrivals = (pace.stretch * trace.arrivals_s).tolist()
+    arrivals = (speed.stretch * trace.arrivals_s).tolist()
     lengths = trace.inputs.tolist(), trace.outputs.tolist()
     for request, (now, n, answer) in enumerate(zip(arrivals, *lengths, strict=True)):
         for queue in queues:
@@ -124,8 +124,8 @@ def replay(trace: RequestTrace, fleet: Fleet, pace: Pace, spill: int = SPILL) ->
         hits = memory[server].put(request), disk[server].put(request)
         held = min(hits[0] * trace.block, n)
         read = min(max(hits) * trace.block, n) - held
-        seconds = (n - held - read) / pace.tok_s + read / pace.disk_tok_s
-        writing = answer / pace.decode_tok_s
+        seconds = (n - held - read) / speed.tok_s + read / speed.disk_tok_s
+        writing = answer / speed.decode_tok_s
         queue = queues[server]
         done = max(now, queue[-1] if queue else now) + seconds
         queue.append(done + writing)
@@ -133,14 +133,14 @@ def replay(trace: RequestTrace, fleet: Fleet, pace: Pace, spill: int = SPILL) ->
         requests[server] += 1
         busy_s[server] += seconds + writing
         in_memory, on_disk, hit_blocks = in_memory + held, on_disk + read, hit_blocks + max(hits)
-    span_s = pace.stretch * trace.span_s
+    span_s = speed.stretch * trace.span_s
     counts = trace.tokens, in_memory, on_disk, trace.blocks, hit_blocks
     return Replayed(fleet, *counts, tuple(requests), tuple(busy_s), span_s, waits_s)
 
 
-def ideal(trace: RequestTrace, pace: Pace | None = None) -> Replayed:
+def ideal(trace: RequestTrace, speed: ReplaySpeed | None = None) -> Replayed:
     """Returns what one server with a cache without limit does: no more of the trace can be cached."""
-    return replay(trace, Fleet(1, Rule.ROUND_ROBIN, None, 0), pace or Pace(tok_s=inf))
+    return replay(trace, Fleet(1, Rule.ROUND_ROBIN, None, 0), speed or ReplaySpeed(tok_s=inf))
 
 
 def usual_tok_s(trace: RequestTrace, servers: int) -> float:

@@ -21,8 +21,16 @@ from measure.request_traces import (
 
 from ktcli.measure.request_trace import RequestTrace, read_trace
 from ktcli.measure.routing import Router, Rule, Thresholds
-from ktcli.measure.sizing import Choices, Compared, Need, compare, keeps_up, verdict
-from ktcli.measure.trace_replay import BEYOND_COMMON, SPILL, Fleet, Pace, Replayed, ideal, replay
+from ktcli.measure.sizing import Choices, Compared, Need, compare, keeps_up, recommend
+from ktcli.measure.trace_replay import (
+    BEYOND_COMMON,
+    SPILL,
+    Fleet,
+    Replayed,
+    ReplaySpeed,
+    ideal,
+    replay,
+)
 
 BLOCK = 16
 
@@ -74,8 +82,8 @@ def test_replays_find_what_a_cache_of_every_block_finds(
 ) -> None:
     lines = conversations(seed)
     trace = read(tmp_path, lines)
-    servers, pace = 1 + seed % 3, Pace(tok_s=2000)
-    found = replay(trace, Fleet(servers, rule, *sizes), pace)
+    servers, speed = 1 + seed % 3, ReplaySpeed(tok_s=2000)
+    found = replay(trace, Fleet(servers, rule, *sizes), speed)
     # The same choices of servers, from the times that follow from the slow caches.
     router = Router(trace, rule, servers, Thresholds(trace.common_share + BEYOND_COMMON, SPILL))
     slow = [[SlowCache(inf if size is None else size) for size in sizes] for _ in range(servers)]
@@ -108,8 +116,8 @@ def test_traces_like_the_published_ones_have_their_shares(
     assert 100 * found.cached == pytest.approx(share, abs=0.1)
     assert 100 * found.cached_blocks == pytest.approx(blocks, abs=0.2)
     # Of two servers, the router decides how much of that is left.
-    pace, fleets = Pace(tok_s=inf), [Fleet(2, rule, None, 0) for rule in Rule]
-    by_rule = [replay(trace, fleet, pace).cached for fleet in fleets]
+    speed, fleets = ReplaySpeed(tok_s=inf), [Fleet(2, rule, None, 0) for rule in Rule]
+    by_rule = [replay(trace, fleet, speed).cached for fleet in fleets]
     assert by_rule[0] < 0.85 * found.cached < 0.95 * found.cached < by_rule[2] <= found.cached
 
 
@@ -128,7 +136,9 @@ def test_waits_and_load_follow_from_lengths_and_speed(tmp_path: Path) -> None:
     ]
     trace = read(tmp_path, lines)
     found = replay(
-        trace, Fleet(1, Rule.ROUND_ROBIN, 0, 10), Pace(16, disk_tok_s=32, decode_tok_s=5, stretch=2)
+        trace,
+        Fleet(1, Rule.ROUND_ROBIN, 0, 10),
+        ReplaySpeed(16, disk_tok_s=32, decode_tok_s=5, stretch=2),
     )
     # 10 s of prompt and 2 s of answer; from the disk in 5 s; the last comes at 20 s.
     assert found.waits_s.tolist() == [10, 12 - 2 + 5, 1]
@@ -185,7 +195,7 @@ def test_the_cheapest_way_to_keep_up_is_named(
         fleet: loaded(fleet, load) for fleet, load in zip(choices.fleets(), loads, strict=True)
     }
     most = loaded(choices.have, 1.7)
-    found = verdict(Compared(choices, most, replays, dict.fromkeys(replays, 1.0), Pace(1)))
+    found = recommend(Compared(choices, most, replays, dict.fromkeys(replays, 1.0), ReplaySpeed(1)))
     assert (found.need, found.servers) == (need, 3)
     assert found.fleet == (None if which is None else Fleet(*which, 0))
 
@@ -199,11 +209,13 @@ def test_without_a_speed_only_shares_are_known(tmp_path: Path) -> None:
     trace = read(tmp_path, conversations(1))
     choices = Choices((1, 2), tuple(Rule), (20, None), (0,))
     found = compare(trace, choices, None)
-    assert verdict(found).need is Need.UNKNOWN
+    assert recommend(found).need is Need.UNKNOWN
     assert len(found.replays) == 2 + 6
     for fleet, each in found.replays.items():
         pooled = replay(
-            trace, Fleet(1, ROUND, fleet.memory and fleet.servers * fleet.memory, 0), Pace(inf)
+            trace,
+            Fleet(1, ROUND, fleet.memory and fleet.servers * fleet.memory, 0),
+            ReplaySpeed(inf),
         )
         assert found.bounds[fleet] == pooled.cached
         assert each.cached <= found.ideal.cached
@@ -213,5 +225,5 @@ def test_the_servers_that_a_trace_needs_at_least_are_counted(tmp_path: Path) -> 
     # 64 tokens every 0.25 s, all new: 256 tokens/s, of which a server of 100 may compute 80.
     lines = [line(250 * n, 64, 1, [*range(4 * n, 4 * n + 4)]) for n in range(401)]
     trace = read(tmp_path, lines)
-    found = verdict(compare(trace, Choices((1, 2), (ROUND,), (None,), (0,)), Pace(100)))
+    found = recommend(compare(trace, Choices((1, 2), (ROUND,), (None,), (0,)), ReplaySpeed(100)))
     assert (found.need, found.servers) == (Need.MORE, 4)

@@ -18,7 +18,7 @@ from ktcli.errors import UsageError
 from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
 from ktcli.measure.routing import Rule
 from ktcli.measure.sizing import Choices, compare
-from ktcli.measure.trace_replay import SPILL, Pace
+from ktcli.measure.trace_replay import SPILL, ReplaySpeed
 from ktcli.output import out
 from ktcli.settings import SIZES
 
@@ -180,38 +180,75 @@ def cache(
     """
     numbers, rules = _numbers(servers), _rules(routing)
     sizes = {"--memory": _sizes("--memory", memory), "--disk": _sizes("--disk", disk)}
-    facts, name = None, ""
-    if model is not None:
-        subject = find_subject(model, ask_hub=True, tell=out.note)
-        facts, name = served_facts(subject, out), subject.title
-        if speed is None and not facts.is_measured:
-            facts.plan.require(name)
+    name, facts = _served(model, speed is not None)
     token_bytes = bytes_per_token or (facts.token_bytes if facts else None)
     _require_bytes(sizes, token_bytes)
+    timed = _Timed(speed, decode_speed, stretch, max_wait)
+    times, source = timed.speed(facts, token_bytes), timed.source(facts)
     requests = _read(trace, block)
-    choices = Choices(numbers, rules, *_blocks(sizes, facts, token_bytes, requests.block), spill)
+    blocks = _blocks(sizes, facts, token_bytes, requests.block)
+    choices = Choices(numbers, rules, *blocks, spill)
     if (n := len(choices.fleets())) > _MOST_FLEETS:
         raise UsageError(
             f"these are {n:,} combinations, more than {_MOST_FLEETS}", hint="give fewer values"
         )
-    tok_s = speed or (facts.prompt_tok_s if facts else None)
-    pace = None
-    if tok_s is not None:
-        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
-        pace = Pace(tok_s, disk_tok_s, decode_speed or inf, stretch)
-    with out.progress("Replaying", len(choices.fleets()), unit="replays") as bar:
-        found = compare(requests, choices, pace, lambda done: bar.update(done=done))
-    source = (
-        "given"
-        if speed
-        else ""
-        if facts is None
-        else "measured"
-        if facts.is_measured
-        else "predicted"
-    )
+    with out.progress("Replaying", n, unit="replays") as bar:
+        found = compare(requests, choices, times, lambda done: bar.update(done=done))
     about = ReplaySubject(trace, requests, name, source, token_bytes, max_wait)
     out.result(replay_document(about, found), lambda: replay_words(about, found))
+
+
+def _served(model: str | None, has_speed: bool) -> tuple[str, ServedFacts | None]:
+    """Returns the name of a model, and what a server of it would be here; None: no model was named.
+
+    Args:
+        has_speed: whether somebody said the speed, so that the model need not fit this machine.
+    """
+    if model is None:
+        return "", None
+    subject = find_subject(model, ask_hub=True, tell=out.note)
+    facts = served_facts(subject, out)
+    if not has_speed and not facts.is_measured:
+        facts.plan.require(subject.title)
+    return subject.title, facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """The options about times, as typed."""
+
+    tok_s: float | None
+    decode_tok_s: float | None
+    stretch: float
+    most_wait_s: float | None
+
+    def speed(self, facts: ServedFacts | None, token_bytes: int | None) -> ReplaySpeed | None:
+        """Returns how fast requests come and are read; None: nobody says.
+
+        Raises:
+            UsageError: nobody says, and another option depends on it.
+        """
+        tok_s = self.tok_s or (facts.prompt_tok_s if facts else None)
+        if tok_s is None:
+            given = {
+                "--decode-speed": self.decode_tok_s is not None,
+                "--stretch": self.stretch != 1,
+                "--max-wait": self.most_wait_s is not None,
+            }
+            if used := next((option for option, is_given in given.items() if is_given), ""):
+                raise UsageError(
+                    f"{used} needs the speed at which prompts are read",
+                    hint="name a MODEL, or use --speed TOK_S",
+                )
+            return None
+        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
+        return ReplaySpeed(tok_s, disk_tok_s, self.decode_tok_s or inf, self.stretch)
+
+    def source(self, facts: ServedFacts | None) -> str:
+        """Returns who says the speed, for `ReplaySubject`."""
+        if self.tok_s is not None:
+            return "given"
+        return "" if facts is None else "measured" if facts.is_measured else "predicted"
 
 
 def _read(path: Path, block: int | None) -> RequestTrace:
@@ -295,7 +332,7 @@ def _blocks(
     facts: ServedFacts | None,
     token_bytes: int | None,
     block: int,
-) -> list[tuple[int | None, ...]]:
+) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
     """Returns the sizes of the caches in memory and on disk, in blocks; None: without a limit."""
     usual = {"--memory": [_Size()], "--disk": [_Size(tokens=0)]}
     if facts is not None:
@@ -308,7 +345,8 @@ def _blocks(
             return size.size_bytes // (token_bytes * block)
         return None if size.tokens is None else size.tokens // block
 
-    return [
+    memory, disk = (
         tuple(dict.fromkeys(blocks(size) for size in given or usual[option]))
         for option, given in sizes.items()
-    ]
+    )
+    return memory, disk

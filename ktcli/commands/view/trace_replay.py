@@ -12,7 +12,7 @@ import numpy as np
 from ktcli.errors import counted, gib, predicted
 from ktcli.measure.request_trace import RequestTrace
 from ktcli.measure.routing import Rule
-from ktcli.measure.sizing import WAITING_PERCENT, Compared, Need, Verdict, verdict
+from ktcli.measure.sizing import WAITING_PERCENT, Compared, Need, Recommendation, recommend
 from ktcli.measure.trace_replay import USUAL_LOAD, Fleet, Replayed
 from ktcli.output import out
 
@@ -58,15 +58,15 @@ class ReplaySubject:
 
 def replay_document(about: ReplaySubject, compared: Compared) -> dict[str, Any]:
     """Returns the results for --json; shares in percent, sizes in tokens, None: without a limit."""
-    trace, pace = about.trace, compared.pace
-    found = verdict(compared, about.most_wait_s)
+    trace, speed = about.trace, compared.speed
+    found = recommend(compared, about.most_wait_s)
     return {
         "work": "cache",
         "trace": str(about.path),
         "model": about.model or None,
         "requests": trace.requests,
         "span_s": trace.span_s,
-        "stretch": pace.stretch if pace else 1.0,
+        "stretch": speed.stretch if speed else 1.0,
         "input_tokens": trace.tokens,
         "output_tokens": int(trace.outputs.sum()),
         "block_tokens": trace.block,
@@ -76,9 +76,9 @@ def replay_document(about: ReplaySubject, compared: Compared) -> dict[str, Any]:
         "ideal_percent": 100 * compared.ideal.cached,
         "ideal_blocks_percent": 100 * compared.ideal.cached_blocks,
         "bytes_per_token": about.token_bytes,
-        "tok_s": pace and pace.tok_s,
+        "tok_s": speed and speed.tok_s,
         "tok_s_source": about.source or None,
-        "decode_tok_s": pace.decode_tok_s if pace and isfinite(pace.decode_tok_s) else None,
+        "decode_tok_s": speed.decode_tok_s if speed and isfinite(speed.decode_tok_s) else None,
         "results": [_row(about, compared, each) for each in compared.replays.values()],
         "need": found.need.value,
         "needed": None if found.fleet is None else _fleet(found.fleet, trace.block),
@@ -100,7 +100,7 @@ def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, 
     times: dict[str, float | None] = dict.fromkeys(
         ("load_percent", "wait_s", "wait_s_p50", "wait_s_p95")
     )
-    if compared.pace is not None:
+    if compared.speed is not None:
         times |= {
             "load_percent": 100 * each.load if isfinite(each.load) else None,
             "wait_s": float(each.waits_s.mean()),
@@ -120,10 +120,10 @@ def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, 
 
 def replay_words(about: ReplaySubject, compared: Compared) -> str:
     """Returns the results in words: the trace, the table, and the answer."""
-    trace, pace = about.trace, compared.pace
+    trace, speed = about.trace, compared.speed
     stretched = (
-        f", replayed over {seconds(pace.stretch * trace.span_s)}"
-        if pace and pace.stretch != 1
+        f", replayed over {seconds(speed.stretch * trace.span_s)}"
+        if speed and speed.stretch != 1
         else ""
     )
     rows = [
@@ -149,28 +149,28 @@ def replay_words(about: ReplaySubject, compared: Compared) -> str:
     )
     lines = [
         out.fold(line, "  ")
-        for line in answer(about, compared, verdict(compared, about.most_wait_s))
+        for line in answer(about, compared, recommend(compared, about.most_wait_s))
     ]
     return "\n".join([out.table(rows), "", table, "", *lines])
 
 
 def _speed_words(about: ReplaySubject, compared: Compared) -> str:
-    if compared.pace is None:
+    if compared.speed is None:
         return f"not known; servers are taken to be busy {percent(USUAL_LOAD, 0)} of the time"
-    pace = compared.pace
+    speed = compared.speed
     answers = "not counted"
-    if isfinite(pace.decode_tok_s):
-        answers = f"{predicted(pace.decode_tok_s)} tokens/s"
+    if isfinite(speed.decode_tok_s):
+        answers = f"{predicted(speed.decode_tok_s)} tokens/s"
     where = {"given": "", "measured": " (measured here)", "predicted": " (predicted by kt plan)"}[
         about.source
     ]
-    return f"prompts {predicted(pace.tok_s)} tokens/s{where}, answers {answers}"
+    return f"prompts {predicted(speed.tok_s)} tokens/s{where}, answers {answers}"
 
 
 def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str]:
     fleet = each.fleet
     times = ["", "", ""]
-    if compared.pace is not None:
+    if compared.speed is not None:
         load = percent(each.load, 0) if isfinite(each.load) else ""
         times = [load, seconds(float(each.waits_s.mean())), seconds(_p95(each))]
     return [
@@ -186,21 +186,21 @@ def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str
     ]
 
 
-def answer(about: ReplaySubject, compared: Compared, found: Verdict) -> list[str]:
+def answer(about: ReplaySubject, compared: Compared, found: Recommendation) -> list[str]:
     """Returns the answer to what is needed, a sentence or two each; depends on nothing but what it is given."""
     lines = [_need_words(about, compared, found)]
     lines += _routing_words(compared)
     lines += _size_words(about, compared)
-    if compared.pace is not None and not isfinite(compared.pace.decode_tok_s):
+    if compared.speed is not None and not isfinite(compared.speed.decode_tok_s):
         lines.append("The time to write answers is not counted; --decode-speed TOK_S counts it.")
     return lines
 
 
-def _need_words(about: ReplaySubject, compared: Compared, found: Verdict) -> str:
+def _need_words(about: ReplaySubject, compared: Compared, found: Recommendation) -> str:
     have = compared.replays[compared.choices.have]
     n = have.fleet.servers
     if found.need is Need.UNKNOWN:
-        if compared.pace is not None:
+        if compared.speed is not None:
             return "All requests came at the same time, so load says nothing; only the shares do."
         return "Whether servers keep up depends on their speed: name a MODEL, or use --speed TOK_S."
     now = _busy_words(about, have)
