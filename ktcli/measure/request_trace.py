@@ -26,7 +26,7 @@ from ktcli.errors import NotFound, UsageError, counted
 BLOCK_TOKENS = 512  # of Mooncake's traces
 MOST_BLOCK_TOKENS = 1 << 16
 MOST_LINE_BYTES = 16 << 20  # a prompt of a million tokens in blocks of 16 has a tenth of it
-MOST_BLOCKS = 20_000_000  # different ones, which take 150 bytes each while they are read
+MOST_BLOCKS = 10_000_000  # different ones, which take 200 bytes each while they are read
 _MOST_TOKENS = 1 << 30  # of a prompt or an answer
 _MOST_MS = 1 << 50
 _MOST_ID = 1 << 64

@@ -14,7 +14,7 @@ from ktcli.assembly.served import ServedFacts, served_facts
 from ktcli.assembly.subject import find_subject
 from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
-from ktcli.errors import UsageError
+from ktcli.errors import UsageError, gib
 from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
 from ktcli.measure.routing import Rule
 from ktcli.measure.sizing import Choices, compare
@@ -180,7 +180,7 @@ def cache(
     """
     numbers, rules = _numbers(servers), _rules(routing)
     sizes = {"--memory": _sizes("--memory", memory), "--disk": _sizes("--disk", disk)}
-    name, facts = _served(model, speed is not None)
+    name, facts = _served(model)
     token_bytes = bytes_per_token or (facts.token_bytes if facts else None)
     _require_bytes(sizes, token_bytes)
     timed = _Timed(speed, decode_speed, stretch, max_wait)
@@ -198,18 +198,19 @@ def cache(
     out.result(replay_document(about, found), lambda: replay_words(about, found))
 
 
-def _served(model: str | None, has_speed: bool) -> tuple[str, ServedFacts | None]:
-    """Returns the name of a model, and what a server of it would be here; None: no model was named.
-
-    Args:
-        has_speed: whether somebody said the speed, so that the model need not fit this machine.
-    """
+def _served(model: str | None) -> tuple[str, ServedFacts | None]:
+    """Returns the name of a model, and what a server of it would be here; None: no model was named."""
     if model is None:
         return "", None
     subject = find_subject(model, ask_hub=True, tell=out.note)
     facts = served_facts(subject, out)
-    if not has_speed and not facts.is_measured:
-        facts.plan.require(subject.title)
+    plan = facts.plan
+    if not plan.fits:  # as where a server has it in memory already
+        need, free = gib(plan.need_bytes), gib(plan.host.available_bytes)
+        out.warn(
+            f"{subject.title} needs {need} of memory, but only {free} is free now; --speed and --memory say what a"
+            " server has, if that is not its plan"
+        )
     return subject.title, facts
 
 

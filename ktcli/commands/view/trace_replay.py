@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _HEAD = (
     "memory",
     "disk",
     "cached",
-    "at best",
+    "pooled",
     "on disk",
     "requests",
     "load",
@@ -189,7 +190,7 @@ def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str
 def answer(about: ReplaySubject, compared: Compared, found: Recommendation) -> list[str]:
     """Returns the answer to what is needed, a sentence or two each; depends on nothing but what it is given."""
     lines = [_need_words(about, compared, found)]
-    lines += _routing_words(compared)
+    lines += _routing_words(about, compared)
     lines += _size_words(about, compared)
     if compared.speed is not None and not isfinite(compared.speed.decode_tok_s):
         lines.append("The time to write answers is not counted; --decode-speed TOK_S counts it.")
@@ -226,7 +227,7 @@ def _servers(n: int) -> str:
 
 
 def _busy_words(about: ReplaySubject, each: Replayed) -> str:
-    whose = "it is" if each.fleet.servers == 1 else "the busiest is"
+    whose = "the server is" if each.fleet.servers == 1 else "the busiest is"
     waits = f"{WAITING_PERCENT} % of the requests wait at most {seconds(_p95(each))}"
     return f"{whose} busy {percent(each.load, 0)} of the time, and {waits}"
 
@@ -236,25 +237,35 @@ def _with(about: ReplaySubject, fleet: Fleet, have: Fleet) -> str:
     parts = [_servers(fleet.servers)] if fleet.servers != have.servers else []
     if fleet.servers > 1 and (fleet.rule is not have.rule or fleet.servers != have.servers):
         parts.append(_ROUTING[fleet.rule])
-    if fleet.memory != have.memory:
-        parts.append(f"{size(about, fleet.memory)} in memory")
-    if fleet.disk != have.disk:
-        parts.append(f"{size(about, fleet.disk)} on disk")
+    tiers = (fleet.memory, have.memory, "in memory"), (fleet.disk, have.disk, "on disk")
+    for blocks, before, where in tiers:
+        if blocks != before:
+            said = "an unlimited cache" if blocks is None else size(about, blocks)
+            parts.append(f"{said} {where}")
     return ", ".join(parts)
 
 
-def _routing_words(compared: Compared) -> list[str]:
-    """Returns a sentence about routing, where several servers were compared by several rules."""
+def _routing_words(about: ReplaySubject, compared: Compared) -> list[str]:
+    """Returns a sentence about routing, where several servers were compared by several rules: with the caches that
+    somebody has, or the first with which routing matters."""
     choices = compared.choices
     n = choices.servers[0] if choices.servers[0] > 1 else max(choices.servers)
     if n == 1 or len(choices.rules) == 1:
         return []
-    each = {
-        rule: compared.replays[Fleet(n, rule, choices.memory[0], choices.disk[0])].cached
-        for rule in choices.rules
-    }
-    shares = ", ".join(f"{percent(share)} with {_ROUTING[rule]}" for rule, share in each.items())
-    return [f"Routing of {n} servers decides how much is cached: {shares}."]
+    have, lines = replace(choices.have, servers=n), list[str]()
+    for sizes in product(choices.memory, choices.disk):
+        shares = {rule: compared.replays[Fleet(n, rule, *sizes)].cached for rule in choices.rules}
+        matters = max(shares.values()) >= min(shares.values()) + _WORTH
+        said = ", ".join(
+            f"{percent(share)} with {_ROUTING[rule]}" for rule, share in shares.items()
+        )
+        caches = _with(about, Fleet(n, have.rule, *sizes), have)
+        where = f" with {caches}" if caches else ""
+        what = "decides how much is cached" if matters else "changes little"
+        lines.append(f"Routing of {n} servers{where} {what}: {said}.")
+        if matters:
+            return lines[-1:]
+    return lines[:1]
 
 
 def _size_words(about: ReplaySubject, compared: Compared) -> list[str]:
