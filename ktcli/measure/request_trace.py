@@ -196,15 +196,15 @@ class _Reading:
         fitting = [each for each in self._fitting if -(-n_tokens // each) == n_ids]
         if not fitting:
             said = f"has {counted(n_ids, 'hash_id')} for an input_length of {n_tokens:,}"
-            if len(self._fitting) == 1:
-                each = self._fitting[0]
-                said += f", which has {counted(-(-n_tokens // each), 'block')} of {each:,} tokens"
-            elif len(self._times_ms) == 0:
-                said += f", which fits no block of 1, 2, 4 … {MOST_BLOCK_TOKENS:,} tokens; --block N names another"
-            else:
-                sizes = " or ".join(map(str, self._fitting[-2:]))
-                said += f", but the lines before have blocks of {sizes} tokens"
-            raise ValueError(said)
+            if self._asked:
+                blocks = counted(-(-n_tokens // self._asked), "block")
+                raise ValueError(f"{said}, which has {blocks} of {self._asked:,} tokens")
+            known = f"1, 2, 4 … {MOST_BLOCK_TOKENS:,}"
+            if self._times_ms:
+                known = f"{' or '.join(map(str, self._fitting[-2:]))}, as the lines before have"
+            raise ValueError(
+                f"{said}, which fits no blocks of {known}; --block N names another size"
+            )
         self._fitting = fitting
 
     def _walk(self, ids: list[int]) -> None:
