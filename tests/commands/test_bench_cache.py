@@ -81,7 +81,9 @@ def test_a_speed_gives_an_answer_and_its_options_are_compared(capsys: Capture, t
         "disk_tokens": 0,
     }
     words = said(capsys, *small)
-    assert "Only a larger cache is needed: with 89,600 tokens in memory, the server is busy" in words
+    assert (
+        "Only a larger cache is needed: with 89,600 tokens in memory, the server is busy" in words
+    )
     routed = ("--trace", trace, "--servers", "2,3", "--speed", "900")
     assert "Only another router is needed: with prefix-aware routing" in said(capsys, *routed)
     few = ("--trace", trace, "--speed", "900")
