@@ -331,7 +331,7 @@ def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:
 def _text(document: Mapping[str, Any], key: str) -> str:
     value = document.get(key)
     if not isinstance(value, str):
-        raise ValueError(f"has no text {key!r}")
+        raise ValueError(f"has no string {key!r}")
     return value
 
 

@@ -421,5 +421,5 @@ def _verify(of: Path, before: str, after: str, name: str, text: str | None) -> N
     old.pop(name, None)
     if new.pop(name, None) != text or new != old:
         raise UsageError(
-            f"{name} cannot be changed in one line of {of}", hint="kt config edit opens it"
+            f"kt cannot change {name} in {of} without changing other settings", hint="kt config edit opens it"
         )

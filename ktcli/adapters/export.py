@@ -142,7 +142,7 @@ class Exporter:
             target = self._targets.parameter(pairs[0].target.pieces[0].tensor)
             if target is None:
                 raise UsageError(
-                    f"peft has no parameter for all of {pairs[0].module}",
+                    f"peft has no parameter that holds all of {pairs[0].module}",
                     hint="write modules for each expert: --layout per-expert",
                 )
             found.setdefault(target.name.rpartition(".")[0], []).append((target, pairs))
@@ -173,7 +173,7 @@ class Exporter:
                 found = list(halves_of(pair, self._targets, self._adapter))
                 if not found:
                     raise UsageError(
-                        f"the experts of {pair.module} have no modules of their own in any layout",
+                        f"no layout has separate modules for the experts of {pair.module}",
                         hint="write them as peft does: --layout peft",
                     )
                 yield from found

@@ -118,7 +118,7 @@ def _check_seals(folder: Path, names: tuple[str, ...], settings: AdapterSettings
     if document.get("status") != "ready":
         raise BadCheckpoint(
             f"{SEALS}: status is {str(document.get('status'))[:40]!r}, not 'ready'",
-            hint="the folder was not written to its end: save the adapter again",
+            hint="the folder was not written completely: save the adapter again",
         )
     artifacts = document.get("artifacts")
     if not isinstance(artifacts, Mapping):
@@ -126,7 +126,7 @@ def _check_seals(folder: Path, names: tuple[str, ...], settings: AdapterSettings
     for name, record in artifacts.items():
         _check_seal(folder, str(name), record)
     if EXPERTS in names and EXPERTS not in artifacts:
-        raise BadCheckpoint(f"{SEALS} does not list {EXPERTS}, which is there")
+        raise BadCheckpoint(f"{SEALS} does not list {EXPERTS}, which is in the folder")
     said = document.get("lora")
     if isinstance(said, Mapping):
         for field, own in (("rank", settings.rank), ("alpha", settings.alpha)):
@@ -154,5 +154,5 @@ def _check_seal(folder: Path, name: str, record: Any) -> None:
         raise BadCheckpoint(f"{name} has {path.stat().st_size} bytes, but {SEALS} says {size}")
     if hash_of(path) != digest:
         raise BadCheckpoint(
-            f"{name} has a checksum mismatch with {SEALS}", hint="copy or save the adapter again"
+            f"the checksum of {name} differs from the one in {SEALS}", hint="copy or save the adapter again"
         )

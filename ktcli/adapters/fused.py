@@ -19,7 +19,7 @@ from ktcli.weights.storage import Part
 
 Both = tuple[Part, Part]
 STRAIGHT_SINCE = (0, 19, 1)  # peft's version
-_HINT = "if it was trained on another model, name that: --base MODEL"
+_HINT = "if it was trained on another model, name that model: --base MODEL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def _fitting(settings: AdapterSettings, target: LoraTarget, both: Both) -> _Fuse
         if not settings.version:
             part = both[0]
             raise BadCheckpoint(
-                f"{part.name} in {part.file} is square, and {CONFIG} does not say which peft wrote it: before 0.19.1 "
-                "A and B of experts were exchanged",
+                f"{part.name} in {part.file} is square, and {CONFIG} does not say which version of peft wrote it: "
+                "before 0.19.1, A and B of experts were swapped",
                 hint=f'add "peft_version" to {CONFIG}',
             )
         straight = settings.version >= STRAIGHT_SINCE
@@ -140,7 +140,7 @@ def _pair(
     said = settings.rank_of(key)
     if said != rank:
         raise BadCheckpoint(
-            f"{a.name} in {a.file} has {a.entry.shape[0]} rows, rank {rank} of {count} experts, "
+            f"{a.name} in {a.file} has {a.entry.shape[0]} rows (rank {rank}, {count} experts), "
             f"but {CONFIG} gives it rank {said}",
             hint=_HINT,
         )

@@ -73,8 +73,8 @@ class ListedTargets:
         said = []
         if self._is_expression and self._matches is None:
             said.append(
-                f"{CONFIG}: kt does not evaluate the regular expression in target_modules, so it is not checked "
-                "that it names the modules in the file"
+                f"{CONFIG}: kt does not evaluate the regular expression in target_modules, so it cannot check "
+                "whether it matches the modules in the file"
             )
         fused = [pair for pair in pairs if pair.target.is_fused]
         for name in sorted((self._modules | self._parameters) - self._used):
@@ -83,8 +83,8 @@ class ListedTargets:
             if not self._exists(name):
                 raise BadCheckpoint(
                     f"{CONFIG} lists the target {name[:100]!r}, which the base model does not have",
-                    hint="if the adapter was trained on another model, name that: --base MODEL; "
-                    f"else take the target out of {CONFIG}",
+                    hint="if the adapter was trained on another model, name that model: --base MODEL; "
+                    f"otherwise, remove the target from {CONFIG}",
                 )
             said.append(f"{CONFIG} lists {name}, but nothing was trained there")
         return (*said, *self._remapped(fused, list(pairs)))
@@ -109,7 +109,7 @@ class ListedTargets:
         if shared and shared not in self._used:
             raise BadCheckpoint(
                 f"{CONFIG} lists {shared[:100]}, but the factors are those of routed experts: "
-                "peft maps shared experts to routed ones without a word",
+                "peft maps shared experts to routed ones without warning",
                 hint="train with target_parameters: ['shared_experts.gate_proj.weight', …]",
             )
 
@@ -128,7 +128,7 @@ class ListedTargets:
     def _beyond(self, part: Part) -> BadCheckpoint:
         return BadCheckpoint(
             f"{part.name} in {part.file} is not one of the targets that {CONFIG} lists",
-            hint="the two files are of different adapters, or one was changed",
+            hint="the two files belong to different adapters, or one of them was changed",
         )
 
     def _exists(self, name: str) -> bool:

@@ -117,8 +117,8 @@ def _require_unscaled(adapter: Adapter, name: str, recipe: Recipe) -> None:
             fmt = format_of(scaled[tensor.name], recipe)
             assert fmt is not None
             raise UsageError(
-                f"the adapter {name} changes {module}, which this conversion to {fmt.name} has scaled by factors that "
-                "it does not keep: that cannot be computed beside the model",
+                f"the adapter {name} changes {module}, which this conversion to {fmt.name} rescaled by factors that "
+                "it did not store, so the adapter cannot be applied to it",
                 hint=f"use a conversion with --dense bf16, or merge it: kt convert MODEL --adapter {name}",
             )
 

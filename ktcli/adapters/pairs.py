@@ -43,7 +43,7 @@ _COPIED = (
     "the adapter contains a copy of its base's output head, as peft saves it where the head is trained; "
     "kt does not read it"
 )
-OTHER_BASE = "if it was trained on another model, name that: --base MODEL"
+OTHER_BASE = "if it was trained on another model, name that model: --base MODEL"
 
 
 @dataclass(slots=True)
@@ -187,13 +187,13 @@ def _of_each(
         for number in range(target.count):
             if number not in modules:
                 raise BadCheckpoint(
-                    f"{name.replace('{e}', str(number))} has no factors, but {first} has: "
+                    f"{name.replace('{e}', str(number))} has no factors, but {first} does; "
                     f"the base has {target.count} experts",
                     hint=OTHER_BASE,
                 )
         if len(modules) > target.count:
             raise BadCheckpoint(
-                f"{modules[max(modules)]} is an expert that the base lacks: it has {target.count}",
+                f"{modules[max(modules)]} is an expert that the base lacks: the base has only {target.count}",
                 hint=OTHER_BASE,
             )
         yield _stacked(
@@ -217,11 +217,11 @@ def _stacked(
         if _rank(a, b, target) != rank:
             raise BadCheckpoint(
                 f"{module} has rank {_rank(a, b, target)}, but {modules[0]} has {rank}: "
-                "kt reads experts of a layer with one rank",
+                "kt requires one rank for all experts of a layer",
             )
         made.append(_pair(settings, target, name, listed.key(module, a), (a,), (b,), rank))
     if len({each.scale for each in made}) > 1:
-        raise BadCheckpoint(f"{CONFIG} gives the experts of {modules[0]} several values of alpha")
+        raise BadCheckpoint(f"{CONFIG} gives the experts of {modules[0]} different values of alpha")
     all_a, all_b = zip(*pairs, strict=True)
     return _pair(settings, target, name, listed.key(modules[0], all_a[0]), all_a, all_b, rank)
 
@@ -246,7 +246,7 @@ def _apart(
         match = _OF_EXPERTS.fullmatch(name)
         if match is None:
             raise BadCheckpoint(
-                f"{name[:200]} in {part.file} is not a name that kt-kernel gives a factor"
+                f"{name[:200]} in {part.file} is not a name that kt-kernel uses for a factor"
             )
         found.setdefault((int(match[1]), match[2]), {})[match[3]] = part
     for (layer, kind), both in found.items():
@@ -258,7 +258,7 @@ def _apart(
                 hint=OTHER_BASE,
             )
         if len(both) != 2:
-            raise BadCheckpoint(f"{part.name} in {part.file} has no partner", hint=OTHER_BASE)
+            raise BadCheckpoint(f"{part.name} in {part.file} lacks the other factor of its pair", hint=OTHER_BASE)
         listed.cover(target.name)
         a, b = both["a"], both["b"]
         rank = a.entry.shape[1] if len(a.entry.shape) == 3 else 0

@@ -74,7 +74,7 @@ def _compiled(field: str, key: str) -> re.Pattern[str]:
             pass
     raise BadCheckpoint(
         f"{field} has the key {key[:80]!r}, a regular expression that kt does not evaluate",
-        hint=f"kt takes names, dots, groups, digits and at most {MOST_WILDCARDS} wildcards: write the modules' names",
+        hint=f"kt accepts names, dots, groups, digits and at most {MOST_WILDCARDS} wildcards: list the modules' names",
     )
 
 

@@ -34,7 +34,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "fan_in_fan_out": (_NONE, "transposed layers (Conv1D)"),
     "layer_replication": (_NONE, "repeated layers"),
     "trainable_token_indices": (_NONE, "trained or added tokens"),
-    "alora_invocation_tokens": (_NONE, "activated LoRA, which begins at some tokens"),
+    "alora_invocation_tokens": (_NONE, "activated LoRA, which starts at certain tokens"),
     "use_qalora": (_NONE, "QA-LoRA"),
     "use_bdlora": (_NONE, "block-diagonal LoRA"),
     "arrow_config": (_NONE, "Arrow routing of several adapters"),
@@ -158,7 +158,7 @@ def _refuse_others(document: Mapping[str, Any]) -> None:
         if field not in known and value not in (*_NONE, 0):
             raise BadCheckpoint(
                 f"{CONFIG}: this version of kt does not know the field {field[:60]!r}, which is {str(value)[:60]!r}",
-                hint="if it has no effect on the adapter's product, remove the field",
+                hint="if it has no effect on what the adapter computes, remove the field",
             )
 
 

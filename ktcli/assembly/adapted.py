@@ -97,7 +97,7 @@ def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
         return wanted
     if ready.adapter:
         raise UsageError(
-            f"{ready.name} has an adapter already; --adapter serves a model with several",
+            f"{ready.name} already names an adapter; --adapter takes the model without one",
             hint=f"name the model alone: kt serve {ready.base} --adapter {ready.adapter}",
         )
     model = build(Pack.open(ready.pack).config)

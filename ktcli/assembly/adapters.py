@@ -92,12 +92,12 @@ def base_of(settings: AdapterSettings, asked: str | None, listener: Listener = S
             continue
         if text != settings.base:
             listener.warn(
-                f"{CONFIG} names {settings.base} as the base; {found.name}, of that name, is taken for it"
+                f"{CONFIG} names {settings.base} as the base; kt uses {found.name}, which has that name"
             )
         return found
     raise NotFound(
         f"the base model {settings.base[:200]!r}, which {CONFIG} names, is not on disk and not in the catalogue",
-        hint="name the model that it is here: --base MODEL, or get it with kt pull",
+        hint="name it with --base MODEL, or get it with kt pull",
     )
 
 
@@ -133,8 +133,8 @@ def compare_base(said: str, found: BaseModel, listener: Listener) -> None:
     """Warns if an adapter names another base than the one that was asked for."""
     if said and not any(_is_it(text, found) for text in _readings(said)):
         listener.warn(
-            f"{CONFIG} names {said} as the base, not {found.name}: only shapes are compared, and another model of the "
-            "same shapes gives other answers"
+            f"{CONFIG} names {said} as the base, not {found.name}: only shapes are compared, and another model with "
+            "the same shapes gives different answers"
         )
 
 
@@ -165,7 +165,7 @@ def located(text: str) -> tuple[AdapterEntry | None, Path]:
         entry = adapters.resolve(text)
     except NotFound as error:
         if Path(text).is_dir():
-            error.hint = f"a folder is written with a slash: ./{text}"
+            error.hint = f"to name a folder, use a slash: ./{text}"
         raise
     return entry, entry.path
 
@@ -289,8 +289,8 @@ def write_adapter(
     with adapter:
         if layout is AdapterLayout.EACH and _misread(adapter, base):
             listener.warn(
-                "peft reads modules of each expert wrongly where the base has shared experts; "
-                "its own layout is --layout peft"
+                "if the base has shared experts, peft misreads modules for each expert; "
+                "to load it with peft, use --layout peft"
             )
         return _staged(folder, lambda stage: Exporter(adapter, base.model).write(stage, layout))
 

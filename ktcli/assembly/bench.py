@@ -148,7 +148,7 @@ def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
     wanted, subject = trial.wanted, trial.subject
     if subject.adapter and trial.layers is not None:
         raise UsageError(
-            f"--layers measures random weights, with which no adapter can be used: {subject.title}",
+            f"--layers measures random weights, which no adapter can be used with: {subject.title}",
             hint="leave out --layers",
         )
     if subject.adapter and subject.pack is None:

@@ -31,7 +31,7 @@ def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT)
     experience.forget_failures()
     cpu = machine.cpu
     if tiles.look(cpu, threads).measurable:
-        listener.note("  tiles against vectors …")
+        listener.note("  tiles compared with vectors …")
         tiles.save(cpu, threads, ROW, tiles.measure(cpu, threads, ROW))
     found = rates.measure(machine, lambda what: listener.note(f"  {what} …"))
     rates.save(machine.cpu, found)

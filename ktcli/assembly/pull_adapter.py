@@ -89,7 +89,7 @@ def _wanted(snapshot: Snapshot) -> list[RemoteFile]:
     for file in files:
         if file.size_bytes > _LARGEST.get(file.name, file.size_bytes):
             raise BadCheckpoint(
-                f"{file.name} of {snapshot.repository} has {gib(file.size_bytes)}; "
+                f"{file.name} of {snapshot.repository} is {gib(file.size_bytes)}; "
                 f"the limit is {gib(_LARGEST[file.name])}"
             )
     if WEIGHTS not in {file.name for file in files}:

@@ -136,7 +136,7 @@ def require_text(name: str, *, embeds: bool) -> None:
     """
     if embeds:
         raise UsageError(
-            f"{name} makes embeddings and generates no text",
+            f"{name} produces embeddings, not text",
             hint=f"kt serve {name} answers /v1/embeddings and /api/embed; kt list shows models to chat with",
         )
 

@@ -20,7 +20,7 @@ def require_torch() -> None:
     """
     if not torch_installed():
         raise UsageError(
-            "fine-tuning computes with PyTorch, which is not installed",
+            "fine-tuning needs PyTorch, which is not installed",
             hint='pip install "ktcli[finetune]"',
         )
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -208,10 +208,10 @@ def ways_of(
         model = build(pack.config)
         require_text(ready.name, embeds=model.spec.embeds)
         if INT8_BEFORE in (pack.recipe.experts, pack.recipe.dense):
-            listener.note(f"{ready.name} has the int8 of an earlier kt, which rounds more coarsely")
+            listener.note(f"{ready.name} uses the int8 format of an earlier kt, which rounds more coarsely")
         if asked.context > model.spec.context:
             raise UsageError(
-                f"--context {asked.length} is longer than {ready.name} can read",
+                f"--context {asked.length} is longer than {ready.name} supports",
                 hint=f"use --context {model.spec.context - 1} or less",
             )
         require(max(asked.depths), model.spec.deferrable)
@@ -266,7 +266,7 @@ def _require_splittable(name: str, against: str | None) -> None:
     if checkpoint is None and library.find(model) and (made is None or made.formats != REFERENCE):
         raise UsageError(
             f"--split converts the checkpoint of {model} to f32, but only a conversion of it is here",
-            hint=f"kt pull {model}; of a folder, name the checkpoint that it was converted from",
+            hint=f"kt pull {model}; for a folder, name the checkpoint that it was converted from",
         )
 
 

@@ -177,7 +177,7 @@ def find(name: str) -> Path:
     begins = [path for path in there if path.stem.startswith(stem)]
     if len({path.stem for path in begins}) > 1:
         names = ", ".join(path.stem for path in begins[:5])
-        raise UsageError(f"{len(begins)} chats begin with {name!r}", hint=f"among them: {names}")
+        raise UsageError(f"{len(begins)} chats have names that begin with {name!r}", hint=f"among them: {names}")
     if not begins:
         raise NotFound(f"there is no chat {stem!r} in {chats_folder()}", hint=saved_hint())
     return begins[0]

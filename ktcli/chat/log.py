@@ -79,7 +79,7 @@ def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
     """
     size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
-        raise UsageError(f"{path} has {gib(size)}, more than a chat can have ({gib(MAX_BYTES)})")
+        raise UsageError(f"{path} is {gib(size)}; the limit for a chat is {gib(MAX_BYTES)}")
     replay = Replay()
     whole = sound = 0
     for index, line in enumerate(_lines(file)):

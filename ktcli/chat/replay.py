@@ -154,7 +154,7 @@ class Replay:
         """Applies a record of messages that the model does not read, and of their summary."""
         turns, summary = _count(record["omit"]), plain_text(record.get("summary", ""))
         if turns > len(self._conversation.turns) or turns % 2:
-            raise ValueError("more turns are omitted than there are, or half of an exchange is")
+            raise ValueError("more turns are omitted than exist, or only half of an exchange is")
         self._close()
         self._conversation.omitted = Omission(turns, summary)
 

@@ -58,7 +58,7 @@ def import_(
     Reads LoRA as peft saves it (adapter_config.json and adapter_model.safetensors), with experts in
     one parameter or as modules of their own, and kt-kernel's fused_expert_lora.safetensors beside it.
     Every shape is compared with the base model's config, and every number is read; the base model's
-    weights are not needed. The adapter appears whole or not at all.
+    weights are not needed. The adapter is imported completely or not at all.
 
     Examples:
 
@@ -155,7 +155,7 @@ def export(
         )
     names = write_adapter(adapter, target, AdapterLayout(layout), base, out)
     words = {"adapter": adapter, "path": str(target), "layout": layout, "files": list(names)}
-    said = f"Wrote {safe(adapter)} to {safe(target)} in the layout of {layout}: {', '.join(names)}"
+    said = f"Wrote {safe(adapter)} to {safe(target)} in the {layout} layout: {', '.join(names)}"
     out.result(words, said)
 
 

@@ -66,7 +66,7 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "files": files,
         "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
     }
-    most = f"of at most {gib(quota)}" if quota else "and no new ones are written"
+    most = f"(the limit is {gib(quota)})" if quota else "(no new ones are written)"
     summary = f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}"
     out.result(document, lambda: "\n".join([summary, *_shares(stored)]))
 

@@ -146,7 +146,7 @@ def export(
       kt chats export holiday --format json > holiday.json
     """
     if form not in _FORMS:
-        raise UsageError(f"there is no format {form[:40]!r}", hint=f"kt knows {', '.join(_FORMS)}")
+        raise UsageError(f"unknown format {form[:40]!r}", hint=f"use one of {', '.join(_FORMS)}")
     path = chats.find(chat)
     text = _FORMS[form](chats.load(path))
     out.result({"name": path.stem, "format": form, "text": text}, text, exact=True)

@@ -64,7 +64,7 @@ def completion(
 
 def _known(shell: str) -> str:
     if shell not in SHELLS:
-        hint = f"kt knows {', '.join(SHELLS)}; kt completion install"
+        hint = f"kt supports {', '.join(SHELLS)}: kt completion install bash"
         raise UsageError(f"there is no completion for {shell[:60]!r}", hint=hint)
     return shell
 

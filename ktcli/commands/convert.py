@@ -235,12 +235,12 @@ def render(words: dict[str, Any]) -> str:
     wide = max(map(len, names.values()), default=0)
     for kind, error in words["error"].items():
         what = f"{kind:<8}{names[kind]:<{wide}}"
-        lines.append(f"  {what}  error {error:.2%} of the weights' own size (rms)")
+        lines.append(f"  {what}  relative error {error:.2%} (rms)")
     speed = words["speed"]
     if speed["seconds"] >= TELLING:
         alone, threads = speed["ceilings_mb_per_s"], speed["threads"]
         lines.append(
-            f"  {speed['mb_per_s']:,.0f} MB/s of checkpoint; alone, reading allows {alone['reading']:,.0f}, "
+            f"  {speed['mb_per_s']:,.0f} MB/s of checkpoint; possible alone: reading {alone['reading']:,.0f}, "
             f"encoding with {counted(threads, 'thread')} {alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
         )
     if words["kept_files"]:

@@ -82,7 +82,7 @@ def logits(
 def _compute(engine: Engine, sequences: list[I32Array], at_once: int) -> F32Array:
     """The logits of every id of every sequence, [T, V]."""
     if engine.spec.embeds:
-        raise UsageError("the model makes embeddings and computes no logits")
+        raise UsageError("the model produces embeddings, not logits")
     vocab = engine.spec.vocab
     for bad in (int(each.max()) for each in sequences if each.max() >= vocab):
         raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")

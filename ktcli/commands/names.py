@@ -17,7 +17,7 @@ from ktcli.store import aliases, catalog, library
 def names(
     here: Annotated[bool, typer.Option("--here", help="Only those on disk.")] = False,
     mine: Annotated[bool, typer.Option("--mine", help="Only those that kt rm can remove.")] = False,
-    chats: Annotated[bool, typer.Option("--chats", help="Those of kept conversations.")] = False,
+    chats: Annotated[bool, typer.Option("--chats", help="Those of saved conversations.")] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="Those of GPUs, as devices.")] = False,
     json: JsonOpt = False,
 ) -> None:

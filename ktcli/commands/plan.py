@@ -68,7 +68,7 @@ def plan(
             metavar="TOK_S",
             min=0.1,
             max=100_000,
-            help="Tokens per second that you want; kt suggests what would reach this speed.",
+            help="Tokens per second that you want; kt suggests how to reach this speed.",
         ),
     ] = None,
     machine: MachineOpt = None,

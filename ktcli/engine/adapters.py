@@ -57,11 +57,11 @@ class Adapters:
         """
         free = [n for n in range(1, self.room.most + 1) if n not in self._there]
         if not free:
-            raise UsageError(f"there is room for {self.room.most} adapters, and all of it is taken")
+            raise UsageError(f"there is no room for another adapter: the limit is {self.room.most}")
         if adapter.ranks > self.room.ranks:
             raise UsageError(
-                f"the adapter {adapter.name} has {adapter.ranks} ranks in one product; "
-                f"there is room for {self.room.ranks}",
+                f"the adapter {adapter.name} needs {adapter.ranks} ranks in one product, "
+                f"but there is room for only {self.room.ranks}",
                 hint=f"serve it from the start: kt serve MODEL --adapter {adapter.name}",
             )
         for name in (*adapter.updates, *adapter.gains):

@@ -191,9 +191,9 @@ class Scheduler:
         n, pools = len(request.prompt), request.pooled is not None
         if pools != self._engine.spec.embeds:
             raise UsageError(
-                "this model generates text and makes no embeddings"
+                "this model generates text, not embeddings"
                 if pools
-                else "this model makes embeddings and generates no text"
+                else "this model produces embeddings, not text"
             )
         if not n:
             raise UsageError("there is nothing to answer: the prompt has no tokens")

@@ -187,11 +187,11 @@ def _said(command: list[str]) -> tuple[str, str]:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        return "", f"nothing within {_ANSWER_S:g} s"
+        return "", f"no answer within {_ANSWER_S:g} s"
     except OSError as error:
-        return "", f"nothing, because it cannot be run: {error.strerror}"
+        return "", f"no answer, because it cannot be run: {error.strerror}"
     silent = answer.returncode and not answer.stdout.strip()
-    return answer.stdout, f"nothing, exit code {answer.returncode}" if silent else ""
+    return answer.stdout, f"no answer, exit code {answer.returncode}" if silent else ""
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:

@@ -59,7 +59,7 @@ def cpu_list(text: str | None) -> tuple[int, ...]:
             start, end = int(first), int(last if dash else first)
             count += max(0, end + 1 - start)
             if end >= MAX_CPUS or count > MAX_CPUS:
-                raise ValueError(f"CPU {end} is more than any machine has")
+                raise ValueError(f"CPU number {end} is higher than on any machine")
             numbers.update(range(start, end + 1))
     return tuple(sorted(numbers))
 

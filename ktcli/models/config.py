@@ -144,13 +144,13 @@ class Fields:
         """Returns the text value of field `name`, or the default."""
         _, value = self._first((name,), default)
         if not isinstance(value, str):
-            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a text")
+            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a string")
         return value
 
     def require_width(self, what: str, width: int) -> None:
         """Raises BadCheckpoint if `width`, a product of fields, is larger than any model's (MAX_WIDTH)."""
         if width > MAX_WIDTH:
-            raise BadCheckpoint(f"{self.where}: {what} of {width} is too wide (limit {MAX_WIDTH})")
+            raise BadCheckpoint(f"{self.where}: {what} is {width} (limit {MAX_WIDTH})")
 
     def require_few(self, what: str, each: int) -> None:
         """Raises BadCheckpoint if a layer's `each` heads or groups, which are found one by one, are too many over
@@ -158,7 +158,7 @@ class Fields:
         n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
         if each * n_layers > MAX_APART:
             raise BadCheckpoint(
-                f"{self.where}: {what} of {each} in {n_layers} layers is too much (limit {MAX_APART} in all)"
+                f"{self.where}: {what} {each} in each of {n_layers} layers is too many (limit {MAX_APART} in total)"
             )
 
     def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:

@@ -83,7 +83,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
     available = experts // n_group * topk_group
     if top_k > available:
         raise BadCheckpoint(
-            f"{f.where}: num_experts_per_tok is {top_k}, of only {available} experts in"
+            f"{f.where}: num_experts_per_tok is {top_k}, but there are only {available} experts in"
             f" {topk_group} (topk_group) of {n_group} groups (n_group)"
         )
     return n_group, topk_group
@@ -94,5 +94,5 @@ def read_experts(f: Fields) -> tuple[int, int]:
     experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
     top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
     if top_k > experts:
-        raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
+        raise BadCheckpoint(f"{f.where}: num_experts_per_tok is {top_k}, but there are only {experts} experts")
     return experts, top_k

@@ -73,7 +73,7 @@ def _stretched(f: Fields) -> Fields:
     rope.number("factor", low=1.0, high=1e4)  # which the alpha overrules, and transformers wants
     dim = head_dim(f)
     if dim < 4:
-        raise BadCheckpoint(f"{rope.where}: alpha stretches heads of at least 4 columns")
+        raise BadCheckpoint(f"{rope.where}: alpha requires heads of at least 4 columns")
     by = math.pow(rope.number("alpha", low=1e-3, high=1e9), dim / (dim - 2))
     plain = {"rope_type": "default", "rope_theta": read_theta(f) * by}
     return Fields({**f.values, "rope_parameters": plain}, f.where)

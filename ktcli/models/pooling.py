@@ -101,10 +101,10 @@ def read_pooling(config: Mapping[str, Any], hidden: int) -> TextPooling | None:
 def _prompts(f: Fields) -> dict[str, str]:
     prompts = f.values.get("prompts") or {}
     if not isinstance(prompts, dict) or len(prompts) > MAX_PROMPTS:
-        raise BadCheckpoint(f"{f.where}: prompts must be an object of at most {MAX_PROMPTS} texts")
+        raise BadCheckpoint(f"{f.where}: prompts must be an object of at most {MAX_PROMPTS} strings")
     for name, text in prompts.items():
         if not isinstance(text, str) or max(len(text), len(name)) > MAX_PROMPT_CHARS:
-            limit = f"a text of at most {MAX_PROMPT_CHARS:,} characters"
+            limit = f"a string of at most {MAX_PROMPT_CHARS:,} characters"
             raise BadCheckpoint(f"{f.where}: prompts: {name[:40]!r} must be {limit}")
     return dict(prompts)
 

@@ -128,12 +128,12 @@ class Alone:
                 "bf16",
                 "memory",
                 adapters,
-                "beside the products that they change",
+                "next to the products that they change",
             )
         buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
         scratch = scratch_bytes(model, use.streams) + use.logits_bytes(spec, context)
         yield Line.reserved("scratch", "f32", spread, scratch, buffers)
-        others = f"the program; {gib(host.margin_bytes)} for others"
+        others = f"the program; {gib(host.margin_bytes)} for other programs"
         yield Line.reserved(
             "process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others
         )
@@ -184,7 +184,7 @@ _REASONS: Mapping[ModelPart, str] = {
     ModelPart.ATTENTION: "every token reads all of it",
     ModelPart.LATENT: "turns cached latents into keys and values",
     ModelPart.LINEAR: "every token reads all of it",
-    ModelPart.LINEAR_GATES: "what the layer learns and forgets",
+    ModelPart.LINEAR_GATES: "decides what the state keeps",
     ModelPart.POOLING: "turns each window of positions into a row",
     ModelPart.INDEXER: "chooses the positions",
     ModelPart.HYPER: "mixes the residual streams",

@@ -199,7 +199,7 @@ class HybridAccount:
             yield Line("hand-overs", "", "link", 0, passed, shared * each, shared * many, words)
         passing = "what passes to and from the GPU"
         yield Line.reserved("pinned buffers", "", self._spread, self.pinned_bytes, passing)
-        others = f"the program, torch; {gib(self.host.margin_bytes)} for others"
+        others = f"the program, torch; {gib(self.host.margin_bytes)} for other programs"
         rest = PROCESS_BYTES + TORCH_BYTES + self.host.margin_bytes
         yield Line.reserved("process, margin", "", self._spread, rest, others)
 
@@ -218,7 +218,7 @@ class HybridAccount:
         if not device.times.expert_s:
             yield "all experts are on the GPU: nothing is deferred or streamed"
             return
-        asked = " as asked" if request.defer is not None else ""
+        asked = " as requested" if request.defer is not None else ""
         yield (
             f"deferral {_depth_words(device)}{asked}: the GPU needs {device.times.device_s * 1e6:.0f} µs per layer"
             f" before experts, the CPU {device.times.expert_s * 1e6:.0f} µs per expert"

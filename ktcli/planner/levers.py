@@ -333,7 +333,7 @@ def loss_words(loss: FormatLoss, usual: FormatLoss) -> str:
     """Returns what a format loses beside another, for people."""
     share = loss.nats / usual.nats
     if loss.format == usual.format:
-        return f"loses {loss.nats:.3f} nats a token"
+        return f"loses {loss.nats:.3f} nats per token"
     if share < 0.02:
         return "loses next to nothing"
     if share < 1:

@@ -40,7 +40,7 @@ def step_down(model: Model, request: Request, plan: Plan) -> Lower | None:
         limits = {each.gpu.index: _fewer_experts(each, most) for each in device.segments}
         return Lower(
             replace(request, context=plan.context, limits={**request.limits, **limits}),
-            f"{device.names} ran out of memory with experts on it, {sum(device.n_experts):,} in all; trying again"
+            f"{device.names} ran out of memory with {sum(device.n_experts):,} experts on it; trying again"
             " with fewer",
         )
     shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS

@@ -22,8 +22,8 @@ T = TypeVar("T")
 def too_long(name: str, line: int) -> BadData:
     """Returns the error that a row has no end where one was to be expected."""
     return BadData(
-        f"{name}, line {line}: a row has more than {gib(MAX_ROW_CHARS)}, the most that kt reads",
-        hint="split it into several rows; no model reads so much at once",
+        f"{name}, line {line}: a row is larger than {gib(MAX_ROW_CHARS)}, the most that kt reads",
+        hint="split it into several rows; no model reads that much at once",
     )
 
 
@@ -49,7 +49,7 @@ def open_plain(path: Path) -> int:
     if stat.S_ISREG(found.st_mode):
         raise BadData(f"{path} is empty")
     kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
-    raise BadData(f"{path} is {kind}", hint="name one file of rows, for example: --data mine.jsonl")
+    raise BadData(f"{path} is {kind}", hint="name a data file, for example: --data mine.jsonl")
 
 
 def digest(path: Path) -> str:

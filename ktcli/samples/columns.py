@@ -79,11 +79,11 @@ def _read(usual: T, given: Any, where: str) -> T:
         if key in _REFUSED and value is None:
             continue
         if key in _REFUSED and key not in known:
-            raise BadData(f"{where}: {key} is not honoured", hint=_REFUSED[key])
+            raise BadData(f"{where}: {key} is not supported", hint=_REFUSED[key])
         if key not in known:
             near = get_close_matches(key, known, 1, 0.5)
-            hint = f"did you mean {near[0]}?" if near else f"kt knows {', '.join(known)}"
-            raise BadData(f"{where}: {key[:60]!r} is not a key that kt knows", hint=hint)
+            hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+            raise BadData(f"{where}: {key[:60]!r} is not a known key", hint=hint)
         if value is not None and (not isinstance(value, str) or not value):
             raise BadData(f"{where}: {key} is {str(value)[:60]!r}, but must be a name")
     named = {key: value for key, value in given.items() if value is not None}

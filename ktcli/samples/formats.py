@@ -58,8 +58,8 @@ def format_of(source: DataSource, row: DataRow) -> RowFormat:
         _require_answers(row)
         keys = ", ".join(list(row.values)[:8])[:200] or "nothing"
         raise BadData(
-            f"{row.where}: no format that kt knows has the keys {keys}",
-            hint="keys are instruction and output; conversations; messages; prompt and completion; or text",
+            f"{row.where}: the keys {keys} do not belong to a format that kt knows",
+            hint="use the keys instruction and output; conversations; messages; prompt and completion; or text",
         )
     return found
 
@@ -72,14 +72,14 @@ def content_of(row: DataRow, format: RowFormat) -> Content:
     """
     _require_answers(row)
     if media := next((name for name in _NOT_TEXT if row.values.get(name)), None):
-        raise BadData(f"{row.where}: it has {media}, but kt trains on text only")
+        raise BadData(f"{row.where}: the row has {media}, but kt trains on text only")
     other = None if format.fits(row.values) else _seen(row.values)
     if other or not all(name in row.values for name in format.needs):
-        has = f"it is of the format {other.name}" if other else "it lacks these keys"
+        has = f"this row is in the {other.name} format" if other else "this row lacks these keys"
         raise BadData(
-            f"{row.where}: the file's first row is of the format {format.name}"
+            f"{row.where}: the file's first row is in the {format.name} format"
             f" ({', '.join(format.needs)}), but {has}",
-            hint="write rows of one format into a file, and name several files",
+            hint="put rows of different formats into separate files, and name all of them",
         )
     return format.read(row.values, format, row.where)
 
@@ -88,8 +88,8 @@ def _require_answers(row: DataRow) -> None:
     """Checks that a row is not a pair of answers of which one is better."""
     if all(row.values.get(name) is not None for name in _PREFERENCES):
         raise BadData(
-            f"{row.where}: it has chosen and rejected answers, and kt trains on answers, not on preferences",
-            hint="to train on the chosen ones, name them output or messages",
+            f"{row.where}: the row has chosen and rejected answers, but kt trains on answers, not on preferences",
+            hint="to train on the chosen ones, rename that key to output or messages",
         )
 
 

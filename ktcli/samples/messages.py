@@ -118,11 +118,11 @@ def _message(given: Mapping[str, Any], where: str) -> Message:
     role = given.get("role")
     if role not in ROLES:
         raise BadData(
-            f"{where} has the role {str(role)[:40]!r}", hint=f"roles are {', '.join(ROLES)}"
+            f"{where} has the role {str(role)[:40]!r}", hint=f"known roles are {', '.join(ROLES)}"
         )
     if given.get("function_call"):
         raise BadData(
-            f"{where} has a function_call", hint="write it in today's form, as tool_calls"
+            f"{where} has a function_call", hint="write it in the current form, as tool_calls"
         )
     found: Message = {"role": role, "content": _content(given.get("content"), f"{where}: content")}
     for name in _KEPT:
@@ -148,7 +148,7 @@ def _content(value: Any, where: str) -> str:
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
         if kind != "text":
             raise BadData(
-                f"{where}[{at}] is of the type {str(kind)[:40]!r}; kt trains on text only"
+                f"{where}[{at}] has the type {str(kind)[:40]!r}; kt trains on text only"
             )
         text = part.get("text") if isinstance(part, Mapping) else part
         texts.append(text_of(text, f"{where}[{at}]"))
@@ -192,7 +192,7 @@ def _tagged(given: Any, tags: Tags, where: str) -> Message:
         found = known.get(_OWN_NAMES.get(role, ""))
     if found is None:
         roles = ", ".join([*known, tags.function_tag])
-        raise BadData(f"{where} is from {str(role)[:40]!r}", hint=f"roles are {roles}")
+        raise BadData(f"{where} has the role {str(role)[:40]!r}", hint=f"known roles are {roles}")
     return {"role": found, "content": text_of(content, f"{where}: {tags.content_tag}")}
 
 

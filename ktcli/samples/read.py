@@ -25,11 +25,11 @@ from ktcli.text.model import TextModel
 from ktcli.text.template import ConversationRefused
 
 _FORM = 1  # of what is hashed
-_DUPLICATE = "the same as an earlier one"
-_EMPTY, _SOME_EMPTY = "no answer that says anything", "an answer says nothing and is not trained"
-_UNANSWERED = "no answer to train"
-_SHORT = "fewer than two tokens, so that none is predicted"
-_SKIPPED = "an answer to nothing, or not rendered behind its prompt, is not trained"
+_DUPLICATE = "same as an earlier sample"
+_EMPTY, _SOME_EMPTY = "empty answers only", "an empty answer is not trained"
+_UNANSWERED = "no answer to train on"
+_SHORT = "fewer than two tokens, so none is predicted"
+_SKIPPED = "an answer without a prompt, or not rendered after it, is not trained"
 _REFUSED = "refused by the chat template"
 
 
@@ -69,15 +69,15 @@ def read_samples(
     found = mixed(groups, names, settings)
     if not found:
         raise BadData(
-            f"no row of {', '.join(names)} can be trained: {_told(maker.dropped)}",
-            hint="see what is in it: each row needs a question and an answer, or a text",
+            f"{', '.join(names)} has no row to train on: {_told(maker.dropped)}",
+            hint="check its contents: each row needs a question and an answer, or a text",
         )
     return SampleSet(tuple(found), maker.dropped, sha256, maker.count, maker.notes)
 
 
 def _told(dropped: Iterable[DropCount]) -> str:
     said = (f"{each.reason} ({each.rows:,}, first {each.first})" for each in dropped)
-    return "; ".join(said) or "it has no rows"
+    return "; ".join(said) or "there are no rows"
 
 
 def _sha256(sources: Sequence[DataSource], texts: TextModel, settings: SampleSettings) -> str:
@@ -122,17 +122,17 @@ class _SampleMaker:
         if self._closed:
             found.append(
                 f"the chat template's prompt for an answer ends in a thought: {self._closed:,} of the answers are"
-                " trained behind it, with their own thoughts where it has begun one, and without them where it has"
+                " trained after it, with their own thoughts if the prompt has begun one, and without them if it has"
                 " ended it"
             )
         if self._endless:
             found.append(
-                f"the chat template writes no token that ends an answer after {self._endless:,} of them,"
+                f"the chat template writes no end-of-answer token after {self._endless:,} of the answers,"
                 " so none is trained there"
             )
         if self._unthought:
             found.append(
-                f"the chat template writes no thoughts into answers like these: those of {self._unthought:,} of them"
+                f"the chat template leaves thoughts out of answers like these: the thoughts of {self._unthought:,} answers"
                 " are not trained"
             )
         return tuple(found)
@@ -163,8 +163,8 @@ class _SampleMaker:
             return
         if not self._template.source:
             raise BadData(
-                f"{where}: a conversation, but {self._template.name} has no chat template, as base models have none",
-                hint='train it on plain text, {"text": "…"}, or use the instruction-tuned version',
+                f"{where}: the row is a conversation, but {self._template.name} has no chat template (base models have none)",
+                hint='train on plain text, {"text": "…"}, or use the instruction-tuned version',
             )
         if not content.answers:
             self._drop(_EMPTY if content.has_empty else _UNANSWERED, where)

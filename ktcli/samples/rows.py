@@ -79,10 +79,10 @@ def check_kind(path: Path) -> None:
         if suffix
         else "folders"
         if path.is_dir()
-        else "files without an ending"
+        else "files without an extension"
     )
     raise BadData(
-        f"{path} is not read: kt does not read {kind}",
+        f"cannot read {path}: kt does not read {kind}",
         hint=advice.format(read=tool, tool=tool, name=path.name, stem=path.stem),
     )
 
@@ -220,7 +220,7 @@ def _csv_rows(path: Path, told: Told | None) -> Iterator[DataRow]:
             values = counted(len(cells), "value")
             raise BadData(
                 f"{path.name}, line {line}: {values}, but the first line names {len(names)} columns",
-                hint='a value with commas or line ends stands in quotes: "…"',
+                hint='put a value with commas or line breaks in quotes: "…"',
             )
         yield DataRow(dict(zip(names, cells, strict=True)), f"{path.name}, line {line}")
 
@@ -228,7 +228,7 @@ def _csv_rows(path: Path, told: Told | None) -> Iterator[DataRow]:
 def _header(cells: list[str], where: str) -> list[str]:
     names = [each.strip() for each in cells]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadData(f"{where}: the column {twice[:60]!r} is there twice")
+        raise BadData(f"{where}: the column {twice[:60]!r} occurs twice")
     return names
 
 
@@ -252,7 +252,7 @@ class _CsvLines:
         if self._chars > MAX_ROW_CHARS:
             raise too_long(self._name, self._line)
         if "\0" in text:
-            raise BadData(f"{self._name}, line {self._line}: it has a zero byte, so it is not text")
+            raise BadData(f"{self._name}, line {self._line}: it contains a zero byte, so it is not text")
         return text
 
 

@@ -25,7 +25,7 @@ FORMATTINGS = ("alpaca", "sharegpt", "openai")
 _MOST_BYTES = 16 << 20
 _MOST_SOURCES = 1000
 
-_ELSEWHERE = "download the file into the folder of dataset_info.json, and name it as file_name"
+_ELSEWHERE = "download the file into the folder of dataset_info.json, and set file_name to it"
 _PREFERENCES = "kt trains on answers, not on preferences between two"
 # Keys of an entry that kt does not honour, and what to do about each; those that are false or null do no harm.
 _REFUSED = {
@@ -33,7 +33,7 @@ _REFUSED = {
     "ms_hub_url": _ELSEWHERE,
     "om_hub_url": _ELSEWHERE,
     "cloud_file_name": _ELSEWHERE,
-    "script_url": "kt runs no code of a dataset: write its rows into a .jsonl file",
+    "script_url": "kt does not run a dataset's code: write its rows to a .jsonl file",
     "subset": _ELSEWHERE,
     "folder": _ELSEWHERE,
     "ranking": _PREFERENCES,
@@ -82,13 +82,13 @@ def sources_of(
     if not found:
         raise UsageError("no data is named", hint="for example: --data mine.jsonl")
     if len(found) > _MOST_SOURCES:
-        raise UsageError(f"{len(found):,} data files are more than {_MOST_SOURCES:,}")
+        raise UsageError(f"{len(found):,} data files are too many; the limit is {_MOST_SOURCES:,}")
     for at, each in enumerate(found):
         check_kind(each.path)
         if not os.path.exists(each.path):  # which a name too long does not either
             raise NotFound(f"the data file {each.path} does not exist", hint=_near(each.path))
         if any(each == other for other in found[:at]):
-            raise UsageError(f"the data {each.name} is named twice")
+            raise UsageError(f"the data file {each.name} is named twice")
     return tuple(found)
 
 
@@ -108,8 +108,8 @@ def _read_info(folder: Path) -> dict[str, Any]:
         return smallfiles.json_object(smallfiles.read_bounded(path, _MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise NotFound(
-            f"there is no {path}, which says what the names of datasets mean",
-            hint="name its folder as dataset_dir, or a file itself: --data mine.jsonl",
+            f"there is no {path}, which maps names of datasets to files",
+            hint="set dataset_dir to its folder, or name a file: --data mine.jsonl",
         ) from None
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror}") from error
@@ -122,7 +122,7 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> DataSource:
     if name not in info:
         near = get_close_matches(name, list(info), 3, 0.5)
         known = (
-            f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(list(info)[:5])}"
+            f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(list(info)[:5])}"
         )
         raise NotFound(f"{folder / INFO} has no dataset {name!r}", hint=known if info else "")
     entry = info[name]
@@ -149,15 +149,15 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> DataSource:
 def _check_keys(entry: Mapping[str, Any], where: str) -> None:
     for key, value in entry.items():
         if key in _REFUSED and value not in (None, False):
-            raise BadData(f"{where}: {key} is not honoured", hint=_REFUSED[key])
+            raise BadData(f"{where}: {key} is not supported", hint=_REFUSED[key])
         if key not in _REFUSED and key not in _HONOURED:
             near = get_close_matches(key, _HONOURED, 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else f"kt knows {', '.join(_HONOURED[:5])}"
-            raise BadData(f"{where}: {key[:60]!r} is not a key that kt knows", hint=hint)
+            hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(_HONOURED[:5])}"
+            raise BadData(f"{where}: {key[:60]!r} is not a known key", hint=hint)
     if entry.get("split") not in (None, "train"):
         raise BadData(
-            f"{where}: split is {entry['split']!r}, but a file has one part only, train",
-            hint="write the rows of that part into a file of their own",
+            f"{where}: split is {entry['split']!r}, but a file has only one split, train",
+            hint="put the rows of that split into a separate file",
         )
 
 
@@ -168,8 +168,8 @@ def _file_below(folder: Path, name: Any, where: str) -> Path:
             f"{where}: file_name is missing", hint='for example: "file_name": "mine.jsonl"'
         )
     outside = BadData(
-        f"{where}: file_name {name[:200]!r} leads out of the folder of {INFO}",
-        hint="copy the file there, or name it yourself: --data FILE",
+        f"{where}: file_name {name[:200]!r} points outside the folder of {INFO}",
+        hint="copy the file into that folder, or name it directly: --data FILE",
     )
     path = folder / name
     if Path(name).is_absolute() or "\0" in name:

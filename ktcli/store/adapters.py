@@ -154,7 +154,7 @@ def _parsed(data: bytes) -> tuple[str, tuple[FileRecord, ...]]:
         raise ValueError(f"has version {str(document.get(_MARK))[:20]}; this kt reads {_VERSION}")
     base, rows = document.get("base"), document.get("files")
     if not isinstance(base, str) or len(base) > LONGEST_BASE or not isinstance(rows, list):
-        raise ValueError("names no base or no files")
+        raise ValueError("lacks a base or a list of files")
     records = tuple(map(manifest.parse_record, rows))
     if any("/" in record.name for record in records):
         raise ValueError("lists a file in another folder")

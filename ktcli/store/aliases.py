@@ -249,7 +249,7 @@ def _read() -> dict[str, Alias]:
         known = f"{_PLAIN} and {_PRESETS}"
         raise _bad(f"has version {str(version)[:40]}; this kt reads versions {known}")
     if not isinstance(table, dict) or len(table) > MOST:
-        raise _bad(f"has no table of at most {MOST} aliases")
+        raise _bad(f"has no aliases object, or one with more than {MOST} entries")
     return {name.lower(): _alias(name, entry) for name, entry in table.items()}
 
 

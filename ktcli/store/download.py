@@ -64,7 +64,7 @@ class HoldsAdapter(BadCheckpoint):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(
             f"{snapshot.repository} is a LoRA adapter, not a model",
-            hint=f"bring it into the library of adapters with: kt pull {snapshot.repository}",
+            hint=f"to import it as an adapter: kt pull {snapshot.repository}",
         )
         self.snapshot = snapshot
 

@@ -162,7 +162,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         word, value = parts[0].upper(), parts[1] if len(parts) > 1 else ""
         if word not in _WORDS:
             raise ValueError(
-                f"line {first + 1} begins with {parts[0][:_SHOWN]!r}, which is no instruction"
+                f"line {first + 1} begins with {parts[0][:_SHOWN]!r}, which is not an instruction"
             )
         if not value:
             raise ValueError(f"line {first + 1} has {word} without a value")
@@ -176,7 +176,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
             value, _, rest = value.partition(_QUOTES)
             if rest.strip():
                 raise ValueError(
-                    f"line {at} has {rest.strip()[:_SHOWN]!r} behind its triple quotes"
+                    f"line {at} has {rest.strip()[:_SHOWN]!r} after its triple quotes"
                 )
             yield first + 1, word, f"{before}{value}"
         else:

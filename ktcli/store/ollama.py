@@ -227,7 +227,7 @@ def _blob(text: str, models: Path, layer: Mapping[str, Any]) -> Path:
             hint=f"sudo chmod o+r {path}, or run kt as a member of its group",
         )
     if isinstance(size, int) and not isinstance(size, bool) and size != status.st_size:
-        said = f"{path} of {text} has {gib(status.st_size)}, but its manifest says {gib(size)}"
+        said = f"{path} of {text} is {gib(status.st_size)}, but its manifest says {gib(size)}"
         raise BadCheckpoint(said, hint=again)
     return path
 

@@ -56,7 +56,7 @@ class Preset:
         found = {}
         for name, value in given.items():
             if name not in KINDS:
-                raise ValueError(f"{_shown(name)} is nothing that a preset can have")
+                raise ValueError(f"{_shown(name)} is not something that a preset can set")
             if value is not None and value != []:
                 found[name] = _stops(value) if name == _STOP else _value(name, value)
         return cls({name: found[name] for name in KINDS if name in found})
@@ -91,9 +91,9 @@ def _stops(value: Any) -> tuple[str, ...]:
     """The texts that end an answer: one, or a list of them."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple):
-        raise ValueError(f"{_STOP} is {_shown(value)}, which is not a text or a list of texts")
+        raise ValueError(f"{_STOP} is {_shown(value)}, which is not a string or a list of strings")
     if len(texts) > MOST_STOPS:
-        raise ValueError(f"{_STOP} has {len(texts):,} texts; the limit is {MOST_STOPS}")
+        raise ValueError(f"{_STOP} has {len(texts):,} strings; the limit is {MOST_STOPS}")
     return tuple(_value(_STOP, each) for each in texts)
 
 
@@ -107,7 +107,7 @@ def _value(name: str, value: Any) -> Any:
     wrong = ValueError(f"{name} is {_shown(value)}, which is {domain.wrong}")
     if kind is str:
         if not isinstance(value, str):
-            raise ValueError(f"{name} is {_shown(value)}, which is not a text")
+            raise ValueError(f"{name} is {_shown(value)}, which is not a string")
         if _OBEYED.search(value):
             raise ValueError(f"{name} has a control character: {_shown(value)}")
         text = value
@@ -132,7 +132,7 @@ def _shown(value: Any) -> str:
     try:
         return repr(value[:SHOWN_CHARS] if isinstance(value, str) else value)[: SHOWN_CHARS + 20]
     except ValueError:  # a number of thousands of digits
-        return "a number of too many digits"
+        return "a number with too many digits"
 
 
 def _said(value: Any) -> str:

@@ -43,7 +43,7 @@ _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 5
 
 
 class Stalled(OSError):
-    """Raised when the server sends almost nothing, closed the connection early, or answers with something else than was
+    """Raised when the server is sending almost no data, closed the connection early, or answers with something else than was
     asked for."""
 
 
@@ -252,7 +252,7 @@ class Transfer:
             now = time.monotonic()
             if now - since > SLOW_S:
                 if start - before < LEAST_BYTES:
-                    raise Stalled(f"{_host(file.url)} sends almost nothing")
+                    raise Stalled(f"{_host(file.url)} is sending almost no data")
                 since, before = now, start
 
     # --- verifying ----------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Returns the text of ids; an incomplete character shows as U+FFFD."""
         return _guarded(
-            f"{self._where} cannot write the ids", lambda: self._codec.decode(ids, special=special)
+            f"{self._where} cannot decode the ids", lambda: self._codec.decode(ids, special=special)
         )
 
     def is_text(self, id: int) -> bool:
@@ -179,7 +179,7 @@ class Tokenizer:
 
     def _read(self, call: Callable[[], T]) -> T:
         with _silent_stderr():
-            return _guarded(f"{self._where} cannot read the text", call)
+            return _guarded(f"{self._where} cannot encode the text", call)
 
 
 _RESERVED = {ord(letter): "\ufffd" for letter in RESERVED}

@@ -173,7 +173,7 @@ class Destination:
         if theirs and replace(found, formats=wanted.formats) == wanted:
             what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
             if wanted.formats and wanted.formats.recipe == theirs.recipe:
-                what = "a conversion that an earlier kt began, whose int8 was another"
+                what = "a conversion that an earlier kt began with a different int8 format"
                 hint = f"remove the folder {self.path} and convert again"
         elif replace(found, calibration=wanted.calibration) == wanted:
             what = "this model calibrated with another text"

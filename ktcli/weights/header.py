@@ -262,6 +262,6 @@ def _check_ranges(entries: dict[str, TensorEntry], data_bytes: int) -> None:
         end += entry.size_bytes
     if end != data_bytes:
         what = "truncated" if end > data_bytes else "followed by something else"
-        raise _HeaderFault(f"the data is {what}, it should have {end} bytes and has {data_bytes}")
+        raise _HeaderFault(f"the data is {what}: it should have {end} bytes, but has {data_bytes}")
     entries.clear()
     entries.update(ordered)

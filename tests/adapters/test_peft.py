@@ -261,7 +261,7 @@ def test_shared_experts_as_target_modules(bases: Callable[[str], Base], tmp_path
     }
     path.write_text(json.dumps(config))
     with pytest.raises(
-        BadCheckpoint, match="peft maps shared experts to routed ones without a word"
+        BadCheckpoint, match="peft maps shared experts to routed ones without warning"
     ):
         open_adapter(folder, base.model)
 

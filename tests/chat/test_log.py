@@ -302,7 +302,7 @@ def test_a_gigabyte_is_one_sentence(tmp_path: Path, chats: Path) -> None:
     path = chats / "x.jsonl"
     path.write_bytes(HEAD)
     os.truncate(path, 1 << 30)  # takes no room
-    with pytest.raises(UsageError, match="more than a chat can have"):
+    with pytest.raises(UsageError, match="the limit for a chat is"):
         load(path)
 
 

@@ -132,7 +132,7 @@ def test_show_describes_both(capsys: Capture) -> None:
         (
             ("serve", "kt-mini+poet", "--adapter", "poet", "-p", "48211"),
             2,
-            "has an adapter already",
+            "already names an adapter",
         ),
         (("rm", "kt-mini+poet", "-y"), 2, "kt adapter show poet"),
         (("verify", "kt-mini+poet"), 2, "kt adapter show poet"),

@@ -165,7 +165,7 @@ def test_a_base_of_the_catalogue_needs_nothing_on_disk(tmp_path: Path, capsys: C
         assert main(["adapter", "show", str(folder), "--json"]) == 0
         told = capsys.readouterr()
         assert json.loads(told.out)["base"] == "qwen3-30b-a3b"
-        assert ("is taken for it" in told.err) == (at > 0)
+        assert ("which has that name" in told.err) == (at > 0)
         assert main(["adapter", "show", str(folder), "--base", "qwen3-30b-a3b", "--json"]) == 0
         assert "as the base" not in capsys.readouterr().err
 

@@ -165,7 +165,7 @@ def test_without_a_quota_nothing_is_kept(
     monkeypatch.setenv("KT_CACHE", "0")
     assert document(["cache", "du"], capsys)["quota_bytes"] == 0
     assert main(["cache", "du"]) == 0
-    assert "and no new ones are written" in capsys.readouterr().out
+    assert "(no new ones are written)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "1e9", "10 Q", "1.2.3G", "٣G", "nan", "G"])

@@ -48,7 +48,7 @@ def test_it_is_served_and_not_talked_to(folder: Path, capsys: pytest.CaptureFixt
     assert f"Next: kt serve {folder}" in capsys.readouterr().out
     assert main(["chat", str(folder), "hello"]) == ExitCode.USAGE
     said = capsys.readouterr().err
-    assert "embedder makes embeddings and generates no text" in said
+    assert "embedder produces embeddings, not text" in said
     assert "kt serve embedder answers /v1/embeddings and /api/embed" in said
 
 
@@ -58,12 +58,12 @@ def test_there_is_no_token_to_predict(
     (tmp_path / "text.txt").write_text("hello world " * 200)
     command = ["eval", str(folder), "--text", str(tmp_path / "text.txt"), "--context", "64"]
     assert main(command) == ExitCode.USAGE
-    assert "makes embeddings and generates no text" in capsys.readouterr().err
+    assert "produces embeddings, not text" in capsys.readouterr().err
     (tmp_path / "ids.json").write_text("[1, 2]")
     out = str(tmp_path / "logits.npy")
     command = ["logits", str(folder), "--ids", str(tmp_path / "ids.json"), "--out", out]
     assert main(command) == ExitCode.USAGE
-    assert "makes embeddings and computes no logits" in capsys.readouterr().err
+    assert "produces embeddings, not logits" in capsys.readouterr().err
 
 
 def test_its_speed_can_be_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,5 +75,5 @@ def test_its_speed_can_be_measured(folder: Path, capsys: pytest.CaptureFixture[s
 def test_a_program_is_told_so(folder: Path) -> None:
     import kt
 
-    with pytest.raises(UsageError, match="makes embeddings and generates no text"):
+    with pytest.raises(UsageError, match="produces embeddings, not text"):
         kt.load(str(folder), device="cpu")

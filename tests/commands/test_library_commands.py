@@ -392,7 +392,7 @@ def test_doctor_shows_where_tiles_begin(
     assert main(["doctor", "-v", "--measure"]) == code
     said = capsys.readouterr()
     assert "from 4 (int4), 6 (int8), 3 (bf16) tokens per expert, measured" in said.out
-    assert "tiles against vectors" in said.err
+    assert "tiles compared with vectors" in said.err
     amx = document(["doctor"], capsys, code)["amx"]
     assert amx["tile_min"] == {"int4": 4, "int8": 6, "bf16": 3}
     assert amx["tile_min_from"] == "measured"

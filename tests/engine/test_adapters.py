@@ -136,12 +136,12 @@ def test_what_does_not_fit_is_refused(load: Load) -> None:
     assert engine.adapters is not None
     made = random_adapter(engine, 1)
     held = engine.adapters.attach(made)
-    with pytest.raises(UsageError, match="room for 1 adapters"):
+    with pytest.raises(UsageError, match="no room for another adapter: the limit is 1"):
         engine.adapters.attach(random_adapter(engine, 2))
     engine.adapters.detach(held)
     narrow = load(adapters=AdapterRoom(1, 2, 1 << 26))
     assert narrow.adapters is not None
-    with pytest.raises(UsageError, match="there is room for 2"):
+    with pytest.raises(UsageError, match="there is room for only 2"):
         narrow.adapters.attach(made)
     run = engine.sequence().extend(np.array([1], np.int32))._replace(adapter=2)
     with pytest.raises(KtError, match=r"adapter is 2, outside 0\.\.1"):

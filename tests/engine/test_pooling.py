@@ -115,7 +115,7 @@ def test_what_was_given_back_and_computed_again_counts_once() -> None:
 
 def test_a_model_does_what_it_is_for(engine: CpuEngine) -> None:
     scheduler = Scheduler(engine)
-    with pytest.raises(UsageError, match="makes embeddings and generates no text"):
+    with pytest.raises(UsageError, match="produces embeddings, not text"):
         scheduler.submit(GenerationRequest([1, 2]))
     with pytest.raises(ContextFull):
         scheduler.submit(asked([1] * (CONTEXT + 1), PoolingMode.LAST))

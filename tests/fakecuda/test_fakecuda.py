@@ -136,7 +136,7 @@ def test_a_refused_capture_is_known_at_the_next_start(
         ({"FAKE_FAIL": "*:1600:46"}, 10, "the GPU failed during a step"),
         ({"FAKE_DRIVER": "12000"}, 10, "driver is too old for torch's CUDA 13.0"),
         ({"FAKE_TAKEN_MB": "40000"}, 0, ON_GPU),  # nvidia-smi has not seen it
-        ({"FAKE_TAKEN_MB": "81700"}, 0, "ran out of memory with experts on it"),
+        ({"FAKE_TAKEN_MB": "81700"}, 0, "experts on it; trying again with fewer"),
         ({"FAKE_TAKEN_MB": "81900"}, 0, "every layer runs on the CPU"),
         ({"CUDA_VISIBLE_DEVICES": "0,nonsense"}, 0, ON_GPU),
         ({"CUDA_VISIBLE_DEVICES": "GPU-1111"}, 0, ON_GPU),

@@ -149,7 +149,7 @@ GOOD_ROW = "1, NVIDIA B, 24564, 24000, 4, 16, 8.9, 550.54"
         (f"echo '{GOOD_ROW}'; echo '{LOST}'; exit 15", ["NVIDIA B"], [LOST]),
         (f"echo '{LOST}' >&2; echo '{GOOD_ROW}'; exit 15", ["NVIDIA B"], [LOST]),
         ("echo 'No devices were found'; exit 6", [], ["No devices were found"]),
-        ("exit 9", [], ["nothing, exit code 9"]),
+        ("exit 9", [], ["no answer, exit code 9"]),
         (
             f"echo '0, NVIDIA A, 81920, [Insufficient Permissions], 4, 16, 8.0, 510'; echo '{GOOD_ROW}'",
             ["NVIDIA B"],

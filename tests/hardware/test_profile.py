@@ -69,7 +69,7 @@ CHANGES = {
     "quota NaN": ({"quota": float("nan")}, "implausible"),
     "quota infinite": ({"quota": float("inf")}, "implausible"),
     "endless digits": ({"quota": 10**400}, "implausible"),
-    "a huge core": ({"cores": "0-99999999999"}, "more than any machine|not a list of CPUs"),
+    "a huge core": ({"cores": "0-99999999999"}, "higher than on any machine|not a list of CPUs"),
     "sockets": ({"sockets": "two"}, "not a whole number"),
     "true for a number": ({"sockets": True}, "not a whole number"),
     "below zero": ({"physical_cores": -1}, "below zero"),

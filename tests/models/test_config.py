@@ -109,7 +109,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"num_hidden_layers": 2**31}, "num_hidden_layers"),
     (QWEN3, {"vocab_size": 0}, "vocab_size is 0"),
     (QWEN3, {"num_experts": 0, "num_local_experts": 0}, "num_experts"),
-    (QWEN3, {"num_experts_per_tok": 11}, "11 of only 10"),
+    (QWEN3, {"num_experts_per_tok": 11}, "but there are only 10"),
     (QWEN3, {"num_attention_heads": 3}, "not a multiple of 2"),
     (QWEN3, {"head_dim": 25}, "head_dim is 25"),
     (QWEN3, {"hidden_act": "gelu"}, "gelu"),

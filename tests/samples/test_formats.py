@@ -126,7 +126,7 @@ def test_texts_that_no_file_can_hold() -> None:
 
 
 BAD = {
-    "keys": ({"question": "a", "answer": "b"}, "line 7: no format that kt knows has the keys question, answer"),
+    "keys": ({"question": "a", "answer": "b"}, "line 7: the keys question, answer do not belong to a format"),
     "nothing": ({}, "has the keys nothing"),
     "preferences without an answer": ({"instruction": "q", "chosen": "a", "rejected": "b"}, "not on preferences"),
     "preferences": ({"messages": [ONE], "chosen": "a", "rejected": "b"}, "not on preferences"),
@@ -169,9 +169,9 @@ def test_bad_rows_are_one_sentence(case: str) -> None:
 @pytest.mark.parametrize(
     ("first", "other", "said"),
     [
-        (ALPACA, {"messages": [ONE]}, r"format alpaca \(instruction, output\), but it is of the format openai"),
-        ({"text": "a"}, ALPACA, r"format text \(text\), but it is of the format alpaca"),
-        ({"messages": [ONE]}, {"x": 1}, "format openai.*, but it lacks these keys"),
+        (ALPACA, {"messages": [ONE]}, r"alpaca format \(instruction, output\), but this row is in the openai format"),
+        ({"text": "a"}, ALPACA, r"text format \(text\), but this row is in the alpaca format"),
+        ({"messages": [ONE]}, {"x": 1}, "openai format.*, but this row lacks these keys"),
     ],
 )  # fmt: skip
 def test_mixed_formats(first: dict[str, Any], other: dict[str, Any], said: str) -> None:

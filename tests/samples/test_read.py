@@ -68,12 +68,12 @@ def test_rows_that_are_left_out(tmp_path: Path) -> None:
     line = "mine.jsonl, line {}".format
     assert found.rows == 9
     assert found.dropped == (
-        DropCount("no answer that says anything", 1, line(2)),
-        DropCount("no answer to train", 2, line(3)),
-        DropCount("the same as an earlier one", 1, line(5)),
-        DropCount("an answer says nothing and is not trained", 1, line(6)),
+        DropCount("empty answers only", 1, line(2)),
+        DropCount("no answer to train on", 2, line(3)),
+        DropCount("same as an earlier sample", 1, line(5)),
+        DropCount("an empty answer is not trained", 1, line(6)),
         DropCount(
-            "an answer to nothing, or not rendered behind its prompt, is not trained", 1, line(7)
+            "an answer without a prompt, or not rendered after it, is not trained", 1, line(7)
         ),
         DropCount("nothing to train in the first 20 tokens", 1, line(8)),
         DropCount("cut to 20 tokens", 1, line(9)),
@@ -95,7 +95,7 @@ def test_a_row_of_several_samples_counts_once(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", rows)
     found = read_samples(sources_of((), None, [path]), texts, SampleSettings())
     assert [sample.where for sample in found.samples] == ["t.jsonl, line 1"] * 2
-    assert found.dropped == (DropCount("the same as an earlier one", 2, "t.jsonl, line 2"),)
+    assert found.dropped == (DropCount("same as an earlier sample", 2, "t.jsonl, line 2"),)
     # In one sample the same ids with another mask are another sample.
     assert [sum(sample.trained) for sample in read(path).samples] == [4, 2]
 
@@ -119,7 +119,7 @@ def test_texts_and_prompts(tmp_path: Path) -> None:
     assert mini().stop_ids.isdisjoint(found.samples[0].ids)
     assert [(each.reason, each.first) for each in found.dropped] == [
         ("cut to 16 tokens", "t.jsonl, line 2"),
-        ("fewer than two tokens, so that none is predicted", "t.jsonl, line 3"),
+        ("fewer than two tokens, so none is predicted", "t.jsonl, line 3"),
     ]
     chat = write(tmp_path / "c.jsonl", [asks("a", "b")])
     [plain], [whole] = read(chat).samples, read(chat, train_on_prompt=True).samples
@@ -173,7 +173,7 @@ def test_a_refused_conversation_is_left_out(tmp_path: Path) -> None:
 def test_an_error_names_its_line(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [asks("a", "b")] * 3 + [{"text": "x"}])
     with pytest.raises(
-        KtError, match=r"mine\.jsonl, line 4: the file's first row is of the format completion"
+        KtError, match=r"mine\.jsonl, line 4: the file's first row is in the completion format"
     ):
         read(path)
     assert len(read(path, max_samples=2).samples) == 1  # what is not read is not wrong

@@ -44,7 +44,7 @@ def test_without_colour(made: tuple[SampleSet, TextModel]) -> None:
         f"3 rows, 2 samples, {tokens} tokens, {trained} trained ({100 * trained / tokens:.0f} %)",
         f"the longest sample has {max(len(each.ids) for each in samples)} tokens: m\\x1b[1mine.jsonl, "
         f"line {max(samples, key=lambda each: len(each.ids)).where[-1]}",
-        "1 row: no answer that says anything (first: m\\x1b[1mine.jsonl, line 2)",
+        "1 row: empty answers only (first: m\\x1b[1mine.jsonl, line 2)",
     ]
     assert shown(*made, 0, colour=False) == counts
     assert shown(*made, 9, colour=False).count("--- ") == 2

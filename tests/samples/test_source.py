@@ -45,7 +45,7 @@ def test_entries_and_files(tmp_path: Path) -> None:
     )
 
 
-OUTSIDE = "leads out of the folder"
+OUTSIDE = "points outside the folder"
 BAD = {
     "above": ({"file_name": "../a.jsonl"}, OUTSIDE),
     "far above": ({"file_name": "sub/../../../etc/passwd"}, OUTSIDE),
@@ -61,11 +61,11 @@ BAD = {
     "hub": ({"hf_hub_url": "x/y"}, "hf_hub_url is not honoured"),
     "script": ({"script_url": "x"}, "script_url is not honoured"),
     "ranking": ({"file_name": "a.jsonl", "ranking": True}, "ranking is not honoured"),
-    "typo": ({"file_nam": "a.jsonl"}, "'file_nam' is not a key that kt knows"),
+    "typo": ({"file_nam": "a.jsonl"}, "'file_nam' is not a known key"),
     "split": ({"file_name": "a.jsonl", "split": "test"}, "split is 'test'"),
     "formatting": ({"file_name": "a.jsonl", "formatting": "x"}, "formatting is 'x'"),
     "columns": ({"file_name": "a.jsonl", "columns": []}, "columns is not an object"),
-    "column": ({"file_name": "a.jsonl", "columns": {"promt": "x"}}, "columns: 'promt' is not a key"),
+    "column": ({"file_name": "a.jsonl", "columns": {"promt": "x"}}, "columns: 'promt' is not a known key"),
     "chosen": ({"file_name": "a.jsonl", "columns": {"chosen": "x"}}, "chosen is not honoured"),
     "tag": ({"file_name": "a.jsonl", "tags": {"role_tag": 3}}, "role_tag is '3', but must be a name"),
     "count": ({"file_name": "a.jsonl", "num_samples": 0}, "num_samples is 0"),

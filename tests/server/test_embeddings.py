@@ -166,7 +166,7 @@ def test_long_texts_are_truncated_or_refused(server: Embedding) -> None:
         (OPENAI, {"input": ["a"] * 10_000}, "input has 10,000 texts; the limit"),
         (OPENAI, {"input": "a" * (1 << 20)}, "input has more than 511 tokens"),
         (OPENAI, {"input": ["hello " * 400] * 1000}, "2,400,000 characters; the limit"),
-        (OPENAI, {"input": [[1] * 500] * 700}, "more than 300,000 tokens, the most of one request"),
+        (OPENAI, {"input": [[1] * 500] * 700}, "more than 300,000 tokens, the limit for one request"),
         (OPENAI, {"input": ["<|end|>" * 60] * 200}, "look like control tokens"),
         (OLLAMA, {}, "input is required"),
         (OLLAMA, {"input": [1]}, "input"),
@@ -236,7 +236,7 @@ def test_a_chat_streams_meanwhile_and_one_who_leaves_leaves_nothing(server: Embe
 def test_a_model_that_generates_text_says_what_to_do(server: Embedding) -> None:
     for path in (OPENAI, OLLAMA, LEGACY):
         said = server.refused(path, model="fake", input="x", prompt="x")
-        assert said.startswith("fake generates text and makes no embeddings")
+        assert said.startswith("fake generates text, not embeddings")
         assert "kt convert qwen3-embedding-0.6b" in said
     said = server.refused(OPENAI, model="text-embedding-3-small", input="x")
     assert said.startswith("'text-embedding-3-small' is fake here, which generates text")
@@ -258,7 +258,7 @@ def test_an_embedding_model_generates_no_text(
 ) -> None:
     answer = server.post(path, model=NAME, stream=False, **body)
     assert answer.status_code == 400
-    assert f"{NAME} makes embeddings and generates no text: use /v1/embeddings" in answer.text
+    assert f"{NAME} produces embeddings, not text: use /v1/embeddings" in answer.text
 
 
 def test_lists_say_what_a_model_is_for(server: Embedding) -> None:

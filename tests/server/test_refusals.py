@@ -204,7 +204,7 @@ WORDS: dict[str, tuple[str, str, dict[str, str], int, str]] = {
     "path of ollama": ("GET", "/api/nowhere", {}, 404, "Not Found: /api/nowhere"),
     "path of the page": ("GET", "/page/nowhere", {}, 404, "Not Found: /page/nowhere"),
     "path of the socket": ("GET", "/engine", {}, 404, "Not Found: /engine"),
-    "response": ("GET", f"{RESPONSE}/resp_1", {}, 404, "Not Found: this server keeps no response"),
+    "response": ("GET", f"{RESPONSE}/resp_1", {}, 404, "Not Found: this server has no response"),
     "request": ("POST", "/cancel/abc", {}, 404, "Not Found: no request with the id 'abc'"),
     "model": ("GET", "/v1/models/gpt", {}, 404, "model not found: 'gpt'"),
     "method": ("GET", CHAT, {}, 405, f"Method Not Allowed: GET {CHAT}"),

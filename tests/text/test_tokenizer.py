@@ -243,7 +243,7 @@ def test_a_pattern_that_never_ends(tmp_path: Path, capfd: pytest.CaptureFixture[
     }
     document["pre_tokenizer"] = split
     path.write_text(json.dumps(document))
-    with pytest.raises(BadCheckpoint, match="cannot read the text"):
+    with pytest.raises(BadCheckpoint, match="cannot encode the text"):
         load_tokenizer(tmp_path).encode("a" * 100 + "b")
     assert capfd.readouterr() == ("", "")
 

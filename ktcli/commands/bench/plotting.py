@@ -48,4 +48,4 @@ def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise KtError(f"cannot write {path}: {error.strerror}") from error
-    out.note(f"drawn in {path}")
+    out.note(f"wrote the chart to {path}")

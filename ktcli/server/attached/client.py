@@ -49,7 +49,7 @@ class ServerPlace(NamedTuple):
         """Returns the error of a server that has stopped."""
         return NotFound(
             f"the server of {self.model} on port {self.port} has stopped",
-            hint=f"the conversation is kept; start another server with kt serve {self.model} --background,"
+            hint=f"the conversation is saved; start another server with kt serve {self.model} --background,"
             " or continue without one: kt chat --continue --no-attach",
         )
 

@@ -95,9 +95,9 @@ def _not_embedding(asked: str, own: str) -> Refusal:
     who = (
         own
         if not asked or asked.lower() == own.lower()
-        else f"{asked[:200]!r} is {own} here, which"
+        else f"{asked[:200]!r} means {own} here, which"
     )
-    said = f"{who} generates text and makes no embeddings, as its files say nothing of pooling"
+    said = f"{who} generates text, not embeddings: its files do not mention pooling"
     beside = f"run kt convert {USUAL} on the server once, then name {USUAL} in the request"
     return Refusal(400, f"{said}; to have both, {beside}", "model", "unsupported_value")
 

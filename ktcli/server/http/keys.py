@@ -19,7 +19,7 @@ KEYS_MOST = 1_000
 KEY_CHARS_MOST = 4096
 _KEY = re.compile(r"[!-~]+")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})(?:\s*:\s*|\s+)([!-~]+)", re.ASCII)
-_HINT = "a line is name:key or name key; a name has letters, digits, '.', '_' and '-', 64 at most, and a key no blanks"
+_HINT = "a line is name:key or name key; a name has at most 64 letters, digits, '.', '_' and '-'; a key has no spaces"
 
 
 @dataclass(frozen=True, slots=True)

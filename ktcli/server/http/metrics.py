@@ -37,9 +37,9 @@ class Metrics:
         )
         self._ended = self._counter("request_success", "Finished requests.", ["finished_reason"])
         self._by_key = self._counter("key_requests", "Requests with an API key.", ["key"])
-        self._prompt_by_key = self._counter("key_prompt_tokens", "Their prompt tokens.", ["key"])
+        self._prompt_by_key = self._counter("key_prompt_tokens", "Prompt tokens of requests with an API key.", ["key"])
         self._said_by_key = self._counter(
-            "key_generation_tokens", "Their generated tokens.", ["key"]
+            "key_generation_tokens", "Generated tokens of requests with an API key.", ["key"]
         )
         self.first_token = self._times(
             "time_to_first_token", "Time from the request to its first token."

@@ -315,7 +315,7 @@ def _require_texts(model: ServedModel) -> None:
     """Checks that a model generates text. Raises: Refusal: it makes embeddings."""
     if model.backend.engine.spec.embeds:
         instead = "use /v1/embeddings or /api/embed, or another model"
-        said = f"{model.name} makes embeddings and generates no text: {instead}"
+        said = f"{model.name} produces embeddings, not text: {instead}"
         raise Refusal(400, said, "model", "unsupported_value")
 
 

@@ -77,7 +77,7 @@ class EmbeddingRun:
             prompts += await asyncio.wrap_future(jobs.ask(partial(cutter.cut, some)))
             if sum(each.ids.size for each in prompts) > TOKENS_MOST:
                 raise UsageError(
-                    f"the texts have more than {TOKENS_MOST:,} tokens, the most of one request"
+                    f"the texts have more than {TOKENS_MOST:,} tokens, the limit for one request"
                 )
         try:
             found = await self._computed(prompts)

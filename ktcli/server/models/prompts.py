@@ -105,7 +105,7 @@ class PromptMaker:
             ContextFull: it does not fit. UsageError: the model has no marks for it.
         """
         if self.infill is None:
-            raise UsageError("this model has no marks for a text between two others")
+            raise UsageError("this model has no tokens for filling in text before a suffix")
         begin = self._backend.texts.begin
         ids = [*begin, *self.infill.ids(self.ids_of(before), self.ids_of(behind))]
         self._require_room(ids)

@@ -217,7 +217,7 @@ class Serving:
         assert state is not None
         if (n := state.drain.running) and state.drain.seconds:
             answers = "1 answer has" if n == 1 else f"{n} answers have"
-            said = f"{answers} up to {state.drain.seconds:g} s to finish; Ctrl-C again ends at once"
+            said = f"{answers} up to {state.drain.seconds:g} s to finish; press Ctrl-C again to stop at once"
             state.listener.note(said)
         if not await state.drain.finished():
             for each in list(state.answering.values()):

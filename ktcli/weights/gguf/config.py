@@ -103,7 +103,7 @@ def config_of(m: Metadata, row: Architecture) -> dict[str, Any]:
     config["num_hidden_layers"] = m.layers
     embedding = m.entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise BadCheckpoint(f"{m.fields.where} has no token_embd.weight of rows and columns")
+        raise BadCheckpoint(f"{m.fields.where} has no token_embd.weight with two dimensions")
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in m.entries
     if stretched := scaling(m):

@@ -200,7 +200,7 @@ def _value(r: _Reader, key: str) -> Any:
         return [_flag(r, key) for _ in range(count)]
     if kind not in _SCALARS:
         raise _GgufFault(
-            f"{key!r} is an array of type {kind}; kt reads arrays of numbers and texts"
+            f"{key!r} is an array of type {kind}; kt reads arrays of numbers and strings"
         )
     layout = struct.Struct(f"<{count}{_SCALARS[kind]}")
     return list(layout.unpack(r.take(layout.size)))
@@ -209,7 +209,7 @@ def _value(r: _Reader, key: str) -> Any:
 def _flag(r: _Reader, key: str) -> bool:
     byte = r.take(1)[0]
     if byte > 1:
-        raise _GgufFault(f"{key!r} is a flag of value {byte}")
+        raise _GgufFault(f"{key!r} is a boolean with the value {byte}")
     return byte == 1
 
 

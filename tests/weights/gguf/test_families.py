@@ -141,7 +141,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "more experts used than there are": (
         olmoe(expert_used_count=9),
-        "9 of only 4 experts per token",
+        "num_experts_per_tok is 9, but there are only 4 experts",
     ),
     "values of another width": (
         olmoe(attention__value_length=32),

@@ -50,7 +50,7 @@ class EmbeddingsBody(msgspec.Struct):
             said = f"encoding_format must be float or base64, not {self.encoding_format[:40]!r}"
             raise Refusal(400, said, "encoding_format", "unsupported_value")
         if self.truncate_prompt_tokens is not None:
-            raise not_supported("truncate_prompt_tokens", "/api/embed truncates")
+            raise not_supported("truncate_prompt_tokens", "use /api/embed with truncate")
 
 
 def _text(said: Any) -> Text:

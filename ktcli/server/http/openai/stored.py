@@ -20,7 +20,7 @@ _ORDERS = ("asc", "desc")
 async def response(request: Request) -> Response:
     """Returns a response that is kept."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        said = "stream is not supported here: a response is kept once it has ended"
+        said = "stream is not supported here: a response is stored only once it is complete"
         raise Refusal(400, said, "stream", "unsupported_value")
     return Response(_found(request).document, media_type="application/json")
 
@@ -76,7 +76,7 @@ def _found(request: Request) -> KeptResponse:
     id = request.path_params["id"]
     found = state_of(request).kept.find(id, owner_of(request))
     if found is None:
-        said = f"Not Found: this server keeps no response {id[:100]!r}"
+        said = f"Not Found: this server has no response {id[:100]!r}"
         raise Refusal(404, said, "", "not_found")
     return found
 

@@ -141,7 +141,7 @@ def _refers(item: Item) -> bool:
 
 
 def _not_kept(field: str, what: str) -> Refusal:
-    said = f"Not Found: {field} names the {what}, which this server does not keep; send the whole conversation as input"
+    said = f"Not Found: {field} names the {what}, which this server has not stored; send the whole conversation as input"
     return Refusal(404, said, field, "not_found")
 
 
