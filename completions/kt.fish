@@ -105,7 +105,7 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l gpus -d 'GPUs that may b
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l want -d 'Tokens per second that you want; kt suggests what would reach this speed' -x -a 'TOK_S'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l want -d 'Tokens per second that you want; kt suggests how to reach this speed' -x -a 'TOK_S'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt, or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'

@@ -1,4 +1,4 @@
-"""Tells what a setting is now, and who says so: the environment, the settings file, or nobody.
+"""Returns the current value of a setting and its source: the environment, the settings file, or the default.
 
 `settings` has the table of them, `settingsfile` reads the file. Everything is read when it is asked for, so that a
 test or a user can change it. A variable that makes no sense is an error that names it, never a silent default; the

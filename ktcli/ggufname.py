@@ -1,4 +1,4 @@
-"""Tells what the name of a file says of it as a GGUF file; its contents are checked when they are read."""
+"""Reads what the name of a GGUF file says about it; its contents are checked when they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives the room of a file's bytes back to the disk while the file stays: file systems call that punching holes.
+"""Frees the disk space of parts of a file while the file remains: file systems call this punching holes.
 
 The file keeps its size, and reads as zeros where its bytes are gone. ext4, XFS, Btrfs, tmpfs and NFS 4.2 can do it.
 """

@@ -1,4 +1,5 @@
-"""Remembers which library folders there were, so that one on a disk that is not mounted is missed, and not begun anew.
+"""Remembers which library folders existed, so that kt reports one whose disk is not mounted instead of creating it
+anew.
 
     $XDG_STATE_HOME/kt/homes.json, else ~/.local/state/kt/homes.json      {PATH: the mount point that it lay on}
 

@@ -1,4 +1,4 @@
-"""Lets Ctrl-C stop an answer politely, so that the session stays whole.
+"""Lets Ctrl-C stop an answer without damaging the session.
 
 An exception out of nowhere could land between two halves of a step. So the first Ctrl-C only sets a
 flag, which is looked at between tokens and between chunks of the prompt; the second raises. Where nothing can be

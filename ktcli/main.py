@@ -1,4 +1,4 @@
-"""The program `kt`: a command line is run, and every way of failing ends here.
+"""The program `kt`: runs a command line and handles every failure.
 
 Commands are rows of one table and are imported only when they run, so that `kt --help` costs nothing. `KtError` becomes
 one sentence, a hint and its exit code; a closed pipe ends quietly; anything else is our mistake, said in one sentence

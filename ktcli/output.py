@@ -1,4 +1,4 @@
-"""The one object that writes to the terminal: it knows the mode and which stream is for what.
+"""The only object that writes to the terminal: it knows the mode and the purpose of each stream.
 
 Results go to stdout, everything else (notes, warnings, errors, progress) to stderr. There are three
 modes: *human*; *json*, where stdout carries exactly one document; *quiet*, where only results and

@@ -1,4 +1,4 @@
-"""What a KV page or a state of a prefix is called, from the engine that computes it to the file that keeps it."""
+"""The label of a KV page or of a prefix's state, from the engine that computes it to the file that stores it."""
 
 from __future__ import annotations
 

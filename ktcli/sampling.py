@@ -1,4 +1,4 @@
-"""The settings by which the next token is chosen, as a model publishes them and a request overrides them."""
+"""The settings that determine the choice of the next token, as a model publishes them and a request overrides them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of kt are one table: a row each, with what it can be, what it is by default, and what it means.
+"""The table of kt's settings: one row each, with its possible values, its default and its meaning.
 
 From these rows come the variables (`KT_THREADS` of the row `threads`), the keys of the settings file, the words and
 defaults of options in the help, `kt config`, the completions, docs/commands.md and the man page. `config` tells what

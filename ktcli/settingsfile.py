@@ -1,4 +1,4 @@
-"""The settings file: one flat table of TOML, which a person may edit. It is read as hostile input, line by line.
+"""The settings file: one flat TOML table, which users may edit. It is read as hostile input, line by line.
 
 A line that cannot be read, a key that is no setting and a value that makes no sense are told with their line and left
 out; all other lines hold. Only a setting that decides where bytes go is never replaced by its default: what is wrong
@@ -421,5 +421,6 @@ def _verify(of: Path, before: str, after: str, name: str, text: str | None) -> N
     old.pop(name, None)
     if new.pop(name, None) != text or new != old:
         raise UsageError(
-            f"kt cannot change {name} in {of} without changing other settings", hint="kt config edit opens it"
+            f"kt cannot change {name} in {of} without changing other settings",
+            hint="kt config edit opens it",
         )

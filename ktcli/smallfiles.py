@@ -1,4 +1,5 @@
-"""Reads small files whole within a bound, writes them whole or not at all, locks their changes, and asks what is free.
+"""Reads small files within a size limit, writes them completely or not at all, locks them for changes, and measures
+free space.
 
 Nothing here knows what a file means. Every failure is an `OSError` whose `strerror` completes a sentence
 ("cannot read FILE: it has more than 16 MiB"), so that each caller turns it into an error of its own. Files

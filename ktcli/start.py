@@ -1,4 +1,5 @@
-"""The program's first line and its last: what must hold before anything is imported, and after everything ran.
+"""The first and the last line of the program: what must be set up before any import, and what must be done at the
+end.
 
 Loading the program takes a tenth of a second, in which Ctrl-C must not show a traceback of imports; and a shell
 may start it with closed streams, whose numbers the next opened files would get. So this module imports nothing

@@ -1,4 +1,4 @@
-"""Starts the threads of kt, none of which takes a signal: the main thread handles signals, so it is the one to wake.
+"""Starts the threads of kt with all signals blocked, so that the main thread handles every signal.
 
 The interpreter runs handlers on its main thread only, whichever thread the system gives a signal to. A stopped process
 that is continued may give it to any thread that lets it through; the main thread would wait on, and the signal be lost.

@@ -1,4 +1,5 @@
-"""Published models that people ask for and kt cannot run yet: refused by name, with the reason, not as unknown."""
+"""Published models that people ask for and kt cannot run yet: refused by name, with the reason, not as unknown
+models."""
 
 from __future__ import annotations
 

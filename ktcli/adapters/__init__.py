@@ -1,1 +1,1 @@
-"""LoRA adapters beside a model: read, described by the tensors they change, merged, written; no kernels."""
+"""LoRA adapters: reading, describing by the tensors that they change, merging and writing them; no kernels."""

@@ -1,4 +1,5 @@
-"""An adapter as the rest of kt knows it: which rows of which stored tensors it changes, and by which products.
+"""An adapter as the rest of kt sees it: the rows of stored tensors that it changes, and the products that change
+them.
 
 Nothing here depends on how its files are laid out. Kernels, merging and export read `LowRank` and `LoraPair`; `folder`
 makes them.

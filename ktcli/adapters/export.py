@@ -1,4 +1,4 @@
-"""Writes an adapter's folder anew in the layout that another program reads.
+"""Writes an adapter's folder in the layout that another program reads.
 
     peft         what peft 0.21 with transformers 5 saves and loads: all experts of a layer in one parameter
     per-expert   modules of their own for each expert, as SGLang and vLLM take them

@@ -1,4 +1,4 @@
-"""The factors A and B of an adapter as they lie in its files, whatever the layout, and their values.
+"""The factors A and B of an adapter in its files, in any layout, and their values.
 
 peft packs the A of all experts below each other and their B in turn: of B [out, r * E], column ρ * E + e is column ρ of
 expert e. Reading B as A is packed gives another adapter that looks as plausible.

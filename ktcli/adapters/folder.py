@@ -1,4 +1,4 @@
-"""Opens an adapter's folder: peft's two files, or kt-kernel's pair beside them, read as hostile input.
+"""Opens an adapter's folder, with peft's two files and optionally kt-kernel's pair, as hostile input.
 
     adapter_config.json, adapter_model.safetensors      peft
     fused_expert_lora.safetensors                       kt-kernel: the factors of all experts of each layer
@@ -154,5 +154,6 @@ def _check_seal(folder: Path, name: str, record: Any) -> None:
         raise BadCheckpoint(f"{name} has {path.stat().st_size} bytes, but {SEALS} says {size}")
     if hash_of(path) != digest:
         raise BadCheckpoint(
-            f"the checksum of {name} differs from the one in {SEALS}", hint="copy or save the adapter again"
+            f"the checksum of {name} differs from the one in {SEALS}",
+            hint="copy or save the adapter again",
         )

@@ -1,4 +1,4 @@
-"""Reads the factors of parameters that hold all experts of a layer, as peft's wrappers of parameters write them.
+"""Reads factors of parameters that contain all experts of a layer, as peft writes them.
 
 Names do not say which parameter is meant: the wrapper of the first is nested in that of the second, and with only one
 of them targeted there is no nesting. Shapes decide, and tell factors that peft before 0.19.1 had exchanged.

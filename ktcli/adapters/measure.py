@@ -1,4 +1,4 @@
-"""Says what an adapter changes, part by part: modules, ranks, bytes, and how large its update is."""
+"""Describes what an adapter changes, part by part: modules, ranks, bytes, and the size of its update."""
 
 from __future__ import annotations
 

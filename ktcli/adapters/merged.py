@@ -1,4 +1,5 @@
-"""Merges an adapter into the numbers of a checkpoint as they are read: W + scale · B A in f32, wherever the rows lie.
+"""Merges an adapter into a checkpoint's numbers as they are read: W + scale · B A in f32, wherever the rows are
+stored.
 
 The layout of the adapter and that of the checkpoint need not be the same: both are rows of one stored tensor. Packed
 codes are never changed: rounding them again loses most of a small update.

@@ -1,4 +1,4 @@
-"""Packs the factors of an adapter for the CPU's kernels, which compute its updates beside the products of a model."""
+"""Packs the factors of an adapter for the CPU's kernels, which compute its updates together with a model's products."""
 
 from __future__ import annotations
 

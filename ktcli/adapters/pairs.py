@@ -1,4 +1,4 @@
-"""Pairs the tensors of an adapter's files into the updates of targets, from their names and shapes alone.
+"""Pairs the tensors in an adapter's files as updates of targets, by their names and shapes alone.
 
 A tensor that belongs to no target, to none that adapter_config.json lists, or that has no partner is refused by name.
 No data is read here.
@@ -258,7 +258,9 @@ def _apart(
                 hint=OTHER_BASE,
             )
         if len(both) != 2:
-            raise BadCheckpoint(f"{part.name} in {part.file} lacks the other factor of its pair", hint=OTHER_BASE)
+            raise BadCheckpoint(
+                f"{part.name} in {part.file} lacks the other factor of its pair", hint=OTHER_BASE
+            )
         listed.cover(target.name)
         a, b = both["a"], both["b"]
         rank = a.entry.shape[1] if len(a.entry.shape) == 3 else 0

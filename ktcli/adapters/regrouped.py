@@ -1,4 +1,4 @@
-"""Factors of experts in the other layout: gate and up of one A apart, or together with twice the rank.
+"""Converts factors of experts to the other layout: separate A for gate and up, or a common A of twice the rank.
 
 Both are rows of one stored tensor, through which the rows of one layout find those of the other.
 """

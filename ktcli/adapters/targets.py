@@ -1,4 +1,4 @@
-"""Says which rows of which stored tensors a module of an adapter changes, by the names that the model itself declares.
+"""Maps a module of an adapter to the rows of stored tensors that it changes, by the names that the model declares.
 
 A stored tensor is made of pieces of checkpoint tensors (`ops.tensors.Stored`), in any of several layouts. Each such
 checkpoint tensor, whatever the layout, is a *target*: an adapter that names it changes the rows that are made of it.

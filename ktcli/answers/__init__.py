@@ -1,1 +1,1 @@
-"""From ids to events: what the ids of an answer say, whether text, thoughts or calls of tools"""
+"""From ids to events: turns the ids of an answer into text, thoughts and tool calls."""

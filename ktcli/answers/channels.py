@@ -1,4 +1,4 @@
-"""Splits answers in channels, as gpt-oss gives them: thoughts, calls of tools, and text for the reader.
+"""Splits answers in channels, as gpt-oss writes them: thoughts, tool calls, and text for the reader.
 
 An answer is a row of messages, each with a head of its own between special tokens:
 

@@ -1,4 +1,4 @@
-"""The events of an answer, as its ids are read: pieces of text, of thoughts, and of calls of tools."""
+"""The events of an answer while its ids are read: pieces of text, of thoughts, and of tool calls."""
 
 from __future__ import annotations
 

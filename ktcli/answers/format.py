@@ -1,4 +1,4 @@
-"""How a model writes its answers: by a template of its own, in a style of calls that is known, or in plain JSON."""
+"""How a model writes its answers: with its own response template, in a known call style, or in plain JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the answer of a model from its ids as they come: text, thoughts and calls of tools, nothing past a stop string.
+"""Reads a model's answer from its ids as they arrive: text, thoughts and tool calls, up to a stop string.
 
 The engine gives every id to `hears` as it is chosen, which says whether the answer ends there; what the id added is
 then taken by `next`, one id after the other.

@@ -1,4 +1,4 @@
-"""Tells thoughts from answers in a text as it comes, and ends it at a stop string, wherever tokens are cut.
+"""Separates thoughts from answers in a text as it arrives, and ends it at a stop string, wherever tokens are split.
 
 `StopStrings` holds back what could become a stop string. `Thinking` tells the model's thoughts from its answer, and
 `ThoughtMarks` takes the marks around thoughts out.

@@ -1,4 +1,4 @@
-"""Reads the prompts of Python programs: a text goes on, messages are answered."""
+"""Reads the prompts of Python programs: a text is continued, messages are answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One answer as Python programs get it."""
+"""One answer as returned to a Python program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the arguments of a Python call over a model's own settings."""
+"""Overrides a model's own settings with the arguments of a Python call."""
 
 from __future__ import annotations
 

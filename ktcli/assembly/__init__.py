@@ -1,1 +1,1 @@
-"""Makes a running engine of a name: the model is pulled, converted, planned and loaded if it is not yet."""
+"""Turns a name into a running engine: pulls, converts, plans and loads the model as needed."""

@@ -1,4 +1,4 @@
-"""Brings adapters and base models together: finds the base of an adapter, imports, opens and writes adapters."""
+"""Connects adapters with base models: finds the base of an adapter, imports, opens and writes adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the format for `--experts auto`: the one that this machine's memory has room for, and the reason."""
+"""Chooses the format for `--experts auto`: the most precise one that fits this machine's memory, and the reason."""
 
 from __future__ import annotations
 

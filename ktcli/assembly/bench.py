@@ -1,4 +1,5 @@
-"""Makes the engine that `kt bench` measures: a conversion, or a model's true shapes with random weights, as planned."""
+"""Creates the engine that `kt bench` measures: a conversion, or a model's real shapes with random weights, as
+planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells whether a model can be loaded beside others that this process has loaded."""
+"""Checks whether a model can be loaded in addition to others that this process has loaded."""
 
 from __future__ import annotations
 

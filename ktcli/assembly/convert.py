@@ -1,4 +1,4 @@
-"""Converts a checkpoint: chooses formats and folder, and makes the pack under the model's lock."""
+"""Converts a checkpoint: chooses formats and folder, and creates the pack while holding the model's lock."""
 
 from __future__ import annotations
 

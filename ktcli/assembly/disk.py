@@ -1,4 +1,4 @@
-"""Counts what must come onto the disk of this machine before a model runs: its download and its conversion."""
+"""Counts the disk space that a model needs on this machine before it runs: its download and its conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes the machine this runs on, as the planner needs it, and tells whether its GPUs can be used."""
+"""Describes this machine for the planner, and tells whether its GPUs can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps which faster ways fail on this machine's GPUs, so that the next start takes the next best ones at once."""
+"""Records which fast methods fail on this machine's GPUs, so that the next start uses the fallbacks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connects an engine to the library's store of KV pages, so that what a conversation computed outlives the process."""
+"""Connects an engine to the library's store of KV pages, so that a conversation's results outlive the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads a converted model as a running engine that follows the plan: on the CPU, or with a GPU beside it."""
+"""Loads a converted model as a running engine according to the plan: on the CPU, or also on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads an engine as planned, or steps down once at a time where a device has less memory than planned."""
+"""Loads an engine as planned, or falls back step by step if a device has less memory than planned."""
 
 from __future__ import annotations
 

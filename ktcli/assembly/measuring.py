@@ -1,5 +1,4 @@
-"""Measures this machine, so that plans made for it from now on count with what it reaches, and what failed on its GPUs
-is tried again."""
+"""Measures this machine, so that later plans use the measured rates, and failed GPU methods are tried again."""
 
 from __future__ import annotations
 

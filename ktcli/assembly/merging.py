@@ -1,4 +1,4 @@
-"""Merges an adapter into a model while it is converted: from the checkpoint's numbers, never from packed codes."""
+"""Merges an adapter into a model during its conversion: from the checkpoint's numbers, never from packed codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what a pull would bring before its first byte: what is fetched, what it becomes, and how it would run here."""
+"""Describes a pull before its first byte: the download, the conversion, and how the model would run here."""
 
 from __future__ import annotations
 

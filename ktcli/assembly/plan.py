@@ -1,4 +1,4 @@
-"""Plans models that are only looked at, or not converted yet, on this machine or a described one."""
+"""Plans models that are only shown, or not yet converted, on this machine or a described one."""
 
 from __future__ import annotations
 

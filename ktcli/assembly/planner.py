@@ -1,4 +1,4 @@
-"""Plans models that are to be loaded on this machine now, with what earlier runs taught about both.
+"""Plans models that are about to be loaded on this machine, with what earlier runs showed about both.
 
 A plan is made once, before anything is loaded, and whatever is loaded follows it.
 """

@@ -1,4 +1,4 @@
-"""Finds the converted model that a name means: it is pulled and converted if it is not yet.
+"""Finds the converted model for a name, and pulls and converts it first if necessary.
 
 Nothing large is downloaded or converted before the plan says that it fits.
 """

@@ -1,4 +1,4 @@
-"""Puts what a name presets over the settings of a model."""
+"""Overrides a model's settings with the preset of a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at a repository on its hub before its weights: what it holds, its config.json, and the headers of its files.
+"""Examines a repository on its hub without its weights: its contents, its config.json, and the headers of its files.
 
 The headers say whether kt can convert the model. They are put into files as long as those of the hub, with nothing
 behind the headers, which take no room; so whatever reads checkpoints reads these too.

@@ -1,4 +1,4 @@
-"""Pulls a LoRA adapter from a hub: its config first, which names its base, then the rest; then it is imported like any
+"""Pulls a LoRA adapter from a hub: first its config, which names its base, then the rest; then imports it like any
 folder."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the conversion that a name means, if it already exists: then nothing of pulls and conversions is needed."""
+"""Finds the conversion for a name if it already exists: then neither a pull nor a conversion is needed."""
 
 from __future__ import annotations
 

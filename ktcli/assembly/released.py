@@ -1,4 +1,4 @@
-"""Remembers which bytes of the weight files of a stream were given back to the disk, whatever ends the process.
+"""Records which bytes of a stream's weight files were freed on the disk, even if the process is killed.
 
 The file reads as zeros there, so this is written down, and flushed, before it is done: one line of JSON for each time,
 with the file's name and the first byte of each range and the one after its last.

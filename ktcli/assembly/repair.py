@@ -1,4 +1,4 @@
-"""Repairs models of the library: fetches damaged files of checkpoints again, makes those of packs again."""
+"""Repairs models in the library: downloads damaged files of checkpoints again, and recreates those of packs."""
 
 from __future__ import annotations
 

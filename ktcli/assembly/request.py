@@ -1,4 +1,5 @@
-"""Describes what is wanted of an engine: context, threads, precision, and what the GPU options mean to the planner."""
+"""Describes what is requested of an engine: context, threads, precision, and the meaning of GPU options for the
+planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Judges what a hub found: whether kt can run the architecture of a repository, and whether it fits a machine.
+"""Evaluates the results of a hub search: whether kt can run a repository's architecture, and whether it fits a
+machine.
 
 Only the `config.json` of each is read. It says less than the headers that a pull looks at before its first byte, so a
 model that looks sound here may still be refused there.

@@ -1,4 +1,4 @@
-"""Pulls a model and converts it as one stream, for disks without room for a checkpoint beside its conversion.
+"""Pulls and converts a model as one stream, for disks without room for both the checkpoint and the conversion.
 
 The headers come first, and say whether kt can convert the model and which files each layer needs. Then a layer is
 converted as soon as its files are here and verified, and a file is dropped when no layer needs it any more. Whatever

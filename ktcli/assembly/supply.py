@@ -1,4 +1,4 @@
-"""Brings the weight files of a checkpoint while a conversion consumes them, and drops each behind its last use.
+"""Downloads the weight files of a checkpoint while a conversion reads them, and deletes each after its last use.
 
 PACK/.kt-stream/                the small files, and of each weight file its header
 PACK/.kt-stream/kt-source.json  lists all files with their hashes, and says where they come from; written last

@@ -1,4 +1,4 @@
-"""An open model: its engine, its texts, and its KV pages on disk, opened and closed in one piece."""
+"""An open model: its engine, its text files, and its KV pages on disk, opened and closed together."""
 
 from __future__ import annotations
 

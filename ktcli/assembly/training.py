@@ -1,4 +1,4 @@
-"""Readies a process for training, before torch is loaded: nothing here imports it."""
+"""Prepares a process for training before torch is loaded; nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes and measures the ways of running a model that `kt eval` compares, within the memory there is."""
+"""Creates and measures the model variants that `kt eval` compares, within the available memory."""
 
 from __future__ import annotations
 
@@ -208,7 +208,9 @@ def ways_of(
         model = build(pack.config)
         require_text(ready.name, embeds=model.spec.embeds)
         if INT8_BEFORE in (pack.recipe.experts, pack.recipe.dense):
-            listener.note(f"{ready.name} uses the int8 format of an earlier kt, which rounds more coarsely")
+            listener.note(
+                f"{ready.name} uses the int8 format of an earlier kt, which rounds more coarsely"
+            )
         if asked.context > model.spec.context:
             raise UsageError(
                 f"--context {asked.length} is longer than {ready.name} supports",

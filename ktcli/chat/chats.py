@@ -1,4 +1,4 @@
-"""Finds the conversations in the library's folder: by name, by the beginning of a name, the last one.
+"""Finds conversations in the library's folder: by name, by the beginning of a name, or the latest one.
 
 Two kinds of files lie there: logs, which chats keep by themselves (`log`), and documents, which `/save` makes and which
 earlier versions kept by themselves (`document`).
@@ -177,7 +177,9 @@ def find(name: str) -> Path:
     begins = [path for path in there if path.stem.startswith(stem)]
     if len({path.stem for path in begins}) > 1:
         names = ", ".join(path.stem for path in begins[:5])
-        raise UsageError(f"{len(begins)} chats have names that begin with {name!r}", hint=f"among them: {names}")
+        raise UsageError(
+            f"{len(begins)} chats have names that begin with {name!r}", hint=f"among them: {names}"
+        )
     if not begins:
         raise NotFound(f"there is no chat {stem!r} in {chats_folder()}", hint=saved_hint())
     return begins[0]

@@ -1,4 +1,5 @@
-"""Decides what of a conversation goes when its context is full, and asks for a summary of it; no model is needed."""
+"""Decides which part of a conversation is dropped when its context is full, and requests a summary of it; needs no
+model."""
 
 from __future__ import annotations
 

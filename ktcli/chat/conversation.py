@@ -1,4 +1,4 @@
-"""Holds what was said: messages, in order, and what is kept of them in files.
+"""The messages of a conversation, in order, and what is stored of them in files.
 
 Pure data; no model is needed, and nothing here reads or writes. `document` and `log` know the two forms of files.
 """

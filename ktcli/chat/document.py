@@ -1,4 +1,4 @@
-"""Reads and writes a whole conversation as one JSON document: what `/save` makes, and what earlier versions kept.
+"""Reads and writes a whole conversation as one JSON document: the format of `/save` and of earlier versions.
 
 A file may come from a stranger: it is bounded and checked field by field when read, and written beside its name and
 renamed.

@@ -1,4 +1,4 @@
-"""Makes prompts of a chat's messages that fit into the context: the oldest turns are left out where they do not."""
+"""Creates prompts from a chat's messages that fit the context, leaving out the oldest turns if necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the ids that a model read and said last while the file of a conversation is read, record by record.
+"""Tracks the latest ids that a model read and generated while a conversation's file is read, record by record.
 
 A record may stand for all ids and messages before it. None of them is copied before the end, so that reading takes
 time in proportion to the file, whoever wrote it.

@@ -1,4 +1,4 @@
-"""The file of one conversation as it goes on: records that are only added, one JSON object per line.
+"""The log file of a conversation: records that are only appended, one JSON object per line.
 
 The first line names the format and the model. Then come the system text, settings, questions, the ids that the model
 read (what is new of them) and each token of an answer when it is there. Each line ends with a checksum of itself, so

@@ -1,4 +1,4 @@
-"""Keeps each chat in a file of its own, record by record as it goes on, whatever ends the process.
+"""Saves each chat to its own file, record by record, so that it survives a killed process.
 
 A recorder knows what its file holds and adds what is new: a question when it is asked, a token when it is there, every
 command that changes what is kept. Tokens are given to the system at once, so a process that is killed loses none but

@@ -1,4 +1,4 @@
-"""Follows the records of a conversation's file, one after the other, to the conversation that they make.
+"""Rebuilds a conversation from the records of its file, one after the other.
 
 What a record means is said in `log`, which knows the lines of the file. Records are hostile input: one that makes no
 sense counts as a damaged line, and the rest is followed.

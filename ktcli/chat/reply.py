@@ -1,4 +1,4 @@
-"""The answer to one question of a chat, while it comes and afterwards."""
+"""The answer to one question of a chat, while it is generated and afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells where the time of answers went: what was computed while their prompts were read, and while they were made."""
+"""Reports where the time of answers went: the work while prompts were read, and while answers were generated."""
 
 from __future__ import annotations
 

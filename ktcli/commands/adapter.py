@@ -1,4 +1,4 @@
-"""`kt adapter`: LoRA adapters in the library: import, list, show, write in another layout, check, remove."""
+"""`kt adapter`: import, list, show, export, verify and remove LoRA adapters in the library."""
 
 from __future__ import annotations
 

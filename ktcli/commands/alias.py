@@ -1,4 +1,4 @@
-"""`kt alias`: give models names of one's own, with presets; list them, take them back."""
+"""`kt alias`: give models your own names, with presets; list and remove them."""
 
 from __future__ import annotations
 

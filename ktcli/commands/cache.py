@@ -1,4 +1,4 @@
-"""`kt cache`: the KV pages that conversations left on disk, so that a prompt is not computed twice."""
+"""`kt cache`: manage the KV pages of conversations on disk, so that a prompt is not computed twice."""
 
 from __future__ import annotations
 

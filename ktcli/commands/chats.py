@@ -1,4 +1,4 @@
-"""`kt chats`: list the conversations that chats kept, and change them."""
+"""`kt chats`: list saved conversations, and change them."""
 
 from __future__ import annotations
 

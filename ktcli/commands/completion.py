@@ -1,4 +1,4 @@
-"""`kt completion`: a completion script for a shell, made from the commands themselves, and its installation.
+"""`kt completion`: a completion script for a shell, generated from the commands themselves, and its installation.
 
 `completions/` holds the scripts and packages install them from there. Commands, options and the values that they
 take are written into them, so that completing costs nothing; only names that change are asked of `kt names`.

@@ -1,4 +1,4 @@
-"""`kt config`: the settings that hold for every command, and the file that keeps them."""
+"""`kt config`: the settings that apply to every command, and the file that stores them."""
 
 from __future__ import annotations
 

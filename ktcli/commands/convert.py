@@ -1,4 +1,4 @@
-"""`kt convert`: convert a checkpoint as published into the files that kt runs."""
+"""`kt convert`: convert a published checkpoint into the files that kt runs."""
 
 from __future__ import annotations
 

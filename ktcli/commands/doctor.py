@@ -1,4 +1,4 @@
-"""`kt doctor`: what this machine is, what kt would use of it, and what stands in the way."""
+"""`kt doctor`: show what this machine is, what kt would use of it, and which problems it has."""
 
 from __future__ import annotations
 

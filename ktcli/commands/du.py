@@ -1,4 +1,4 @@
-"""`kt du`: show what takes how much room in the library."""
+"""`kt du`: show what uses how much space in the library."""
 
 from __future__ import annotations
 

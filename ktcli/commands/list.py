@@ -1,4 +1,4 @@
-"""`kt list`: list the models in the library, and those that could be."""
+"""`kt list`: list the models in the library, and those that can be pulled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt names` (hidden): print the model names a shell can complete, one per line; completions/ call it."""
+"""`kt names` (hidden): print the model names that a shell can complete, one per line; completions/ call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt path`: print where a model lies."""
+"""`kt path`: print the folder of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`kt plan`: what runs on this machine; or of one model whether it fits, where its parts go, how fast, and why."""
+"""`kt plan`: list what runs on this machine, or show for one model whether it fits, where its parts go, how fast, and
+why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt pull`: bring a model into the library."""
+"""`kt pull`: download a model into the library."""
 
 from __future__ import annotations
 

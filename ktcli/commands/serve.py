@@ -1,4 +1,4 @@
-"""`kt serve`: a model behind the APIs that people's programs already speak."""
+"""`kt serve`: serve a model through the APIs that programs already use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `kt serve` tells a person: what it is, once it is ready, and which requests are worth a line."""
+"""The messages of `kt serve`: what it serves, once it is ready, and a line for each request."""
 
 from __future__ import annotations
 

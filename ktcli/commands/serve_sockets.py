@@ -1,4 +1,4 @@
-"""Opens the sockets of `kt serve`, and says who has them where they are not free."""
+"""Opens the sockets of `kt serve`, and reports which program uses a port that is not free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt ps` and `kt stop`: the servers of this library that run."""
+"""`kt ps` and `kt stop`: list and stop the running servers of this library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt verify`: check that the files of a model are what they were."""
+"""`kt verify`: check that the files of a model are unchanged."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The one core of every conversation: messages to prompts, and an engine's events to an answer's"""
+"""The common core of every conversation: turns messages into prompts, and an engine's events into an answer's."""

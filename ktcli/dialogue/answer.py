@@ -1,4 +1,4 @@
-"""One answer of a model, from the events of an engine to those of a reader.
+"""One answer of a model: turns the events of an engine into those of a reader.
 
 An answer whose thought has spent its budget is made in two parts: the ids that end the thought are put between them,
 and the second part is a request of its own.

@@ -1,4 +1,4 @@
-"""Declares what answers a conversation: a model in this process, or one that a server holds.
+"""Declares the interface of whatever answers a conversation: a model in this process, or in a server.
 
 The seam is the ids: messages are rendered and answers read on this side of it, so that a conversation is the same with
 both.

@@ -1,4 +1,4 @@
-"""Brings a conversation into the form that a model's chat template takes, whatever form its client sent it in.
+"""Converts a conversation to the form that a model's chat template supports, whatever form its client sent.
 
 Clients send back what servers of other models gave them: ids of another form, arguments that are no objects, system
 texts in the middle. A template that refuses one of these would refuse every later turn as well, and one that leaves it

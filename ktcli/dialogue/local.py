@@ -1,4 +1,4 @@
-"""A loaded model in this process that can answer: its engine, and its text files, read."""
+"""A model loaded in this process that can answer: its engine and its text files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation with an engine in this process, which serves nobody else meanwhile."""
+"""A conversation with an engine in this process that serves no other conversation at the same time."""
 
 from __future__ import annotations
 

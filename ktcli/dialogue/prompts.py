@@ -1,4 +1,4 @@
-"""Makes prompts of messages: rendered, cut into ids, with the ids of earlier answers as they were generated."""
+"""Turns messages into prompts: rendered and tokenized, with the ids of earlier answers as they were generated."""
 
 from __future__ import annotations
 

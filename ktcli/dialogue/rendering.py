@@ -1,4 +1,4 @@
-"""Renders a conversation by a model's chat template, in a form that the template takes."""
+"""Renders a conversation with a model's chat template, in a form that the template supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says where the prompts of a chat will part from what was read before: there a state should be kept.
+"""Predicts where the next prompts of a chat will differ from what was read, so that a state is stored there.
 
 Layers that keep a state of what they read can go on only from where one was kept. Another conversation with the same
 system text and tools parts from this one where its first question begins. The next prompt of this conversation parts

@@ -1,4 +1,4 @@
-"""Says why the cache of a conversation could not be used on: at which token its ids differ, and which part that is.
+"""Explains why a conversation's cache could not be used: at which token the ids differ, and which part that is.
 
 Pure functions over what was read before and what is read now: ids, and the messages that they were made from.
 """

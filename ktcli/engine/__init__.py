@@ -1,4 +1,4 @@
-"""Engines: ids in, ids out: loading, prefill, decode, sampling. They know nothing of text."""
+"""Engines, which turn ids into ids: loading, prefill, decode, sampling. They know nothing of text."""
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine

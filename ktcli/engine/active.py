@@ -1,4 +1,4 @@
-"""A request that the scheduler works on: what is still to be computed of its prompt, its next token, what it holds."""
+"""A request in progress in the scheduler: the rest of its prompt, its next token, and the resources that it holds."""
 
 from __future__ import annotations
 

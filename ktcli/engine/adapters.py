@@ -1,5 +1,5 @@
-"""The adapters of an engine: a program computes the updates of several beside its products, each of which has a number
-that runs name."""
+"""The adapters of an engine: a program computes the updates of several next to its products, and runs select one by
+number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of the nodes of a pool: one arena for each, and one that lies on all of them in turn.
+"""The memory of a pool's nodes: one arena for each, and one that is interleaved over all of them.
 
 A node's slices are taken from its arena, everything else from the common one; each piece begins on
 a cache line.

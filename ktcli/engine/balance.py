@@ -1,4 +1,4 @@
-"""Shares the machine between answers that are written and prompts that are read: pure arithmetic.
+"""Divides the machine between answers in progress and prompts being read: pure arithmetic.
 
 A step that also reads a piece of a prompt (a *mixed* step) takes C seconds, a *pure* one of answers alone Td, and
 all answers wait for either. After each mixed step come m pure ones. In that time of C + m·Td each answer gets 1 + m

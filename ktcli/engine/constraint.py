@@ -1,4 +1,5 @@
-"""The interface of constraints, which say which ids an answer may go on with; the engine knows nothing of grammars."""
+"""The interface of constraints, which determine the allowed next ids of an answer; the engine does not know about
+grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of drafted tokens: guesses, made without the model, of what follows, for a step that checks several at
+"""Sources of drafted tokens: guesses of the next tokens, made without the model, for a step that checks several at
 once.
 
 A source knows nothing of the model. `Lookup` finds the latest place where the conversation's last ids stood before, and

@@ -1,4 +1,4 @@
-"""Chooses how many tokens are drafted: as many as give the most tokens per second, by measured acceptance and times.
+"""Chooses how many tokens to draft: the number with the most tokens per second, by measured acceptance and times.
 
 All of it is arithmetic on numbers that are given: nothing here runs a model or reads a clock. How often guesses are
 right is counted also while nothing is drafted, as a guess that was never computed can be compared with what was said.

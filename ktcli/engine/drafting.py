@@ -1,4 +1,4 @@
-"""Chooses the drafts of one conversation, and learns from its steps how many are worth their rows.
+"""Chooses the drafts of one conversation, and learns from its steps how many are worth their cost.
 
     drafting.begin(prompt)
     ids = drafting.next(waiting, most, beside)  # before a step

@@ -1,4 +1,4 @@
-"""Holds an answer to ids that are known beforehand: from its first one on, or once it has begun as they do."""
+"""Forces an answer to known ids: from its first id on, or once it begins with the same ids."""
 
 from __future__ import annotations
 

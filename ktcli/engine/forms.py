@@ -1,4 +1,4 @@
-"""Says how each id of a sequence is computed: with which depth of deferral, and in which form of latent attention.
+"""Determines how each id of a sequence is computed: its depth of deferral, and the form of latent attention.
 
 Latent attention has two forms. Many ids at once are cheapest *expanded* (keys and values of all heads are made from
 what is cached), one alone *absorbed* (its query is brought to the latents); their last bits differ. So that an answer

@@ -1,4 +1,5 @@
-"""The memory of pages and states on the CPU: where each position of each layer lies, and the pools that number it.
+"""The memory of pages and states on the CPU: the address of each position of each layer, and the pools that number
+them.
 
 A page holds 64 positions of all layers that keep whole sequences, one layer behind the other, so that a page can leave
 memory and come back as one object; a *window page* holds those of the layers with a window, which need fewer. All

@@ -1,4 +1,4 @@
-"""The scores of the next token, and a summary of every block of them.
+"""The logits of the next token, and a summary of every block of them.
 
 A vocabulary has up to 200,000 entries and almost all of them are hopeless. The summary tells which: the program makes
 it while the logits are still in the caches (kt_program_summary in kt.h), `Logits.of` makes the same for other scores.

@@ -1,5 +1,4 @@
-"""The slots of states that one sequence holds: the current one, that of its next step's end, and spare earlier
-ones."""
+"""The state slots of one sequence: the current one, the one that its next step writes, and spare earlier ones."""
 
 from __future__ import annotations
 

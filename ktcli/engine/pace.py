@@ -1,4 +1,4 @@
-"""Estimates the seconds of a step, as a function of rows and positions, from the steps that were measured.
+"""Estimates the duration of a step from its rows and positions, based on measured steps.
 
 Other programs come and go, so newer steps count for more. Steps of answers alone are kept by the number of answers. Of
 steps that read a prompt only one thing is kept: how much slower they are than a model of the machine predicts. The

@@ -1,4 +1,4 @@
-"""Finds the sealed page that begins most like given ids, behind a prefix that is known.
+"""Finds the sealed page that shares the longest beginning with given ids, after a known prefix.
 
 Keys find whole pages, or parts of pages of exactly these ids. What a conversation has computed of its last page, or
 shares of a page with another that goes on differently, is found here.

@@ -1,4 +1,4 @@
-"""The pool of pages: reference counts, content addresses, and the order of eviction when memory ends.
+"""The pool of pages: reference counts, content addresses, and the order of eviction when memory is full.
 
 Pages are numbers here; their memory is the engine's. A page that is *sealed* has a key that says what it holds (see
 `prefix`): it is not written any more, can be found and shared, and stays when nobody holds it, until its place is

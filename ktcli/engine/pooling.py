@@ -1,4 +1,4 @@
-"""Makes the one vector of a text that an embedding is made of, from hidden rows that come piece by piece."""
+"""Computes the vector of a text for an embedding, from hidden rows that arrive in pieces."""
 
 from __future__ import annotations
 

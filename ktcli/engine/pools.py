@@ -1,4 +1,4 @@
-"""The pools of pages and states that the sequences of an engine share, and the prefixes that are known to them."""
+"""The pools of pages and states that an engine's sequences share, and the prefixes cached in them."""
 
 from __future__ import annotations
 

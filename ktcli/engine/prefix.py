@@ -1,4 +1,5 @@
-"""Content addresses of pages: a chain of hashes over the ids of a sequence, from a seed that says who computed them.
+"""Content addresses of pages: a chain of hashes over the ids of a sequence, from a seed that identifies who computed
+them.
 
 Two pages have the same key only if the ids of all positions up to their last are the same, each was computed in the
 same way (forms.py), and everything else that changes the bytes of a page is the same: that is in the seed.

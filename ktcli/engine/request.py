@@ -1,4 +1,4 @@
-"""The requests that a scheduler takes, and the events that it gives.
+"""The requests that a scheduler accepts, and the events that it returns.
 
 A request is data and never changes. Its `Answer` is the account of what became of it, which the scheduler keeps:
 whoever submitted the request holds it to cancel, and finds it again in every event.

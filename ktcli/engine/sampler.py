@@ -1,4 +1,4 @@
-"""Asks for the next id from the logits of one step; knows nothing of text.
+"""Requests the choice of the next id from the logits of one step; it does not know about text.
 
 The native library chooses (kt_sample.h): `Sampler.choice` says how, with one number from the generator for each token,
 so that a seed fixes the sequence. The filters and their order are those of transformers (repetition penalty,

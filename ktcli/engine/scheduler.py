@@ -1,4 +1,4 @@
-"""Serves many requests on one engine: which answers go on and which prompt is read in each step.
+"""Serves many requests on one engine: decides which answers continue and which prompt is read in each step.
 
 Every call of `step` makes at most one batch: each answer in progress gets its next token, and beside them a piece of a
 prompt is read, when its turn has come (balance.py) and as long as measured times allow (pace.py). Between two steps any

@@ -1,4 +1,4 @@
-"""One timeline: its ids, and the pages and states that hold what was computed for them.
+"""One timeline: its ids, and the pages and states that store the results for them.
 
 A sequence takes pages when positions reach them. A full page is sealed under the key of its prefix, and whoever begins
 with the same ids shares it; the last page, which is not full, is copied before it is written if anybody else may read

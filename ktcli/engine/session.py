@@ -1,4 +1,4 @@
-"""A timeline that is computed by itself: ids in, logits out.
+"""A timeline that is computed alone: ids in, logits out.
 
 A session holds the ids that were computed and the pages and states behind them; `feed` appends, and `truncate` goes
 back. Prompt and decode are the same step; a long prompt is cut into chunks, and an interrupt between two chunks leaves

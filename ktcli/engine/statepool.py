@@ -1,4 +1,4 @@
-"""The pool of states: slots, and the snapshots of which whoever begins with the same ids can go on."""
+"""The pool of states: slots, and the snapshots from which a sequence with the same beginning can continue."""
 
 from __future__ import annotations
 

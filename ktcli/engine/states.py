@@ -1,4 +1,4 @@
-"""States of fixed size, which some layers keep of a sequence instead of its positions.
+"""Fixed-size states, which some layers store for a sequence instead of its positions.
 
 A step reads the state at its start from one slot and writes the state at its end to another (see `sequence`). Here is
 where each layer's part of a state lies, and how prompts are cut so that states are left where reuse begins.

@@ -1,4 +1,4 @@
-"""The part of one request in a step: the run that is computed, and the tokens that are chosen from its rows.
+"""One request's part of a step: the run that is computed, and the tokens chosen from its rows.
 
 A run that reads a prompt gives rows only where the prompt ends. A run that goes on with an answer gives the row after
 its last id, and one after each drafted id: they are taken in turn, as long as the drafted ids are what was chosen.

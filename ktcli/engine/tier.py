@@ -1,4 +1,4 @@
-"""The tier below memory: pages and states that are written to a store, and come back from it.
+"""The storage tier below memory: pages and states that are written to a store and restored from it.
 
 What a sequence seals is due to be written as soon as nobody is disturbed by it; the store copies it from where it lies,
 or from a copy made at the last moment if its place is taken before. When a sequence begins, pages that memory does not

@@ -1,4 +1,4 @@
-"""The queue before a scheduler: bounded, by priority, fair between callers, and without starvation."""
+"""The queue in front of a scheduler: bounded, by priority, fair between callers, and without starvation."""
 
 from __future__ import annotations
 

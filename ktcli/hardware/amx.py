@@ -1,4 +1,4 @@
-"""Tells whether AMX tiles are used, and why not if they are not: a pure function of facts.
+"""Tells whether AMX tiles are used, or why not: a pure function of facts.
 
 Tiles need three things, in this order: a CPU that has them (CPUID), an operating system that saves their
 registers (XCR0), and its permission for this process (ARCH_REQ_XCOMP_PERM). CPU and system may also be

@@ -1,4 +1,4 @@
-"""The limits that a container puts on this process: CPU time and memory, cgroup version 1 or 2.
+"""The limits that a container sets for this process: CPU time and memory, cgroup version 1 or 2.
 
 A limit may stand on any level above us, so every level is read and the tightest counts: of memory also the one above
 which the kernel only slows a process down (`memory.high`), as it then takes back the weights that are read. Inside a

@@ -1,4 +1,4 @@
-"""The makers' data sheets of GPUs: bandwidth and arithmetic where nobody has measured.
+"""The manufacturers' data sheets of GPUs: bandwidth and arithmetic, for GPUs that have not been measured.
 
 Rows are NVIDIA's data sheets and architecture papers: memory bandwidth, and bf16 tensor operations without
 sparsity, with f32 accumulation, a multiply and an add being two. A board of another memory size or power

@@ -1,4 +1,5 @@
-"""A machine from a few words, for plans of machines that nobody has yet: `cpu=2x8452Y ram=512G gpu=4090`.
+"""A machine described in a few words, for planning a machine that does not exist yet: `cpu=2x8452Y ram=512G
+gpu=4090`.
 
 CPUs and GPUs are rows of makers' data sheets; what is not in a table can be said in numbers: `cpu=2x36:amx`,
 `gpu=2xRTX 4090:48G`. What follows is described, not measured: bandwidth and arithmetic are those that the planner

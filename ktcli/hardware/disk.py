@@ -1,4 +1,4 @@
-"""The disk under a folder: its size, what is free for us, and whether it spins."""
+"""The disk of a folder: its size, the space that is free for us, and whether it is a hard disk."""
 
 from __future__ import annotations
 

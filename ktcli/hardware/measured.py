@@ -1,4 +1,4 @@
-"""Measured rates of this machine, kept with their date in `measured.json` of the library folder.
+"""Measured rates of this machine, stored with their date in `measured.json` in the library folder.
 
 A measurement belongs to one CPU model, thread count and kernel row; another combination does not
 use it. Other measurements (see `measure.tiles`) lie in the same entry. A GPU's entry belongs to its name. A damaged

@@ -1,4 +1,4 @@
-"""The spread of weights and threads over NUMA nodes: the value of `--numa` and of KT_NUMA.
+"""The distribution of weights and threads over NUMA nodes: the value of `--numa` and of KT_NUMA.
 
     auto         a team per node that has cores and memory we may use (the default)
     off          one team over all cores; its memory lies where the system puts it

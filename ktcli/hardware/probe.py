@@ -1,4 +1,4 @@
-"""Reads the facts of the machine that kt runs on, or of a recorded one below another root."""
+"""Reads the facts about the machine that kt runs on, or about a recorded machine below another root."""
 
 from __future__ import annotations
 

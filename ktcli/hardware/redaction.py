@@ -1,4 +1,4 @@
-"""Removes from a text what identifies a person or a machine, for reports that are shown to strangers."""
+"""Removes from a text everything that identifies a person or a machine, for reports that others will read."""
 
 from __future__ import annotations
 

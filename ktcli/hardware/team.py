@@ -1,4 +1,4 @@
-"""The teams of threads that run the kernels: how many threads, on which cores, beside which memory.
+"""The teams of threads that run the kernels: how many threads, on which cores, with which memory.
 
 There is one thread per physical core of this process's cpuset, fewer where a container allows less time or cores are
 of two speeds (then one per fast core), and one team per NUMA node. Whatever starts threads for the kernels asks here,

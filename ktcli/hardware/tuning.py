@@ -1,4 +1,4 @@
-"""The settings of the system that decide how fast kt can be here, from `/proc` and `/sys` below any root.
+"""The system settings that affect the speed of kt here, from `/proc` and `/sys` below any root.
 
 Facts only; what follows from them is said in `diagnosis`. What the system does not tell is None.
 """

@@ -1,4 +1,4 @@
-"""Lightning indexers: small heads that score every cached position, so that a token attends to few of them.
+"""Lightning indexers: small heads that score every cached position, so that a token attends to only a few of them.
 
 In GLM-5.3 they score windows of positions, whose keys are pooled by a learned weight of each. Sources:
 DeepSeek-V3.2 report, section 2.1; transformers 5.23 (glm5_next). Published engines rotate queries and keys by a

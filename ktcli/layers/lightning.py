@@ -1,4 +1,5 @@
-"""Lightning attention: linear attention of which every head's state decays at a fixed rate (MiniMax-Text-01, M1)."""
+"""Lightning attention: linear attention in which the state of every head decays at a fixed rate (MiniMax-Text-01,
+M1)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Mamba-2: a layer whose state of fixed size keeps what its gates let in, in place of every position (Nemotron 3,
-Granite 4)."""
+"""Mamba-2: a layer with a gated state of fixed size in place of every position (Nemotron 3, Granite 4)."""
 
 from __future__ import annotations
 

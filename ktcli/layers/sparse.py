@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer with routed experts, and a shared one where the family has it.
+"""The feed-forward half of a layer with routed experts, and with a shared one if the family has it.
 
 The experts' matrices are laid out like those of a dense MLP: gate and up as one, whose 16-row panels alternate, or up
 alone.

@@ -1,4 +1,4 @@
-"""The ways in which other programs share the experts between CPU and GPU, to compare with kt's own.
+"""The methods by which other programs divide the experts between CPU and GPU, for comparison with kt's own.
 
 kt works on both at the same time, with the step captured and experts deferred. The others leave part of that out: all
 experts on the CPU, or one phase after the other, expert by expert.

@@ -1,4 +1,4 @@
-"""Measures decode and prefill against what the machine can do at that moment.
+"""Measures decode and prefill compared with the machine's limits at that moment.
 
 Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing its operations at
 the arithmetic peaks, several answers at once with the slower of the two. Ids are drawn anew for every run, so that the

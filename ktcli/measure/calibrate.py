@@ -1,5 +1,4 @@
-"""Measures the sizes of each matrix's inputs when a model reads a text, by which a calibrated conversion weighs
-errors.
+"""Measures the size of each matrix's inputs while a model reads a text; a calibrated conversion weights errors by it.
 
 The error of a product is the error of each weight times the input of its column; so a column whose inputs are
 large counts more. The model is run in torch, in f32, from a conversion of it, all layers in memory; the text is read

@@ -1,4 +1,4 @@
-"""Measures a speed so that it means something on a shared machine.
+"""Measures a speed in a way that is meaningful on a shared machine.
 
 The bandwidth of a machine that others use drifts within seconds, so a rate alone says little. Each run of the work is
 therefore taken between two runs of its ceiling, and the result is the median of the ratios. The share of the cores that

@@ -1,4 +1,4 @@
-"""Measures the ceilings of a device, and compares a job on CPU and device with them.
+"""Measures the ceilings of a device, and compares the work of CPU and device with them.
 
 Three rates of the device are measured, with torch's own operations on far more memory than its caches
 hold: reading, bf16 products, and copies from pinned memory. The ideal of a step is the longer of what the

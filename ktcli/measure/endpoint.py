@@ -1,4 +1,4 @@
-"""Asks a server that speaks OpenAI's API, and notes when each piece of an answer comes."""
+"""Sends requests to a server that speaks OpenAI's API, and records when each piece of an answer arrives."""
 
 from __future__ import annotations
 

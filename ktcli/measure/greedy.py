@@ -1,4 +1,4 @@
-"""The choice that ends a decode step, where no answer is wanted but its time is to count."""
+"""The choice at the end of a decode step if no answer is needed but its time must be included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 95 % interval of a mean whose values follow one another in a text, from means of blocks.
+"""The 95 % interval of a mean of values that follow one another in a text, from means of blocks.
 
 Neighbouring tokens are alike, so N tokens are fewer than N independent values, and the textbook's formula
 gives intervals that are too narrow. The method of batch means cuts the sequence into at most 32 blocks of

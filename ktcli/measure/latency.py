@@ -1,4 +1,4 @@
-"""Computes from the times of answers what SGLang's `bench_serving` reports: throughput, and percentiles of
+"""Computes the figures of SGLang's `bench_serving` from the times of answers: throughput, and percentiles of
 latencies."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures one layer by itself: its experts or a dense product, on random weights, beside the machine's ceiling.
+"""Measures one layer alone, its experts or a dense product, on random weights, compared with the machine's ceiling.
 
 The operation is measured as a model runs it, from quantising the activations to the weighted sum, and
 until the last thread is done. The experts of a token are dealt like cards, so that all have the same load: a token's id

@@ -1,4 +1,4 @@
-"""The times of a layer, read off the CPU's side of a few decode steps: t_e and T_g of planner/deferral.py.
+"""The times of a layer, measured on the CPU side of a few decode steps: t_e and T_g of planner/deferral.py.
 
 Without deferral the CPU waits for the device between two layers, so the gap between the end of one part
 and the beginning of the next is the device's share (attention, norms, router, copies), and a part's length

@@ -1,4 +1,4 @@
-"""Measures answers beside a long prompt: what each keeps of the speed that it has alone, and how long answers wait.
+"""Measures answers together with a long prompt: how much of its speed each retains, and how long answers wait.
 
 The same scheduler as everywhere serves some answers, then a prompt alone, then both.
 """

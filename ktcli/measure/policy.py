@@ -1,4 +1,4 @@
-"""The orders in which CPU and GPU work: kt's own, and those of other programs, to compare with."""
+"""The order in which CPU and GPU work: kt's own, and those of other programs for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the rates at which this machine reads and computes, and keeps them for later commands.
+"""Measures the rates at which this machine reads and computes, and stores them for later commands.
 
 They are kept in `measured.json` of the library folder, which `hardware.measured` reads. A process that writes it
 holds its lock meanwhile, so that two that measure at the same time both keep their results.

@@ -1,4 +1,5 @@
-"""Reads several sequences side by side and gives the logits of their ids: one pass over the weights for all of a step.
+"""Reads several sequences side by side and returns the logits of their ids: one pass over the weights per step for
+all.
 
 A sequence is cut into pieces that fit into a step. Sequences of one piece share steps, as runs of one batch, as many as
 fit; a longer one fills its steps alone. Each piece is computed in the form that it has alone, so by the law of batches

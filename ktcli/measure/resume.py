@@ -1,4 +1,4 @@
-"""Measures resuming a conversation whose pages are on disk, against computing it again.
+"""Measures resuming a conversation whose pages are on disk, compared with computing it again.
 
 Each run forgets all that memory has, opens the store as a new process does, and ends with the first token after the
 prefix. Files come from the page cache, or from the disk after the page cache was told to drop them.

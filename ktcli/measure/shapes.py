@@ -1,5 +1,4 @@
-"""The shapes that `kt bench kernel` measures, as data: the experts of published models and of others, and a row of
-work."""
+"""The shapes that `kt bench kernel` measures, as data: the experts of published and other models, and a row of work."""
 
 from __future__ import annotations
 

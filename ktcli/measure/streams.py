@@ -1,4 +1,4 @@
-"""Several answers at once: the tokens per second of all of them, against the bytes that their steps really need.
+"""Several answers at once: their total tokens per second, compared with the bytes that their steps really need.
 
 A step of several answers reads the dense weights once, each expert once that at least one of them chose, and of each
 its own context. So the experts that are really chosen are counted, and the ceiling is reading just these bytes.

@@ -1,4 +1,4 @@
-"""Engines for measuring: the true shapes of a model, random weights, as many layers as fit.
+"""Engines for benchmarks: the real shapes of a model, random weights, as many layers as fit.
 
 A layer costs the same wherever it stands, so a few layers of a model that does not fit say what the
 whole would do.

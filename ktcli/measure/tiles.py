@@ -1,4 +1,4 @@
-"""The number of tokens per expert from which AMX tiles beat vectors, measured once on each host.
+"""The number of tokens per expert from which AMX tiles are faster than vectors, measured once on each host.
 
 A tile multiplies 16 tokens at once, however many there are. With few tokens the vector kernels are
 faster, which read the weights as they come; the crossover depends on the CPU, its memory, the number of

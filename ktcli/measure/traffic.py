@@ -1,4 +1,4 @@
-"""Sends a server requests of a given length, at a rate or so many at once; no prompt repeats."""
+"""Sends requests of a given length to a server, at a rate or with a given concurrency; no prompt repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads attention from configs, grouped-query and latent, with the bounds of the fields.
+"""Reads grouped-query and latent attention from configs, with the limits of the fields.
 
 A family adds what it has beside the usual to the part that was read. Names are those of transformers 5.23 and of the
 hub. Every reader raises BadCheckpoint where a field is missing, of the wrong type, out of bounds or not supported.

@@ -116,5 +116,7 @@ def read_shared(f: Fields) -> list[bool]:
     if not isinstance(types, list) or any(each not in (_FULL, _SHARED) for each in types):
         raise BadCheckpoint(f"{f.where}: indexer_types is not a list of {_FULL} and {_SHARED}")
     if len(types) < n_layers:
-        raise BadCheckpoint(f"{f.where}: indexer_types lists {len(types)} layers instead of {n_layers}")
+        raise BadCheckpoint(
+            f"{f.where}: indexer_types lists {len(types)} layers instead of {n_layers}"
+        )
     return [each == _SHARED for each in types[:n_layers]]

@@ -1,4 +1,4 @@
-"""Reads dense MLPs, experts and their routing from configs, with the bounds of the fields.
+"""Reads dense MLPs, experts and their routing from configs, with the limits of the fields.
 
 Names are those of transformers 5.23 and of the hub. Every reader raises BadCheckpoint where a field is missing, of the
 wrong type, out of bounds or not supported.
@@ -94,5 +94,7 @@ def read_experts(f: Fields) -> tuple[int, int]:
     experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
     top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
     if top_k > experts:
-        raise BadCheckpoint(f"{f.where}: num_experts_per_tok is {top_k}, but there are only {experts} experts")
+        raise BadCheckpoint(
+            f"{f.where}: num_experts_per_tok is {top_k}, but there are only {experts} experts"
+        )
     return experts, top_k

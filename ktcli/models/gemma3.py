@@ -1,5 +1,5 @@
-"""Gemma 3 (270M to 27B, and the text of those that see): norms before and after attention and MLP, windows in five of
-six layers.
+"""Gemma 3 (270M to 27B, and the text part of those with vision): norms before and after attention and MLP, windows in
+five of six layers.
 
 Layers that attend to all positions have a rotation of their own. Gates are gelu by tanh. Embedded rows are multiplied
 by the root of their width, which is not rounded here; transformers rounds it to the type of the weights. Source:

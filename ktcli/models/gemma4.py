@@ -1,5 +1,5 @@
-"""Gemma 4 (31B, 26B-A4B, and the text of those that see or hear): a dense MLP and experts side by side, each with norms
-before and after.
+"""Gemma 4 (31B, 26B-A4B, and the text part of those with vision or audio): a dense MLP and experts side by side, each
+with norms before and after.
 
 Five of six layers have a window. The others, and the last, have wider heads, fewer of which are for keys; these may be
 the values, too; and of their columns only the first pairs turn. Each layer ends with a factor of the residual. The

@@ -100,7 +100,9 @@ def _listed(part: Fields, n_layers: int) -> list[str]:
             raise BadCheckpoint(f"{part.where}: {name} has a layer that is also in another list")
         kinds |= dict.fromkeys(numbers, kind)
     if sorted(kinds) != list(range(1, n_layers + 1)):
-        raise BadCheckpoint(f"{part.where}: {' and '.join(_LISTS)} together are not layers 1 to {n_layers}")
+        raise BadCheckpoint(
+            f"{part.where}: {' and '.join(_LISTS)} together are not layers 1 to {n_layers}"
+        )
     return [kinds[i + 1] for i in range(n_layers)]
 
 

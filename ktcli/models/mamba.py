@@ -1,4 +1,4 @@
-"""Reads Mamba-2 from configs, with the bounds of the fields.
+"""Reads Mamba-2 from configs, with the limits of the fields.
 
 Names are those of Nemotron 3, each with that of Granite 4. Every reader raises BadCheckpoint where a field is missing,
 of the wrong type, out of bounds or not supported.

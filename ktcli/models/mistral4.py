@@ -1,5 +1,5 @@
-"""Mistral Small 4 (119B-A6B; the text beside vision): DeepSeek-V3's attention, whose queries grow with the logarithm of
-their position, and experts chosen by softmax.
+"""Mistral Small 4 (119B-A6B; the text part without vision): DeepSeek-V3's attention, whose queries grow with the
+logarithm of their position, and experts chosen by softmax.
 
 Source: transformers 5.23 (mistral4, within mistral3).
 """

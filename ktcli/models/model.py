@@ -1,4 +1,4 @@
-"""Declares what a family file gives: the facts of one model, its tensors, and its forward.
+"""Declares what a family file provides: the facts of one model, its tensors, and its forward pass.
 
 `Spec` holds the few numbers that planner, engine and commands need; everything about bytes follows from
 the tensors, so that nothing is counted twice.

@@ -1,5 +1,5 @@
-"""Nemotron 3 (Nano 30B-A3B, Super 120B-A12B, Ultra) and Nemotron-H: each layer is one part, Mamba-2, attention without
-positions, experts or an MLP, behind one norm.
+"""Nemotron 3 (Nano 30B-A3B, Super 120B-A12B, Ultra) and Nemotron-H: each layer is a single part after a norm:
+Mamba-2, attention without positions, experts or an MLP.
 
 MLPs have no gate: down(relu(up x)^2). Experts are routed as DeepSeek-V3's; in the larger models they read and give rows
 of a latent space. Layers of multi-token prediction (`mtp.*`) are not read. The time step is bounded by

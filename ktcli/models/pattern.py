@@ -1,4 +1,4 @@
-"""Reads which of a model's layers are of which kind (windows, experts or none), and cuts configs to their first layers.
+"""Reads the kind of each layer of a model (windows, experts or neither), and shortens configs to their first layers.
 
 Configs list the kinds, or say from which layer on, or in which steps. A cut leaves at least one layer with experts.
 Every reader raises BadCheckpoint where a field is missing, of the wrong type, out of bounds or not supported.

@@ -1,4 +1,4 @@
-"""How an embedding model makes one vector of a text's hidden states, as its config says under `KEY`.
+"""How an embedding model computes one vector from a text's hidden states, according to `KEY` in its config.
 
 No publisher writes that field: whoever reads a model's files fills it in, from those of sentence-transformers
 (weights/sentence.py), from a GGUF file's metadata, or from a profile. A model with it ends at its last norm, and has
@@ -101,7 +101,9 @@ def read_pooling(config: Mapping[str, Any], hidden: int) -> TextPooling | None:
 def _prompts(f: Fields) -> dict[str, str]:
     prompts = f.values.get("prompts") or {}
     if not isinstance(prompts, dict) or len(prompts) > MAX_PROMPTS:
-        raise BadCheckpoint(f"{f.where}: prompts must be an object of at most {MAX_PROMPTS} strings")
+        raise BadCheckpoint(
+            f"{f.where}: prompts must be an object of at most {MAX_PROMPTS} strings"
+        )
     for name, text in prompts.items():
         if not isinstance(text, str) or max(len(text), len(name)) > MAX_PROMPT_CHARS:
             limit = f"a string of at most {MAX_PROMPT_CHARS:,} characters"

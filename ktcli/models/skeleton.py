@@ -1,4 +1,4 @@
-"""Assembles the decoder that every family is made of, with the places of its parts in a checkpoint.
+"""Assembles the decoder that every family consists of, with the names of its parts in a checkpoint.
 
 A family file says what attention and MLP a layer has, and in which names its checkpoint differs from the usual.
 """

@@ -1,4 +1,4 @@
-"""The binding of libkt: the only folder that knows pointers.
+"""The binding of libkt: the only folder that handles pointers.
 
 It checks dtype, contiguity and alignment, keeps buffers alive while C holds their address, and turns
 result codes into errors. Declarations come from `native/include/kt.h` (compiled into `ktcli/_native.py`).

@@ -1,4 +1,4 @@
-"""A batch: what one step computes. Its C twins are kt_run and kt_step (native/include/kt_program.h)."""
+"""A batch: the work of one step. Its C twins are kt_run and kt_step (native/include/kt_program.h)."""
 
 from __future__ import annotations
 

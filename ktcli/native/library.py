@@ -1,4 +1,4 @@
-"""libkt: opened once, its enums, number formats as data, and memory for weights."""
+"""libkt: opened once, with its enums, number formats as data, and memory for weights."""
 
 from __future__ import annotations
 

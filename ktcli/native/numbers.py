@@ -1,5 +1,5 @@
-"""The numbers of a checkpoint as the library reads them: rows of sources in their own types, and matrices gathered
-from such rows. Nothing is decoded or copied here; `Pool.decode` and `Pool.pack` do that, row by row.
+"""The numbers of a checkpoint in the form that the library reads: rows of sources in their own types, and matrices
+gathered from them. Nothing is decoded or copied here; `Pool.decode` and `Pool.pack` do that, row by row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A thread that runs parts of a program for a stream of another device: CPU experts beside a GPU.
+"""A thread that runs parts of a program for a stream of another device: CPU experts next to a GPU.
 
 The stream enters and leaves through the addresses of two C functions, or through flags in memory that it
 can write; kt.h says how. Nothing here runs while a step does: `begin` before it is launched, `result` after

@@ -1,4 +1,4 @@
-"""A team of threads with one row of kernels, and the work it does outside a program."""
+"""A team of threads with one row of kernels, and its work outside a program."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The operations that layers are made of, and the backends that run them."""
+"""The operations that layers consist of, and the backends that run them."""

@@ -1,4 +1,4 @@
-"""Declares the number formats of the KV cache, and says exactly what an `fp8` one holds.
+"""Declares the number formats of the KV cache, and defines exactly what an `fp8` cache contains.
 
 `bf16` and `f32` are plain numbers. `fp8` has a code of 8 bits for each element, OCP E4M3 as torch.float8_e4m3fn, and a
 scale byte, E8M0, for each head and each position. A layer's part of a page holds, for each part of its operation in

@@ -1,4 +1,4 @@
-"""Describes a recording for readers: every record as plain data, and layers that are alike only once."""
+"""Describes a recording for readers: every record as plain data, and identical layers only once."""
 
 from __future__ import annotations
 

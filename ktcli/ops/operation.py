@@ -1,4 +1,4 @@
-"""Declares what a row of the table of operations is.
+"""Defines what a row of the table of operations is.
 
 A row is a frozen dataclass: its fields are what the operation reads, each with its kind, and the facts of the
 operation. Everything else follows from the row: a backend's typed method, the record of a recorded program,

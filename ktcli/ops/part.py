@@ -1,4 +1,4 @@
-"""Declares what a tensor is for: the part of a model that it counts under, and how one step reads it.
+"""Declares the purpose of a tensor: the part of a model that it belongs to, and how one step reads it.
 
 The layers declare both with each tensor. Planner, loader, benchmarks and reports read the declarations and ask no
 name, so a new kind of layer is counted right from its first day.

@@ -1,4 +1,4 @@
-"""Passes rewrite recordings as recordings that compute the same."""
+"""Passes: rewrite recordings into others that compute the same results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Records what a forward does as data: operations on virtual buffers, which can be printed, checked, changed by
-passes, and made into a native program."""
+"""Records the operations of a forward pass as data: operations on virtual buffers, which can be printed, checked,
+changed by passes, and turned into a native program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declares what one step of a layer needs beside the rows that it records, for whoever reserves it.
+"""Declares the memory that one step of a layer needs in addition to the rows that it records.
 
 Widths are columns of f32 per token of the step. How many buffers of a width there are is the engine's matter, so
 the planner has one formula for each engine over these (`planner.memory`, `planner.device`).

@@ -1,4 +1,4 @@
-"""Declares what a layer keeps of a sequence from one step to the next, and what reading it costs.
+"""Declares what a layer stores for a sequence between steps, and the cost of reading it.
 
 The parts of a model declare it (`state`); engine and planner lay out and count memory from it. Positions lie in
 pages that can leave memory and come back; what has no positions (the state of a recurrent layer) lies beside.

@@ -1,4 +1,4 @@
-"""Declares what a model stores: the tensors of each layer, once, for everybody.
+"""Declares the tensors that each layer of a model stores, in one place for all users.
 
 The parts of a model (attention, experts, norms …) declare their tensors here. Conversion reads the
 declarations to know what to take from a checkpoint, the planner to count bytes, the loader to know what

@@ -1,4 +1,4 @@
-"""Decides how many experts of a token are deferred, added one layer later, so that the CPU need not wait for the GPU.
+"""Decides how many experts of a token are deferred by one layer, so that the CPU need not wait for the GPU.
 
 With t_e the CPU's time for one expert, T_g the GPU's for attention, norms, router and copies of one layer,
 T_s that for shared and resident experts, and k hits per token on the CPU, a layer takes

@@ -1,4 +1,4 @@
-"""Chooses which experts lie on the GPU: a mask over the MoE layers, always within a budget of bytes.
+"""Chooses the experts on the GPU: a mask over the MoE layers, within a budget of bytes.
 
     uniform   the same number in every layer, spread evenly over the ids
     front     all experts of the first layers

@@ -1,4 +1,4 @@
-"""Forecasts how long steps take with a GPU: the plan's own arithmetic for rates and a mask that are given.
+"""Predicts the duration of steps with a GPU: the plan's own arithmetic for given rates and a given mask.
 
 A plan decides; this only foretells, so that a measurement can be compared with what the planner makes of
 the rates of that very moment, and so that other programs' policies, which decide in each step what a

@@ -1,4 +1,4 @@
-"""Reduces the hardware probe's facts to what the planner needs to know of a machine.
+"""Reduces the facts of the hardware probe to those that the planner needs.
 
 Threads are physical cores of this process's cpuset, of two kinds the fast ones: a second hyperthread adds nothing to
 loops that already fill a core's ports or its memory queue, and a team waits for its slowest thread. Memory is what is

@@ -1,4 +1,4 @@
-"""Plans with GPUs: attention, dense parts, cache and some experts lie there, all other experts on the CPU.
+"""Plans with GPUs: attention, dense parts, cache and some experts are on the GPUs, all other experts on the CPU.
 
 Layers are divided between the GPUs and the memory of each is shared out first (`segments`, `device`), then experts are
 chosen for what is left (`experts`), then depth of deferral and threshold of streaming follow from predicted times

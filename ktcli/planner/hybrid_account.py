@@ -1,4 +1,4 @@
-"""Builds the lines and sentences of a plan with a GPU: for each part, where it lies and what it takes.
+"""Builds the lines and sentences of a plan with a GPU: the place and the cost of each part.
 
 All of it follows from decisions that `hybrid` has taken; nothing is decided here.
 """

@@ -1,4 +1,4 @@
-"""Finds what could be asked for instead of a plan: other number formats, contexts, devices and depths of deferral.
+"""Finds alternatives to a plan: other number formats, contexts, devices and depths of deferral.
 
 Each lever is tried: its figures are those of the plan that it gives. Which formats there are, and what they lose, is
 in the table of formats.

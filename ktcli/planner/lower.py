@@ -1,4 +1,4 @@
-"""Finds the next smaller plan when a GPU's memory was not enough after all."""
+"""Finds the next smaller plan if a GPU's memory turned out to be too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts how much memory a model takes with its context, and which context fits.
+"""Counts the memory of a model with its context, and finds the longest context that fits.
 
 The plan, the engine's default and the benchmark's number of layers are all decided by these numbers, so
 that what the plan promises is what a load then does.

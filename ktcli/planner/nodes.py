@@ -1,4 +1,4 @@
-"""Counts what each NUMA node holds and what passes between the teams, when memory is bound to teams.
+"""Counts what each NUMA node stores and what passes between the teams, if memory is bound to teams.
 
 Experts are cut by width and dense matrices by rows, with the loader's own rule (`slices`). Everything
 else is interleaved: an equal share on every node that holds something, whoever reads it.

@@ -1,4 +1,4 @@
-"""Finds from how many tokens of a prompt on it is faster to stream experts through the GPU.
+"""Finds the prompt length from which streaming experts through the GPU is faster.
 
 With the experts on the CPU, a chunk runs layer after layer: attention on the GPU, then the CPU's experts
 beside the GPU's. Streamed, every layer's experts that lie in main memory are copied into a double buffer,

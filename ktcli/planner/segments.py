@@ -1,4 +1,4 @@
-"""Divides a model's layers between GPUs: neighbouring layers on each, in the order in which the GPUs are given.
+"""Divides a model's layers between GPUs: consecutive layers on each, in the given order of the GPUs.
 
 The division is the one after which experts in main memory are fewest and most evenly spread: the sum over layers of the
 squared share of experts that find no room is least. Where all of them, or as many as are worth it (`worth`), find room

@@ -1,4 +1,4 @@
-"""Cuts weights between teams by the one rule that the loader, the plan and the tests share.
+"""Divides weights between teams by the one rule that the loader, the plan and the tests share.
 
 A team owns consecutive columns of every expert and consecutive rows of every dense matrix, in proportion
 to its threads, so that all teams finish at the same time. Cuts lie on whole units, because a packed

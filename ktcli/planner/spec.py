@@ -1,4 +1,4 @@
-"""Counts what a model weighs and what one step of it moves: bytes and operations, part by part.
+"""Counts the size of a model and the work of one step: bytes and operations, part by part.
 
 Everything follows from the tensors a family declares and from the recipe that gives each its number
 format, so planner, benchmark and loader cannot disagree. Decode and prefill are one function: a step of

@@ -1,4 +1,4 @@
-"""Counts a model as layers of loads: what each decoder layer stores and does per token, part by part.
+"""Describes a model as layers of loads: what each decoder layer stores and computes per token, part by part.
 
 `spec` counts a whole step; a plan with a GPU needs each layer by itself, because CPU and GPU work at the
 same time and wait for each other layer by layer. Both count the same tensors by the same rules.

@@ -1,4 +1,4 @@
-"""Finds how many of the chosen experts are worth having on GPUs.
+"""Finds how many of the chosen experts are worth placing on GPUs.
 
 CPU and GPUs compute a layer's experts at the same time, so beyond some share the CPU would wait for the GPU, and more
 experts there make a step slower - until all are there and nothing is handed over any more. The share follows from the

@@ -1,4 +1,4 @@
-"""The names by which rows are read: columns of a file, and fields and roles of its messages.
+"""The names by which rows are read: the columns of a file, and the fields and roles of its messages.
 
 The usual ones are those of the published formats; a `dataset_info.json` may give others.
 """

@@ -1,4 +1,4 @@
-"""What a row says, in one form whatever its file's: messages as OpenAI's API has them, or a text outside any turn."""
+"""The content of a row in one form for all file formats: messages as in OpenAI's API, or a text outside any turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes ids of the pieces of a sample: each piece apart, as a chat reads its prompt and a model writes its answer."""
+"""Encodes the pieces of a sample separately, as a chat reads its prompt and a model writes its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats of rows: recognised once for each file from its first row, then asked of every other.
+"""The formats of rows: detected in each file's first row, then required of every other row.
 
 alpaca      instruction, input, output, and perhaps system and history
 sharegpt    conversations, a list of {from, value}, and perhaps system and tools

@@ -1,4 +1,4 @@
-"""Reads the messages, calls and tools of a row, and says what is wrong with them: OpenAI's form, and ShareGPT's."""
+"""Reads the messages, calls and tools of a row in OpenAI's and ShareGPT's form, and reports what is wrong with them."""
 
 from __future__ import annotations
 
@@ -147,9 +147,7 @@ def _content(value: Any, where: str) -> str:
     for at, part in enumerate(value):
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
         if kind != "text":
-            raise BadData(
-                f"{where}[{at}] has the type {str(kind)[:40]!r}; kt trains on text only"
-            )
+            raise BadData(f"{where}[{at}] has the type {str(kind)[:40]!r}; kt trains on text only")
         text = part.get("text") if isinstance(part, Mapping) else part
         texts.append(text_of(text, f"{where}[{at}]"))
     return "".join(texts)

@@ -1,4 +1,4 @@
-"""Puts the samples of several sources into one order: one source after the other, or by shares."""
+"""Combines the samples of several sources in one order: one source after the other, or by shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts a conversation where its answers begin and end: into pieces that are read, and pieces that are trained.
+"""Divides a conversation where its answers begin and end: into pieces that are read, and pieces that are trained.
 
 What a model is to learn is what it would have generated. So the prompt of each answer is rendered as a chat would
 render it, and the conversation with that answer at its end as well: what the second text has more than the first is the

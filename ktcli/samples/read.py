@@ -1,4 +1,4 @@
-"""Makes samples of data files: reads their rows, renders and encodes them, and counts what is left out."""
+"""Creates samples from data files: reads their rows, renders and encodes them, and counts what is left out."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ class _SampleMaker:
             )
         if self._unthought:
             found.append(
-                f"the chat template leaves thoughts out of answers like these: the thoughts of {self._unthought:,} answers"
-                " are not trained"
+                f"the chat template leaves thoughts out of answers like these: the thoughts of {self._unthought:,}"
+                " answers are not trained"
             )
         return tuple(found)
 
@@ -163,7 +163,8 @@ class _SampleMaker:
             return
         if not self._template.source:
             raise BadData(
-                f"{where}: the row is a conversation, but {self._template.name} has no chat template (base models have none)",
+                f"{where}: the row is a conversation, but {self._template.name} has no chat template"
+                " (base models have none)",
                 hint='train on plain text, {"text": "…"}, or use the instruction-tuned version',
             )
         if not content.answers:

@@ -252,7 +252,9 @@ class _CsvLines:
         if self._chars > MAX_ROW_CHARS:
             raise too_long(self._name, self._line)
         if "\0" in text:
-            raise BadData(f"{self._name}, line {self._line}: it contains a zero byte, so it is not text")
+            raise BadData(
+                f"{self._name}, line {self._line}: it contains a zero byte, so it is not text"
+            )
         return text
 
 

@@ -1,4 +1,4 @@
-"""What a trainer is given: ids, for each whether it is trained, and what was left out on the way.
+"""The input of a trainer: ids, whether each is trained, and what was left out.
 
 Pure data. Every sample is one document that sees only itself, so packing changes nothing about it.
 """

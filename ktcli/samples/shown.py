@@ -1,4 +1,4 @@
-r"""Shows samples to people: what is trained, what is read, what was left out.
+r"""Shows samples to people: what is trained, what is only read, and what was left out.
 
 A control token is written as its name; words of the data that look like one have a backslash inside: `<\|im_end|>`.
 """

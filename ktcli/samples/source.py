@@ -1,4 +1,4 @@
-"""Finds the data files that are meant: as the user named them, or as entries of a `dataset_info.json`.
+"""Finds the requested data files: as the user named them, or as entries of a `dataset_info.json`.
 
 That file comes from strangers, often: it reaches nothing outside its own folder, and what is in it that kt would have
 to leave out is refused by name.
@@ -122,7 +122,9 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> DataSource:
     if name not in info:
         near = get_close_matches(name, list(info), 3, 0.5)
         known = (
-            f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(list(info)[:5])}"
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"it lists {', '.join(list(info)[:5])}"
         )
         raise NotFound(f"{folder / INFO} has no dataset {name!r}", hint=known if info else "")
     entry = info[name]
@@ -152,7 +154,9 @@ def _check_keys(entry: Mapping[str, Any], where: str) -> None:
             raise BadData(f"{where}: {key} is not supported", hint=_REFUSED[key])
         if key not in _REFUSED and key not in _HONOURED:
             near = get_close_matches(key, _HONOURED, 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(_HONOURED[:5])}"
+            hint = (
+                f"did you mean {near[0]}?" if near else f"known keys are {', '.join(_HONOURED[:5])}"
+            )
             raise BadData(f"{where}: {key[:60]!r} is not a known key", hint=hint)
     if entry.get("split") not in (None, "train"):
         raise BadData(

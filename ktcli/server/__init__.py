@@ -1,1 +1,1 @@
-"""Serves loaded models over HTTP: the engine behind the APIs that people's programs already speak."""
+"""Serves loaded models over HTTP, through the APIs that programs already use."""

@@ -1,1 +1,1 @@
-"""Finds models by name: which there are (catalog), fetching them (download), what is on disk (library)."""
+"""Finds models by name: known models (catalog), downloading them (download), models on disk (library)."""

@@ -1,4 +1,4 @@
-"""The adapters of the library: each a folder of files as they were imported, with a manifest of their hashes.
+"""The adapters in the library: each is a folder with the imported files and a manifest of their hashes.
 
     KT_HOME/adapters/NAME/                  the adapter's files and `kt-adapter.json`
     KT_HOME/adapters/.NAME.importing.PID/   an import that goes on, or was killed: nobody sees it; kt prune removes it

@@ -1,4 +1,4 @@
-"""Keeps names that a person gave to models: `kt alias big qwen3-235b-a22b@int4-int8`, one file in the library.
+"""Stores the names that users gave to models: `kt alias big qwen3-235b-a22b@int4-int8`, one file in the library.
 
     KT_HOME/aliases.json    {"kt_aliases": 1, "aliases": {"big": "qwen3-235b-a22b@int4-int8"}}
                             {"kt_aliases": 2, "aliases": {"coder": {"model": "big", "temperature": 0.2}}}

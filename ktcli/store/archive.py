@@ -1,4 +1,4 @@
-"""A tar archive, read once from its beginning to its end, as hostile input: it has only plain files, or is refused."""
+"""A tar archive, read once from beginning to end as hostile input: it must contain only plain files."""
 
 from __future__ import annotations
 

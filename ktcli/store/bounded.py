@@ -1,4 +1,4 @@
-"""Transfers files in their order, at most as many as the caller allows, who removes them again.
+"""Transfers files in order, at most as many as the caller allows; the caller removes them again.
 
 It runs beside whoever uses the files. A file that arrives damaged is fetched once more before that is an error.
 """

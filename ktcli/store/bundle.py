@@ -1,4 +1,4 @@
-"""A bundle is a tar archive of one model for machines without a network: a list of what follows, then the files.
+"""A bundle is a tar archive of one model for machines without a network: a list of its contents, then the files.
 
     kt-bundle.json                        the list: names, sizes and SHA-256, in the order of the archive
     heat/NAME.json                        which experts of the model were chosen, if anybody recorded it

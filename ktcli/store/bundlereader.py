@@ -1,4 +1,4 @@
-"""Reads bundles into the library, as hostile input: from a file or a pipe, each file proved before it gets its name.
+"""Reads bundles into the library, as hostile input: from a file or a pipe, each file checked before it gets its name.
 
 The list ahead says what must follow, so an archive has no say in where anything goes: a member that is not the next
 one of the list, or no plain file of that size, ends the reading. A part is *partial* (see `library`) until all of the

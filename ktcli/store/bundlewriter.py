@@ -1,4 +1,4 @@
-"""Writes bundles: into a file, which an interrupted run continues, or into a pipe. Every byte is hashed on its way.
+"""Writes bundles to a file, which an interrupted run continues, or to a pipe. Every byte is hashed on its way.
 
 A file is written beside its name, as FILE.part, and each member is flushed before the next begins. So whatever is
 followed by another member was written and proved, and a later run goes on behind it.

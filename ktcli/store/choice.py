@@ -1,4 +1,4 @@
-"""Chooses the hub that a model is taken from: the one that was named, else each in turn until one has it.
+"""Chooses the hub for a model: the named one, otherwise each in turn until one has it.
 
 A hub that does not answer, or has no such repository, is passed over, and that is said. One that has it and gives it
 only to those who accept its licence is not: whoever made the model is to be asked first, wherever copies lie.

@@ -1,4 +1,4 @@
-"""The contents of folders: plain files, also of numbered sets, and the bytes that they take; links are not followed."""
+"""The contents of folders: plain files, including numbered sets, and their bytes; links are not followed."""
 
 from __future__ import annotations
 

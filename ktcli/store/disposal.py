@@ -1,4 +1,5 @@
-"""Removes models of the library with all that goes with them: KV pages, heat maps, what killed processes left."""
+"""Removes models from the library with everything that belongs to them: KV pages, heat maps, leftovers of killed
+processes."""
 
 from __future__ import annotations
 

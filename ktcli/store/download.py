@@ -1,4 +1,4 @@
-"""Pulls a repository into the library: selects files, checks the room, fetches, verifies, records.
+"""Pulls a repository into the library: selects files, checks the free space, downloads, verifies, records.
 
 Only data is taken: safetensors, JSON, templates, tokenizer files, the licence. Python files and pickled
 weights stay where they are. Each file is compared with the hub's hash before it gets its name; only when

@@ -1,4 +1,4 @@
-"""An entry of the library: one model on disk, with the name that finds it and the command that makes it again."""
+"""An entry of the library: one model on disk, with its name and the command that creates it again."""
 
 from __future__ import annotations
 

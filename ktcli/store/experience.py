@@ -1,5 +1,5 @@
-"""Remembers what running a model taught about this machine: memory that it really got on a GPU, times of a layer, the
-speed at which it reads prompts, faster ways that fail.
+"""Remembers what running a model showed about this machine: the GPU memory it really got, times of a layer, the speed
+of reading prompts, fast methods that fail.
 
 It is kept per conversion (`places.conversion_name`) and GPU or CPU, so that the next start counts with it. The memory
 counts only as long as no more is free than was free then: whoever had taken it may have gone. A way that failed counts

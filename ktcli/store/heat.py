@@ -1,4 +1,4 @@
-"""Heat maps count how often each expert of each layer was chosen while people talked to a model.
+"""Heat maps, which count how often each expert of each layer was chosen in chats with a model.
 
     KT_HOME/heat/NAME.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
 

@@ -1,4 +1,4 @@
-"""Turns whatever the hubs' clients, the network and the disk raise into errors of kt, each of which says what to do.
+"""Turns exceptions of the hubs' clients, the network and the disk into errors of kt, each of which says what to do.
 
 Every client and every version has errors of its own; the innermost known cause is what the user is told.
 """

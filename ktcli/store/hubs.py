@@ -1,4 +1,5 @@
-"""The two hubs behind one small interface: what a repository holds, where its files are, and what is here already.
+"""The two hubs behind one small interface: the contents of a repository, the addresses of its files, and existing
+local copies.
 
 Their clients know the addresses, the tokens and the caches; `transfer` fetches. A client is imported when it is
 first used: one of them takes seconds. What they raise becomes one of our errors in `huberrors`.

@@ -1,4 +1,4 @@
-"""Searches a hub for models by words, and reads the `config.json` of what it found; nothing else is fetched."""
+"""Searches a hub for models by words, and reads the `config.json` of the results; nothing else is downloaded."""
 
 from __future__ import annotations
 

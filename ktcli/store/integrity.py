@@ -1,4 +1,4 @@
-"""Checks that the files of a model are what its manifest says: their sizes, and their SHA-256."""
+"""Checks the files of a model against its manifest: their sizes, and their SHA-256."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library on disk: checkpoints as they were pulled, and packs made from them.
+"""The library on disk: checkpoints as they were pulled, and the packs made from them.
 
     KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`

@@ -1,4 +1,4 @@
-"""Reads a Modelfile, in which people write down a model with its system text and sampling for Ollama.
+"""Reads a Modelfile, in which users of Ollama define a model with its system text and sampling.
 
     # a comment
     FROM ./model.gguf
@@ -175,9 +175,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
                 at += 1
             value, _, rest = value.partition(_QUOTES)
             if rest.strip():
-                raise ValueError(
-                    f"line {at} has {rest.strip()[:_SHOWN]!r} after its triple quotes"
-                )
+                raise ValueError(f"line {at} has {rest.strip()[:_SHOWN]!r} after its triple quotes")
             yield first + 1, word, f"{before}{value}"
         else:
             yield first + 1, word, value if word == _PARAMETER else _unquoted(value)

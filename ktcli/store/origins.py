@@ -1,4 +1,4 @@
-"""Records where models lie that are outside the library while it holds conversions of them.
+"""Records the places of models outside the library as long as it contains conversions of them.
 
     KT_HOME/origins/local--NAME--HASH      the path of the folder or GGUF file; behind a NUL the name that was typed for
                                            it, if another program gave it one (`ollama:NAME`)

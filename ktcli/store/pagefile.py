@@ -1,4 +1,4 @@
-"""Files of KV pages: how records lie in one, and the checks that a file and each of its records must pass.
+"""Files of KV pages: the layout of their records, and the checks that a file and each of its records must pass.
 
     header    magic, version, number of records, namespace, codec, size of the file, checksum of header and table
     table     an entry for each record: its label, where its bytes lie, their checksum

@@ -1,4 +1,4 @@
-"""The folder of KV pages in the library: who may write, how much it may hold, and what goes first.
+"""The folder of KV pages in the library: its writer, its maximum size, and the order of removal.
 
     KT_HOME/kv/kt-kv.json                 the version of all that is here
     KT_HOME/kv/NAMESPACE-CODEC/           the pages of one model in one layout, see `Space`

@@ -1,4 +1,4 @@
-"""Writes KV pages in batches, by one thread of low priority that hardly disturbs whoever computes.
+"""Writes KV pages in batches on one thread of low priority, which hardly disturbs computations.
 
 Records wait in a queue until there are enough of them for a file, or until somebody asks for the rest. Their bytes
 stay where they are until the thread copies them; a page whose memory was needed meanwhile is left out. While the

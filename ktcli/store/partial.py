@@ -1,4 +1,4 @@
-"""Keeps a file that is arriving so that a process that is killed loses nothing that was written.
+"""Stores a partly downloaded file so that a killed process loses nothing that was written.
 
     NAME.part   the bytes, each at its place in the file
     NAME.done   a header that says which file it is and since which start of the machine it is written; then for each

@@ -1,4 +1,4 @@
-"""The places of the library: where checkpoints, conversions and locks lie, and the names that they have there."""
+"""The paths in the library: the folders of checkpoints, conversions and locks, and their names."""
 
 from __future__ import annotations
 

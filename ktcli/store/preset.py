@@ -1,4 +1,4 @@
-"""What a name presets for answers: the system text, the sampling, where an answer ends, as people write Modelfiles.
+"""The preset of a name for answers: the system text, the sampling, where an answer ends, as in Modelfiles.
 
 A preset has values of settings, under their names, and is read as one that anybody may have written: each value has
 the type and the range of its setting, and no character that a terminal obeys. Only what is said is kept; the rest is

@@ -1,4 +1,4 @@
-"""Reads a profile: the TOML file of one model, which ships with kt or was written by a user in the same form.
+"""Reads a profile: the TOML file of one model, which ships with kt or which a user wrote in the same form.
 
 A profile holds what is needed before anything is downloaded: where the model comes from, its size, and its whole
 `config.json`. It is read as hostile input: whatever is wrong is told with the file, the line and the key.

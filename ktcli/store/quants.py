@@ -1,4 +1,4 @@
-"""Finds the GGUF files of a repository by quant: the one of each name, whole sets of numbered files only.
+"""Finds the GGUF files of a repository by quant: one for each name, and only complete sets of numbered files.
 
     Model-Q4_K_M.gguf      Q4_K_M/Model-Q4_K_M-00001-of-00002.gguf      Model.IQ3_XXS.gguf      UD-Q2_K_XL/…
 

@@ -1,4 +1,5 @@
-"""Reads the text that a user may write for a model; no hub is asked, and on disk only what a name of one's own means.
+"""Parses the text that a user may write for a model; asks no hub, and looks on disk only for names that the user
+defined.
 
 qwen3-30b-a3b               a short name of the catalogue
 qwen3-30b-a3b@int4-int8     one conversion of it

@@ -1,4 +1,4 @@
-"""Removes entries of the library and what killed processes left there; never follows a link, never leaves it."""
+"""Removes entries of the library and leftovers of killed processes; never follows a link or leaves the library."""
 
 from __future__ import annotations
 

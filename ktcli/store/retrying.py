@@ -1,4 +1,5 @@
-"""Asks a hub again that is busy or breaks the connection: a few times, as late as it says, and never in silence.
+"""Repeats requests to a hub that is busy or drops the connection: a few times, after the delay it asks for, and never
+silently.
 
 Only what a hub is asked of repositories; `transfer` tries files again by itself, and continues them.
 """

@@ -1,4 +1,4 @@
-"""Reads what lies on disk as entries: the folders of the library, the built-in model, a folder or file by its path."""
+"""Reads entries from disk: the folders of the library, the built-in model, a folder or file by its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the bytes that the library takes: checkpoints, conversions and KV pages of models, and the rest."""
+"""Counts the disk space of the library: checkpoints, conversions and KV pages of models, and the rest."""
 
 from __future__ import annotations
 

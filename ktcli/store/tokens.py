@@ -1,5 +1,4 @@
-"""Keeps access tokens from any other server than their own: the same scheme, host and port, wherever it redirects
-to.
+"""Sends access tokens only to their own server, with the same scheme, host and port, wherever it redirects to.
 
 `requests` drops an `Authorization` header in time, but cookies know no ports, and ModelScope's clients send the token
 as one; so every session of this process is held to the rule.

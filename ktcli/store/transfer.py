@@ -1,4 +1,4 @@
-"""Fetches files over HTTP: several connections, continued inside a file, hashed as they arrive.
+"""Downloads files over HTTP: through several connections, resumed inside a file, hashed as they arrive.
 
 Why not the hubs' own clients: `huggingface_hub` writes each attempt to a file of a random name and removes it when
 the attempt fails, because on file systems without locks two processes would append to one file (its change 4228);
@@ -43,7 +43,7 @@ _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 5
 
 
 class Stalled(OSError):
-    """Raised when the server is sending almost no data, closed the connection early, or answers with something else than was
+    """Raised when the server sends almost no data, closed the connection early, or answers with something else than was
     asked for."""
 
 

@@ -1,4 +1,5 @@
-"""Remembers when each conversion was last used, the time of a file of its name, and in it how its weights looked.
+"""Remembers when each conversion was last used, in the time of a file with its name, which also records its weights'
+state.
 
     KT_HOME/used/NAME@EXPERTS-DENSE     the identity of its manifest and a sample of its weights, in one line
 

@@ -1,1 +1,1 @@
-"""A conversation on a terminal: prompt, slash commands, Markdown drawn as it comes"""
+"""A conversation on a terminal: prompt, slash commands, Markdown rendered as it arrives."""

@@ -1,4 +1,4 @@
-"""Reads and writes settings as a person types them: the lines of `/set`."""
+"""Reads and writes settings as a user types them: the lines of `/set`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts files that a question names into it: `@notes.txt` in what a person typed, or `/read notes.txt` before it."""
+"""Adds the files that a question names to its text: `@notes.txt` in the question, or `/read notes.txt` before it."""
 
 from __future__ import annotations
 

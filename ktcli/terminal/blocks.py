@@ -1,4 +1,4 @@
-"""Tells what a line of Markdown is, from as few of its characters as make it certain."""
+"""Determines the kind of a Markdown line from as few of its characters as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Puts a text on the clipboard: by a program of the desktop, else by the terminal (OSC 52), over ssh too."""
+"""Copies a text to the clipboard: with a program of the desktop, otherwise through the terminal (OSC 52), also over
+ssh."""
 
 from __future__ import annotations
 

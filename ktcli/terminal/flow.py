@@ -1,4 +1,4 @@
-"""Writes text to a terminal as it comes, in lines that are broken between words."""
+"""Writes text to a terminal as it arrives, in lines that are broken between words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Colours lines of code, one after the other, by pygments."""
+"""Colours lines of code, one after the other, with pygments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the inline Markdown of a line as it comes: emphasis, code, links."""
+"""Reads the inline Markdown of a line as it arrives: emphasis, code, links."""
 
 from __future__ import annotations
 

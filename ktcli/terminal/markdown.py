@@ -1,5 +1,4 @@
-"""Draws the Markdown of an answer while it comes: nothing on the screen is drawn again but the word or the line of code
-at its end.
+"""Renders the Markdown of an answer as it arrives: only the word or the line of code at its end is ever redrawn.
 
 Headings, lists, quotes and paragraphs are written word by word; a line of code gets its colours when it is whole, and a
 table is aligned after its last row. Line breaks stay where the model put them.

@@ -1,4 +1,4 @@
-"""Aligns tables of Markdown, by rich."""
+"""Aligns Markdown tables, with rich."""
 
 from __future__ import annotations
 

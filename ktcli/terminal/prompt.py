@@ -1,4 +1,4 @@
-"""Reads the lines a person types: history, several lines, completion of commands.
+"""Reads the lines that a user types: history, several lines, completion of commands.
 
 Enter sends, unless the text is open: it ends with a backslash or has an unclosed `\"""`. Alt-Enter is a
 new line always, and pasted lines stay lines. prompt_toolkit is loaded here and nowhere else.

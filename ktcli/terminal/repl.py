@@ -1,4 +1,4 @@
-"""Runs the loop of an interactive chat: ask the person, run a command or answer, until they leave."""
+"""Runs the loop of an interactive chat: prompts the user, runs a command or answers, until the user leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of a chat act on, and what they leave for the next question."""
+"""The state that the commands of a chat act on, and what they store for the next question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes an answer to a terminal: thoughts folded, and nothing in it obeyed.
+"""Writes an answer to a terminal, with thoughts folded and control characters escaped.
 
 Text of a model is never markup, and its control characters are shown instead of sent: an escape
 sequence could change colours, titles or the clipboard. Into a pipe it goes exactly as it is, without thoughts.

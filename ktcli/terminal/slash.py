@@ -1,4 +1,4 @@
-"""The commands that can be typed after a slash in an interactive chat are one table.
+"""The table of the commands that can be typed after a slash in an interactive chat.
 
 A command gets the `ReplState` (the chat, and a way to speak to the person) and the rest of its line.
 """

@@ -1,4 +1,4 @@
-"""The slash commands about files: conversations kept, exported and read again, files attached, answers copied."""
+"""The slash commands about files: saving, exporting and loading conversations, attaching files, copying answers."""
 
 from __future__ import annotations
 

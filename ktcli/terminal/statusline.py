@@ -1,4 +1,4 @@
-"""The dim line under an answer: its tokens and speed, what was read before it, and how full the context is."""
+"""The dim line below an answer: its tokens and speed, what was read before it, and how full the context is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds the thoughts of a model into one line: that it thinks, for how long, in how many tokens."""
+"""Folds a model's thoughts into one line: that it is thinking, for how long, and in how many tokens."""
 
 from __future__ import annotations
 

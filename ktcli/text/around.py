@@ -1,4 +1,4 @@
-"""The ids that a tokenizer's post-processor puts around one text, as `tokenizer.json` says: for embeddings.
+"""The ids that a tokenizer's post-processor adds around a text, according to `tokenizer.json`: for embeddings.
 
 A conversation wants none, since a template writes its own. The post-processor itself never runs: of a template, and of
 the two that BERT's descendants have, the ids before and behind the text are read as data.

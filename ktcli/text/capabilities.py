@@ -1,4 +1,4 @@
-"""Says what a chat template can do: found once, by rendering small conversations of known words.
+"""Finds out what a chat template supports, once, by rendering small conversations with known words.
 
 Published templates differ in what they take: arguments as an object or as text, one system text or several, ids of a
 certain form, roles that alternate. Nothing in a template says which, so each question is asked by rendering: what comes

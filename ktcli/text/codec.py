@@ -1,4 +1,4 @@
-"""Wraps a tokenizer of the library: text to tokens, ids to text, and the added tokens of its file.
+"""Wraps a tokenizer of the tokenizers library: text to tokens, ids to text, and the added tokens in its file.
 
 `Codec` is the contract; `LibraryCodec` runs the library here, `confined.ConfinedCodec` in a helper process.
 """

@@ -1,4 +1,4 @@
-"""Keeps words of a conversation from becoming control tokens: only a template's own text may give those.
+"""Prevents words of a conversation from becoming control tokens: only a template's own text may produce those.
 
 `<|im_end|>` in a question or a file is text like any other, and must not end the turn. So before a conversation is
 rendered, each such word in it gets a *mark* behind its first character, one that no text holds; the tokenizer encodes

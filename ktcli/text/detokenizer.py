@@ -1,4 +1,4 @@
-"""Turns ids as they come into text: whole characters only.
+"""Turns ids into text as they arrive: only whole characters.
 
 What a `Detokenizer` hands out is, in the end, what the tokenizer makes of all the ids at once, whatever they are.
 """

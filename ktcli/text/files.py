@@ -1,4 +1,4 @@
-"""Reads a model's small text files: bounded, and wrong content is one sentence.
+"""Reads a model's small text files, with a size limit and a one-sentence error for invalid contents.
 
 They come from strangers: a file may be empty, endless, nested a million deep, or not text.
 """

@@ -1,4 +1,4 @@
-"""Knows the tokens by which models are asked for the text between two others (fill in the middle).
+"""Finds a model's tokens for filling in text between two others (fill in the middle).
 
 Models that learned it have three marks among their added tokens. The texts go between them as they are; no word of
 theirs becomes a mark.

@@ -1,4 +1,4 @@
-"""Meters what a template may use up: operations that could make something large are paid for first.
+"""Limits what a template may use: operations that could create something large are charged first.
 
 A render gets one `Meter`. *Steps* are loop rounds, calls and items of lists; *characters* are those
 of every string that comes into being. Both are finite, and no single value may be large, so memory

@@ -1,4 +1,4 @@
-"""The text files of a model, read: what it takes to write its prompts and to read its answers."""
+"""The text files of a model: what is needed to write its prompts and to read its answers."""
 
 from __future__ import annotations
 

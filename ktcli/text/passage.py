@@ -1,4 +1,4 @@
-"""Reads a text to measure models on, as text and as a model's ids."""
+"""Reads a text for measuring models, as text and as a model's ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Finds what a question names in kt's own tables, for the built-in model, whose weights may be older than they are.
+"""Finds the row of kt's own tables that a question names, for the built-in model, whose weights may be older than the
+tables.
 
 `profiles/kt-mini/rows.json` is generated from the tables that make the man page (docs/reference.py): of each command,
 option, setting, variable, exit code, slash command, format, family, model and page the ways to name it and what is to

@@ -1,4 +1,4 @@
-"""A Jinja environment for templates from strangers.
+"""A Jinja environment for untrusted templates.
 
 Jinja's own sandbox hides Python's internals; it does not stop a template that loops for ever, or
 doubles a string forty times. So here attributes, methods, filters, tests and statements are allowed

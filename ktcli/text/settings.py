@@ -1,4 +1,4 @@
-"""Reads how a model wants to be sampled and where it stops: `generation_config.json` and its neighbours.
+"""Reads a model's recommended sampling and its stop tokens: `generation_config.json` and related files.
 
 Missing values mean off; `do_sample` false or missing means greedy, as transformers reads it.
 """

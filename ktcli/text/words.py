@@ -1,4 +1,4 @@
-"""Finds the texts of control tokens in other texts, and marks the places where they could come to be.
+"""Finds the texts of control tokens in other texts, and marks the places where they could form.
 
 Some tokenizers have thousands of such words and some texts have millions of letters, so a text is searched for the
 first letters of words, and what follows is looked up in a sorted list.

@@ -1,4 +1,5 @@
-"""The differentiable backend executes layers for training on the CPU: the same layers, the same table of operations.
+"""The differentiable backend: executes layers for training on the CPU, with the same layers and the same table of
+operations.
 
 Products with packed weights are functions of `products`, attention that of whole documents (`attention`), and all else
 is torch's. Nothing is written in place that a gradient needs, and there are no pages.

@@ -1,4 +1,4 @@
-"""Measures optimizer steps without the optimizer: forward and backward of a layer, beside what the machine can do.
+"""Measures steps without the optimizer: forward and backward through a layer, compared with the machine's limits.
 
 The work that is counted is that of the products: a layer forward; backward the gradients of its inputs, in bf16, gate
 and up of experts once more, and unless graphs are retained the layer's forward again, but for the sums of experts that

@@ -1,4 +1,4 @@
-"""Products of decoded weights in plain torch and f32: slow, and the reference that the native ones are held to."""
+"""Products of decoded weights in plain torch and f32: slow, and the reference for the native ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents of one optimizer step, side by side without padding, and what is trained of them.
+"""The documents of one optimizer step, concatenated without padding, and which of their tokens are trained.
 
 All rows of all documents go through a layer together; a document sees only itself, and its positions begin at 0.
 """

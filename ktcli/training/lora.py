@@ -1,4 +1,4 @@
-"""The trained parameters: low-rank factors A and B of the targets of a model, each with its gradient.
+"""The trained parameters: low-rank factors A and B of a model's targets, each with its gradient.
 
 A target's update of a product y = W x is y[rows] += scale * B (A x). Factors of dense matrices are plain; those of
 experts lie in the panels that the native kernels read (`native.Update`), which borrow their memory: what an optimizer

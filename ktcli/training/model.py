@@ -1,4 +1,4 @@
-"""A model that can be trained: the loss of documents, and its gradient at the factors.
+"""A model that can be trained: the loss of documents, and its gradient with respect to the factors.
 
 A step goes through one layer after the other with all its rows. Between layers only the residual is kept, and what the
 routers have chosen; in the backward pass each layer is computed again, unless graphs are retained.

@@ -1,4 +1,4 @@
-"""Products with packed weights as differentiable functions: rows go in and come out as f32 tensors of torch.
+"""Products with packed weights as differentiable functions, with f32 torch tensors as input and output.
 
 `Products` computes with the packed bytes, forward and backward; the functions here connect it to torch's graph. The
 weights have no gradients. Those of the factors of experts are added where the products find them; those of dense

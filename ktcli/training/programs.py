@@ -1,4 +1,4 @@
-"""Products of packed weights by the native library: one program, with a part for each product, forward and backward.
+"""Products of packed weights in the native library: one program, with a part for each product, forward and backward.
 
 All layers use the same buffers in turn. A part takes up to `max_rows` rows at once; more go through it piece by piece,
 and each piece reads the weights again. The output head has a program of its own, as its rows are wide and few.

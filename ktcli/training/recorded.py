@@ -1,4 +1,4 @@
-"""What a model multiplies with, read from its recorded forward; and what has no gradient here.
+"""The products of a model, read from its recorded forward pass, and the operations without a gradient.
 
 A model is refused by the operations that it records, in one sentence that names the part: a family that is added later
 is trained if its operations are known.

@@ -1,4 +1,4 @@
-"""The weights of a model that is trained: loaded as a chat has them, and joined with the trained factors."""
+"""The weights of a model in training: loaded as for a chat, and combined with the trained factors."""
 
 from __future__ import annotations
 

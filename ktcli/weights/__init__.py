@@ -1,1 +1,1 @@
-"""Files and what their bytes mean: number formats, checkpoints, our packs, and the way between them."""
+"""Model files and the meaning of their bytes: number formats, checkpoints, packs, and conversion."""

@@ -1,4 +1,4 @@
-"""Storages of codes by input: GPTQ and AWQ keep a matrix as [inputs, outputs].
+"""Storage types with codes by input: GPTQ and AWQ store a matrix as [inputs, outputs].
 
     X.qweight   I32: GPTQ [k / 8, n], eight inputs of 4 bits in a word from its low end on, or [k / 4, n] of 8 bits; AWQ
                 [k, n / 8], eight outputs in a word, in the order 0 2 4 6 1 3 5 7

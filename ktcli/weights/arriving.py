@@ -1,4 +1,4 @@
-"""A checkpoint whose weight files come and go: its small files and headers are here from the beginning.
+"""A checkpoint whose weight files are downloaded and deleted: its small files and headers exist from the beginning.
 
 What the headers say is believed until a weight file arrives; then the file is compared with them.
 """

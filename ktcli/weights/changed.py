@@ -1,4 +1,4 @@
-"""A checkpoint whose numbers are changed as they are read: a `Reader` before which another one lies.
+"""A checkpoint whose numbers are changed as they are read: a `Reader` that wraps another one.
 
 What changes them, an adapter that is merged, is not known here. Files stay as they are; every stage of a conversion
 (samples, factors of columns, codes) reads the changed numbers.

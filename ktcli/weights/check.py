@@ -1,5 +1,4 @@
-"""Checks a checkpoint before its first byte is converted: all tensors of the model are there, in the right shapes,
-and nothing else."""
+"""Checks a checkpoint before its conversion: it must have all tensors of the model, in the right shapes, and no others."""
 
 from __future__ import annotations
 

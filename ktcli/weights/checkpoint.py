@@ -1,4 +1,4 @@
-"""A model folder as its authors published it: read lazily, tensor by tensor, and never believed.
+"""A model folder as published: read lazily, tensor by tensor, and never trusted.
 
 Opening reads `config.json`, the index and the headers; tensor data is read when it is asked for, some
 rows at a time (not mapped: a failing disk is then an error and not a signal). Files are looked for only

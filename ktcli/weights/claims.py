@@ -1,4 +1,4 @@
-"""The rules that tell which storage a tensor of a folder has: from the names, types and shapes in its files, and its
+"""The rules that determine the storage type of a tensor: from the names, types and shapes in its files, and its
 scheme.
 
 Every rule begins with the name that a model asks for and looks for the parts that would hold it; a part that

@@ -1,4 +1,4 @@
-"""Storages of codes with scales, row by row: FP8, packed integers, MXFP4.
+"""Storage types with codes and scales, row by row: FP8, packed integers, MXFP4.
 
 The codes of a row lie together; 4-bit ones two in a byte, the first in its low nibble (so that eight fill an
 int32 from its low end on). A scale belongs to a block of rows and columns of a matrix, and scales lie in the

@@ -1,4 +1,4 @@
-"""A conversion as data: where a checkpoint comes from, what will be written, and what was done."""
+"""A conversion as data: the source of the checkpoint, the files to write, and the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion: a checkpoint and a recipe in, a pack out. A pure map: two runs give the same bytes.
+"""Conversion of a checkpoint and a recipe into a pack. A pure map: two runs give the same bytes.
 
 What an earlier run completed is neither read nor written again: see `destination`.
 """

@@ -1,4 +1,4 @@
-"""The folder that a conversion writes into: its owner, the files that earlier runs completed, and those still to write.
+"""The output folder of a conversion: its owner, the files that earlier runs completed, and those still to write.
 
 Files are named when they are complete; `kt.json.part` lists them and becomes `kt.json` at the end. So a conversion
 that was killed goes on at the first file that is not listed.

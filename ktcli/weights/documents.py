@@ -1,4 +1,4 @@
-"""The JSON documents beside a model's weights, as hostile input, and the paths of files in its folder."""
+"""The JSON documents next to a model's weights, as hostile input, and the paths of files in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small files beside the weights that a pack takes over: configuration, tokenizer, template, licence."""
+"""The small files next to the weights that a pack includes: configuration, tokenizer, template, licence."""
 
 from __future__ import annotations
 

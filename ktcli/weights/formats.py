@@ -1,4 +1,4 @@
-"""The number formats a weight can be stored in: rows of one table.
+"""The number formats in which a weight can be stored: the rows of one table.
 
 A row says everything the kernels, the packer and the oracle need to know (see `Format` and kt.h), and what
 recipes and the planner decide by it. All 4-bit formats are a codebook of 16 values times a scale per group of

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read as if its author were hostile, and written by our own rules.
+"""The header of a safetensors file, read as hostile input, and written by our own rules.
 
 A file is: u64 little-endian N, N bytes of JSON, data. The JSON maps names to dtype, shape and byte range
 in the data; `__metadata__` maps strings to strings. Nothing is allocated before it was compared with the

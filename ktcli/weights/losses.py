@@ -1,4 +1,4 @@
-"""Computes the errors and cosines that a manifest records from the sums that the encoder counts."""
+"""Computes the errors and cosines for a manifest from the sums that the encoder counts."""
 
 from __future__ import annotations
 

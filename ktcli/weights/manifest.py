@@ -1,4 +1,4 @@
-"""The part of a pack's manifest about its weights: the recipe they are stored by, and which files may be there.
+"""The part of a pack's manifest about its weights: their recipe, and the permitted files.
 
 The document itself is read and written by `ktcli.manifest`.
 """

@@ -1,4 +1,4 @@
-"""The storage of NVFP4: E2M1 codes with an E4M3 scale for 16 columns, and one f32 number for the matrix.
+"""The NVFP4 storage type: E2M1 codes with an E4M3 scale per 16 columns, and one f32 number per matrix.
 
     compressed-tensors  X.weight_packed U8 [n, k / 2], X.weight_scale F8_E4M3 [n, k / 16], and X.weight_global_scale
                         F32, by which scales are divided

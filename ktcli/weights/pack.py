@@ -1,4 +1,4 @@
-"""The pack: our files of a converted model, their layout, and their strict reader.
+"""The pack: the files of a converted model, their layout, and their strict reader.
 
 A pack is one folder:
 

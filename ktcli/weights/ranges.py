@@ -1,4 +1,4 @@
-"""Ranges of bytes of a file: sorted, apart from one another, none empty."""
+"""Byte ranges of a file: sorted, separate, and never empty."""
 
 from __future__ import annotations
 

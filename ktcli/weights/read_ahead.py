@@ -1,4 +1,4 @@
-"""Reads strips while others are encoded: by threads of their own, into memory that is reused."""
+"""Reads strips while others are encoded: on separate threads, into memory that is reused."""
 
 from __future__ import annotations
 

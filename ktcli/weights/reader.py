@@ -1,4 +1,5 @@
-"""Opens a checkpoint with the reader it needs: a folder of safetensors files, GGUF files, or a folder with those."""
+"""Opens a checkpoint with the reader it needs: a folder of safetensors files, GGUF files, or a folder that contains
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repairs a pack: makes only its damaged files again from the checkpoint, which give the same bytes as they did then.
+"""Repairs a pack: recreates only its damaged files from the checkpoint, with the same bytes as before.
 
 A file that is there keeps its name until the new one is complete and has the SHA-256 of the manifest. So a repair
 that is stopped at any moment leaves each file as it was or as it must be.

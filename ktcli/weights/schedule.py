@@ -1,4 +1,4 @@
-"""Computes which bytes of a checkpoint's files a conversion needs when, and how many of them lie on the disk at a
+"""Computes when a conversion needs which bytes of a checkpoint's files, and the maximum that is on the disk at a
 time.
 
 A pure count over sizes. The files of a pack are made one after the other, each as a whole; a file of the checkpoint is

@@ -1,4 +1,4 @@
-"""The quantization that a config declares, as far as kt reads it; the rest is refused by name.
+"""The quantization declared in a config, as far as kt supports it; everything else is refused by name.
 
 Which modules are quantized is not read here: `ignore` and `modules_to_not_convert` name those that lie there
 as they are, and the files show it.

@@ -1,4 +1,4 @@
-"""Reads how an embedding model pools from the files that sentence-transformers writes beside its weights.
+"""Reads the pooling of an embedding model from the files that sentence-transformers writes next to its weights.
 
     modules.json                        the steps: Transformer, Pooling, and Normalize or not
     PATH/config.json                    of the Pooling step, usually 1_Pooling: which hidden states count

@@ -1,4 +1,4 @@
-"""The speed of a conversion, and the speed that each of its stages alone would allow.
+"""The speed of a conversion, and the speed that each of its stages would reach alone.
 
 Reading, encoding and writing overlap. The time in which a stage was busy, against the bytes of the checkpoint that went
 through, is its ceiling: disk and cores each have one, and the lower one bounds the conversion.

@@ -1,5 +1,4 @@
-"""Storages: the ways in which the numbers of a checkpoint's tensors lie in its files, and the questions a conversion
-asks.
+"""Storage types: how a checkpoint's files store the numbers of tensors, and the interface that a conversion uses.
 
 A *source* is one tensor as a model means it: a name, a shape, numbers. Its bytes may be several tensors of
 the files (*parts*: codes, scales, zero points …) under names of their own; which, and what they mean, is its *storage*.

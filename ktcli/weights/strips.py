@@ -1,4 +1,4 @@
-"""Cuts tensors into strips: some rows of one matrix, few enough to be read, encoded and written while others are.
+"""Cuts tensors into strips: some rows of one matrix, few enough to read, encode and write strips in parallel.
 
 A strip says which rows of which sources it is made of, and in which order they are stored. The cuts depend on shapes
 alone, so neither the bytes of a conversion nor its sums of errors depend on the machine.

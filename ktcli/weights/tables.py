@@ -1,4 +1,4 @@
-"""Checks tables of experts, which a token's id indexes, before a conversion writes anything.
+"""Checks tables of experts, which are indexed by a token's id, before a conversion writes anything.
 
 A number that names no expert would otherwise be found when the model is loaded, long after its conversion.
 """

@@ -1,4 +1,4 @@
-"""Finds an output head that config.json ties to the embedding but that the checkpoint has as a tensor of its own."""
+"""Finds an output head that config.json ties to the embedding although the checkpoint has a separate tensor for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The tensors that a model leaves out on purpose, and the weight files that hold nothing else: nobody reads those."""
+"""The tensors that a model deliberately leaves out, and the weight files that contain nothing else and are never
+read."""
 
 from __future__ import annotations
 

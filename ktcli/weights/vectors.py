@@ -1,5 +1,4 @@
-"""Assembles the vectors of a model from the values of a checkpoint: elements chosen, moved, concatenated or
-interleaved."""
+"""Assembles a model's vectors from the values of a checkpoint: elements selected, moved, joined or interleaved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies as documents of the tokenizers library (`tokenizer.json`).
+"""Converts SentencePiece vocabularies to documents of the tokenizers library (`tokenizer.json`).
 
 A vocabulary is a list of pieces with scores; others read it from its file (`tokenizer.model`, GGUF). Sources:
 sentencepiece_model.proto; the tokenizers library's file format.

@@ -1,4 +1,4 @@
-"""Writes files that are either complete or not there: under another name, flushed, renamed, hashed on the way."""
+"""Writes files that are either complete or missing: under another name, flushed, renamed, and hashed on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-/* kt.h - the public C API of libkt, the CPU side of kt, is this file and what it includes.
+/* kt.h - the public C API of libkt, the CPU side of kt, is this file and those that it
+ * includes.
  *
  * The Python binding reads these files: plain C declarations, integer #defines and enums only.
  *

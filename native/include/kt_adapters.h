@@ -1,4 +1,5 @@
-/* kt_adapters.h - adapters: updates of low rank that a program computes beside its products.
+/* kt_adapters.h - adapters: low-rank updates that a program computes in addition to its
+ * products.
  *
  * Beside each linear product, both of the experts and those of latent attention, y = W x of a row whose run names an adapter, the program adds
  *     y[rows] += scale * B (A x)        A [rank, k], B [rows, rank]

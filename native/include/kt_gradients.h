@@ -1,4 +1,5 @@
-/* kt_gradients.h - operations for training: gradients of products with packed weights, which stay as they are.
+/* kt_gradients.h - operations for training: gradients of products with packed weights, which
+ * are not changed.
  *
  * A weight W is read in its packed form alone: columns of it are decoded and turned in a thread's scratch memory, a few at
  * a time, rounded to bf16 unless the program is exact. Products are those of bf16 with f32 sums, or of f32. Gradients go

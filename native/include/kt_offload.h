@@ -1,4 +1,4 @@
-/* kt_offload.h - parts of a program run for another device.
+/* kt_offload.h - parts of a program that run for another device.
  *
  * A thread that runs parts of a program for a stream of another device: the stream hands over layer after layer
  * and waits for each. For a layer it runs part immediate[layer], lets the stream go on, then runs part

@@ -1,4 +1,5 @@
-/* kt_operations.h - the operations of programs, each appended by one call; views, steps and T are those of kt_program.h.
+/* kt_operations.h - the operations of programs, each appended with one call; views, steps and T
+ * are defined in kt_program.h.
  *
  * All calls are alike: the program, the views, first those that are written, and a struct of the operation's name
  * with everything else that it needs to know; none where that is nothing. Weights, vectors and tables are borrowed

@@ -1,4 +1,4 @@
-/* kt_pool.h - what the CPU can do, teams of threads, memory, and the ceilings of both. */
+/* kt_pool.h - what the CPU supports, teams of threads, memory, and the ceilings of both. */
 #ifndef KT_API_POOL_H
 #define KT_API_POOL_H
 

@@ -1,4 +1,5 @@
-/* kt_program.h - programs: how they are made and run; what they are made of is in kt_operations.h.
+/* kt_program.h - programs: how they are created and run; their operations are in
+ * kt_operations.h.
  *
  * Buffers hold f32 rows, one per token of the step (domain KT_ROWS_TOKENS) or one per wanted output
  * (KT_ROWS_OUTPUTS). A view is a range of columns of a buffer. Each recording function appends one

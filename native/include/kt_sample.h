@@ -1,4 +1,4 @@
-/* kt_sample.h - the choice of the next token of many sequences, each under settings of its own. */
+/* kt_sample.h - the choice of the next token of many sequences, each with its own settings. */
 #ifndef KT_API_SAMPLE_H
 #define KT_API_SAMPLE_H
 

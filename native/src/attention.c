@@ -1,5 +1,6 @@
-/* attention.c - how queries meet pages: blocks of queries, spans of pages, and the merge. See
- * attention.h for the idea; the arithmetic of one block and one page is the kernel's.
+/* attention.c - how queries are combined with pages: blocks of queries, spans of pages, and the
+ * merge. See attention.h for the idea; the arithmetic of one block and one page is the
+ * kernel's.
  *
  * Many queries: a task is one block of queries and walks all spans. Few queries and a long context
  * (decode): a task is one block and one span, the partials lie in shared scratch and are merged after a

@@ -1,4 +1,5 @@
-/* attention_cut.h - how the queries of runs are cut into blocks, and how a thread walks the blocks of all runs.
+/* attention_cut.h - how the queries of runs are cut into blocks, and how a thread iterates over
+ * the blocks of all runs.
  *
  * The tasks of all runs are one list, run after run; a block belongs to one run. A thread's tasks ascend, so it walks
  * the runs along with them. How queries are grouped does not change a bit of any.

@@ -1,4 +1,4 @@
-/* batch.c - a step's runs: what can be wrong with them, and the rows they make.
+/* batch.c - a step's runs: their checks, and the rows that they consist of.
  *
  * All that can be wrong with a step is found here, before the team starts, so no phase checks anything.
  */

@@ -1,4 +1,5 @@
-/* batch.h - the rows of a step: which run each belongs to, where in its sequence, and which of them give outputs.
+/* batch.h - the rows of a step: the run of each, its position in the sequence, and whether it
+ * has outputs.
  *
  * Found once per step, in memory of the program, so that operations look a row up instead of searching for it.
  */

@@ -1,7 +1,6 @@
-/* bell.h - what threads wait on: a number that is counted up, watched by spinning for a short time and then by
- * sleeping on it (futex), so that waiting costs well under a microsecond while work is coming and no CPU while
- * it is not. A zeroed bell is ready.
- */
+/* bell.h - what threads wait on: a counter, watched by spinning for a short time and then by
+ * sleeping on it (futex), so that waiting costs well under a microsecond while work is coming
+ * and no CPU when idle. A zeroed bell is ready. */
 #ifndef KT_BELL_H
 #define KT_BELL_H
 

@@ -1,5 +1,6 @@
-/* ceiling.c - what the pool's threads reach at best in a plain loop: the yardstick of every benchmark.
- * The loops are kernels (kernels/ceiling.inc.c); here they are run for a given time and counted. */
+/* ceiling.c - the best speed of the pool's threads in a plain loop, the reference for every
+ * benchmark. The loops are kernels (kernels/ceiling.inc.c); here they are run for a given time
+ * and counted. */
 #define _POSIX_C_SOURCE 199309L    /* clock_gettime */
 
 #include <stdatomic.h>

@@ -1,5 +1,6 @@
-/* choose.c - which of the cached places each token attends to (a "lightning indexer"): the step's index keys are
- * appended to their pages, small heads score every place, and the best are kept.
+/* choose.c - which cached positions each token attends to (a "lightning indexer"): the step's
+ * index keys are appended to their pages, small heads score every position, and the best are
+ * kept.
  *
  * A place is a position, or a block of positions that is worth its best one. Which places are best does not
  * depend on how the work was shared out (top.c): with many tokens each thread takes some and looks at all keys,

@@ -1,4 +1,4 @@
-/* choose.h - the best of a stream of scored places. */
+/* choose.h - the best of a stream of scored positions. */
 #ifndef KT_CHOOSE_H
 #define KT_CHOOSE_H
 

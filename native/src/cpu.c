@@ -1,4 +1,5 @@
-/* cpu.c - CPUID and XCR0 to feature bits, feature bits to a row of kernels, cache sizes.
+/* cpu.c - from CPUID and XCR0 to feature bits, from feature bits to a row of kernels, and cache
+ * sizes.
  *
  * Tiles need two things more: an operating system that saves them (XCR0 bits 17 and 18), and Linux' permission
  * for this process, since they make signal frames 8 kB larger. In tests an emulator may stand in for the CPU

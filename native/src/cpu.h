@@ -1,4 +1,4 @@
-/* cpu.h - what this CPU can do, as CPUID tells it and as the operating system allows it. */
+/* cpu.h - what this CPU supports, according to CPUID and to the operating system. */
 #ifndef KT_CPU_H
 #define KT_CPU_H
 

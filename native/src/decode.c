@@ -1,6 +1,5 @@
-/* decode.c - the numbers of a checkpoint's tensors, row by row, as f32 or bf16. Rows are independent; the team shares
- * them out by a counter.
- */
+/* decode.c - reads the numbers of a checkpoint's tensors, row by row, as f32 or bf16. Rows are
+ * independent; the team shares them out by a counter. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>

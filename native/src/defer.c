@@ -1,4 +1,5 @@
-/* defer.c - which experts of a token are computed now and which later, and where the later ones join.
+/* defer.c - which experts of a token are computed now and which later, and where the later ones
+ * are added.
  *
  * A routing is split, token by token, into one for now and one for later; both have the slots of the first, some
  * of them negative, and read its gate. What is computed later is a buffer of its own, which the next layer adds

@@ -1,4 +1,5 @@
-/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, scale, temper, select.
+/* elementwise.c - operations on single rows: embed, norm, rope, swiglu, gate, add, scale,
+ * temper, select.
  *
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.

@@ -1,4 +1,5 @@
-/* experts.c - recording the routed experts: the checks, what each node has of them, and the phases of moe.c. */
+/* experts.c - recording the routed experts: the checks, each node's share, and the phases of
+ * moe.c. */
 #include "kernels/formats.h"
 #include "moe.h"
 

@@ -1,5 +1,5 @@
-/* experts_backward.c - recording the gradients of routed experts: what each node has, its memory, and the phases of
- * moe_backward.c. */
+/* experts_backward.c - recording the gradients of routed experts: each node's share, its
+ * memory, and the phases of moe_backward.c. */
 #include "experts_backward.h"
 
 #include "kernels/formats.h"

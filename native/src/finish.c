@@ -1,4 +1,5 @@
-/* finish.c - the end of recording: the one reservation of all memory, shared out among what was recorded. */
+/* finish.c - the end of recording: the single allocation of all memory, divided among
+ * everything that was recorded. */
 #include "program.h"
 
 #include <stdlib.h>

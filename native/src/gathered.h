@@ -1,6 +1,6 @@
-/* gathered.h - attention of rows over keys of their own, gathered to pages beforehand: each row is a run of one token,
- * the last of its keys, whose pages lie one behind the other. All heads of a row share its keys.
- */
+/* gathered.h - attention of rows over their own keys, which are first gathered to pages: each
+ * row is a run of one token, the last of its keys, whose pages are consecutive. All heads of a
+ * row share its keys. */
 #ifndef KT_GATHERED_H
 #define KT_GATHERED_H
 

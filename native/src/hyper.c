@@ -1,4 +1,5 @@
-/* hyper.c - hyper-connections: a residual of several streams, mixed by weights that each token computes for itself.
+/* hyper.c - hyper-connections: a residual of several streams, mixed by weights that each token
+ * computes.
  *
  * Every thread does the rows it owns, as in elementwise.c; a row's streams lie side by side. One row of 4 streams of
  * 4096 columns takes 9 us in all of them together (one thread of a Zen 4), which waiting for other threads would eat up.

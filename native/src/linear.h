@@ -1,4 +1,5 @@
-/* linear.h - one matrix, of which each node has some rows: its product (linear.c) and that of its transpose. */
+/* linear.h - one matrix, divided by rows between nodes: its product (linear.c) and that of its
+ * transpose. */
 #ifndef KT_LINEAR_H
 #define KT_LINEAR_H
 

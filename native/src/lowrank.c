@@ -1,4 +1,5 @@
-/* lowrank.c - adapters' updates: which there are, and the two pieces of work they add to a product. */
+/* lowrank.c - adapters' updates: the registered updates, and the two pieces of work that they
+ * add to a product. */
 #include "lowrank.h"
 
 #include <math.h>

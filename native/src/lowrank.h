@@ -1,4 +1,4 @@
-/* lowrank.h - what adapters add to products (kt_adapters.h): which products there are, and their updates.
+/* lowrank.h - what adapters add to products (kt_adapters.h): the products, and their updates.
  *
  * A product that may be updated is two more pieces of work: before it A x of each row, beside it B (A x). Both look up
  * whose update a row gets by the row's run.

@@ -1,5 +1,5 @@
-/* lowrank_backward.c - gradients of adapters' updates: B^T dy of rows, what A makes of it for dx, and the sums over rows that
- * are the gradients of A and B. */
+/* lowrank_backward.c - gradients of adapters' updates: B^T dy of rows, its product with A for
+ * dx, and the sums over rows that are the gradients of A and B. */
 #include "lowrank_backward.h"
 
 void lowrank_back(const worker *w, const adapted_rows *rows, const adapted_output *dy)

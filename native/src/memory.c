@@ -1,5 +1,5 @@
-/* memory.c - where weights live: arenas on huge pages, on the NUMA node they belong to. How their bytes get
- * there stands in place.c.
+/* memory.c - the memory of weights: arenas on huge pages, on the NUMA node that they belong to.
+ * How their bytes get there stands in place.c.
  *
  * An arena is one anonymous mapping, cut so that it begins on a 2 MiB boundary and advised to use huge
  * pages: with 4 kB pages the product kernels spend their time in the page walker. It prefers the nodes it is

@@ -1,6 +1,5 @@
-/* mla_chosen.c - latent attention over chosen positions: the chosen rows of some tokens are gathered to pages of
- * their own (gathered.c), and the absorbed form attends over those.
- */
+/* mla_chosen.c - latent attention over chosen positions: the chosen rows of some tokens are
+ * gathered to separate pages (gathered.c), and the absorbed form attends over those. */
 #include "gathered.h"
 #include "mla.h"
 

@@ -1,4 +1,5 @@
-/* moe_backward.c - the gradients of the routed experts, slot by slot as moe.c has them, each node for its hidden columns.
+/* moe_backward.c - the gradients of the routed experts, with the slots of moe.c, each node for
+ * its hidden columns.
  *
  * With a = glu(z), z = gate_up x + bias, and the slot's result y = down a + bias times its weight w:
  *     dh = down^T dout         dweight = <dh, a> + <dout, bias>        dz = w * glu'(z) dh        dx += gate_up^T dz

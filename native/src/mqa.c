@@ -1,5 +1,6 @@
-/* mqa.c - attention of many heads over one key, which is its own value: that of the last positions, which lie in the
- * sequence's state, and pooled rows of the windows before (pooling.c), which lie in pages.
+/* mqa.c - attention of many heads over one key, which is also its value: that of the last
+ * positions, stored in the sequence's state, and pooled rows of the windows before (pooling.c),
+ * stored in pages.
  *
  * What a token attends to is gathered to pages of its own (gathered.c).
  * Source: DeepSeek-V4 report, section 2.3; transformers 5.23 (deepseek_v4).

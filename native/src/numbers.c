@@ -1,7 +1,7 @@
-/* numbers.c - the rows of a matrix as f32, one at a time, however a checkpoint stores them: a table of types with a
- * loop for each. A row is decoded where it is used, by the thread that uses it, so that a tensor never stands in memory
- * as f32; one that lies there already is not copied.
- */
+/* numbers.c - the rows of a matrix as f32, one at a time, for every type in a checkpoint: a
+ * table of types with a loop for each. A row is decoded where it is used, by the thread that
+ * uses it, so that a tensor never stands in memory as f32; one that lies there already is not
+ * copied. */
 #include "numbers.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* numbers.h - the rows of a matrix as f32, one at a time, however a checkpoint stores them. */
+/* numbers.h - the rows of a matrix as f32, one at a time, for every type in a checkpoint. */
 #ifndef KT_NUMBERS_H
 #define KT_NUMBERS_H
 

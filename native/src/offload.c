@@ -1,6 +1,5 @@
-/* offload.c - CPU experts beside a stream of another device, as the caller sees them: create and free, and the
- * beginning and end of each step. What goes on in between is stream.c.
- */
+/* offload.c - CPU experts for a stream of another device, from the caller's point of view:
+ * create and free, and the beginning and end of each step. What goes on in between is stream.c. */
 #define _GNU_SOURCE
 #include "stream.h"
 

@@ -1,7 +1,7 @@
-/* pack.c - whole matrices to and from the packed layout. Each panel is independent, so the team shares them out by
- * a counter and the bytes do not depend on it; who encodes a panel decodes its rows first. The encoder itself is a
- * kernel; its specification is in kernels/formats.h.
- */
+/* pack.c - converts whole matrices to and from the packed layout. Each panel is independent, so
+ * the team shares them out by a counter and the bytes do not depend on it; who encodes a panel
+ * decodes its rows first. The encoder itself is a kernel; its specification is in
+ * kernels/formats.h. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

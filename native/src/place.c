@@ -1,4 +1,5 @@
-/* place.c - bytes to where they belong: parallel reads of a file, copies, and packed matrices cut between nodes.
+/* place.c - moves bytes to their place: parallel reads of a file, copies, and packed matrices
+ * divided between nodes.
  *
  * Every byte of a file is read once, by whichever thread is free; what it read goes to the memory of the node
  * whose slice it is. Where the system does not bind memory, a page lies where it is touched first: so the team

@@ -1,4 +1,4 @@
-/* pool.c - the teams of threads, and nothing of what they compute.
+/* pool.c - the teams of threads, independent of what they compute.
  *
  * One team of pinned threads per NUMA node, the caller's thread being number 0 of the first. Threads meet at
  * barriers in two steps, team by team and then the teams, so that a barrier costs one line between sockets

@@ -1,5 +1,5 @@
-/* pool.h - what the drivers see of the pool: run a task on all threads, wait for one another inside
- * it, share out work by a counter.
+/* pool.h - the pool's interface for the drivers: run a task on all threads, wait for one
+ * another inside it, divide work with a counter.
  *
  * Inside a task every thread goes through the same sequence of barriers and loops; the counters belong
  * to the pool and are zero when a task starts, after a barrier, and after pool_next_loop. So nobody

@@ -1,4 +1,5 @@
-/* pooling.c - pooling: the positions of a sequence in windows of `every`, each window one row.
+/* pooling.c - pooling: the positions of a sequence in windows of `every`, each window becomes
+ * one row.
  *
  * Of each column by itself a softmax over the window's rows weighs them. It is kept as it grows - the greatest score,
  * the sum of powers and the weighted sum - row by row, so that how a sequence is cut into steps never changes a bit.

@@ -1,5 +1,5 @@
-/* product.c - the two sides of a product as the kernels want them: activations converted to int8 or
- * bfloat16, and weights checked and cut into runs of panels.
+/* product.c - the two operands of a product as the kernels expect them: activations converted
+ * to int8 or bfloat16, and weights checked and divided into runs of panels.
  *
  * A view is converted once and kept in a *slot* until somebody writes to the view; so the experts, the
  * shared expert and every projection of one normed row read the same bytes. The slots of one kind are

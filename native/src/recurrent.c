@@ -1,5 +1,5 @@
-/* recurrent.c - operations that keep a state of fixed size for each sequence: the causal convolution, the
- * gated delta rule and the state space model of Mamba-2.
+/* recurrent.c - operations with a fixed-size state for each sequence: the causal convolution,
+ * the gated delta rule and the state space model of Mamba-2.
  *
  * A run reads the state that was, run.state, and writes the one that will be, run.next_state: a place of
  * both is touched by one phase of one operation only, so states need no barriers.

@@ -1,4 +1,4 @@
-/* route.c - which experts each token goes to, and with which weight.
+/* route.c - which experts each token is routed to, and with which weights.
  *
  * Plain loops per token: a few hundred experts are few. Chosen by score + bias, weighted by score
  * alone; experts of groups that were not chosen take no part at all (DeepSeek-V2 and -V3 as

@@ -1,4 +1,5 @@
-/* scores.h - one row of logits as a token is chosen from it: with its bias, its penalties and its mask.
+/* scores.h - one row of logits from which a token is chosen: with its bias, its penalties and
+ * its mask.
  *
  * The row itself stays as it is. A block with changes is written anew when somebody looks into it; its peak is known
  * before, and what is neither looked into nor summed up is never written. Scratch belongs to a thread.

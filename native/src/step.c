@@ -1,6 +1,6 @@
-/* step.c - running a recorded program or a part of it: check the step and derive its rows (batch.c), then let the
- * whole team walk the list of phases. One pool task per step; nothing is allocated.
- */
+/* step.c - running a recorded program or a part of it: check the step and derive its rows
+ * (batch.c), then let the whole team execute the list of phases. One pool task per step;
+ * nothing is allocated. */
 #include "program.h"
 #include "thread.h"
 

@@ -1,4 +1,5 @@
-/* stream.c - what goes on while a step runs: the thread that runs the parts, the two ways in, and the watchdog.
+/* stream.c - the offload while a step runs: the thread that runs the parts, the two entry
+ * points, and the watchdog.
  *
  * The *thread* is asleep between steps. In a step it takes the layers that have come, one by one: from a queue that
  * kt_offload_submit fills, or from flags that the device writes. A layer is *open* until it is signalled, which

@@ -1,5 +1,5 @@
-/* stream.h - the state that the two sides of an offload share: who prepares and ends steps (offload.c), and what
- * goes on while one runs (stream.c).
+/* stream.h - the state shared by the two sides of an offload: the one that prepares and ends
+ * steps (offload.c), and the one that works while a step runs.
  *
  * A step is changed (begin) only while the thread is at rest: `active` is taken back, then `busy` awaited. The
  * thread does it the other way round: it says busy, then looks at active and at what there is to do. Both are

@@ -1,6 +1,6 @@
-/* summary.c - what the choice of a token needs to know of its logits, found by the whole team while they
- * still lie in its caches: the greatest of every block of columns, how much the block weighs beside it,
- * and which column is the best of all.
+/* summary.c - what the choice of a token needs to know about its logits, computed by the whole
+ * team while they are still in the caches: the greatest of every block of columns, the weight
+ * of the block relative to it, and the best column of all.
  *
  * A block is always one thread's, so results do not depend on how blocks are shared out.
  */

@@ -1,4 +1,5 @@
-/* thread.h - what all threads of the library have in common: how they start, the clock, the pause of a spinning loop. */
+/* thread.h - shared by all threads of the library: how they start, the clock, the pause in a
+ * spinning loop. */
 #ifndef KT_THREAD_H
 #define KT_THREAD_H
 

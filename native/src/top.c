@@ -1,5 +1,6 @@
-/* top.c - the best k of many scored places, exactly, in bounded memory: keys are 64 bits, the score above the
- * place, so no two are equal and the best k are one set, in whatever order and parts they are looked at.
+/* top.c - the best k of many scored positions, exactly, in bounded memory: keys have 64 bits,
+ * the score above the position, so no two are equal and the best k are the same set in whatever
+ * order and parts they are processed.
  *
  * Pushed keys fill a buffer of more than k; when it is full, a radix selection leaves the k greatest: byte by
  * byte from the top, what is above the byte of the k-th stays, what is below goes, and what is equal is looked at

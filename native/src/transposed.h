@@ -1,5 +1,5 @@
-/* transposed.h - products with the transpose of packed weights: columns of a matrix, turned in the thread's scratch memory,
- * are the weight of a forward product.
+/* transposed.h - products with the transpose of packed weights: columns of a matrix, transposed
+ * in the thread's scratch memory, are the weight of a forward product.
  *
  * Results are columns of all rows, and where nodes share a weight's rows, or a weight is rotated, they are sums that lie
  * in the node's scratch memory until all are there.

@@ -175,7 +175,8 @@ def test_experts_of_their_own_must_all_be_there(tmp_path: Path) -> None:
     config = {"target_modules": ["up_proj"]}
     refused(write(tmp_path, each(range(1, E)), **config), r"experts\.0\.up_proj has no factors")
     refused(
-        write(tmp_path, each(range(E + 1)), **config), "is an expert that the base lacks: the base has only 6"
+        write(tmp_path, each(range(E + 1)), **config),
+        "is an expert that the base lacks: the base has only 6",
     )
     several = each(range(E), lambda e: 4 + (e == 2))
     refused(write(tmp_path, several, **config), "rank 5, but .* has 4")
@@ -291,7 +292,11 @@ def test_files_of_kt_kernel(tmp_path: Path) -> None:
     folder = write(tmp_path, q_proj())
     path = folder / "fused_expert_lora.safetensors"
     for name, shape, said in (
-        ("layers.0.experts.gate_lora_c", (E, 4, H), "is not a name that kt-kernel uses for a factor"),
+        (
+            "layers.0.experts.gate_lora_c",
+            (E, 4, H),
+            "is not a name that kt-kernel uses for a factor",
+        ),
         ("layers.9.experts.gate_lora_a", (E, 4, H), "the base has no gate of experts in layer 9"),
         ("layers.0.experts.gate_lora_a", (E, 4, H), "lacks the other factor of its pair"),
     ):

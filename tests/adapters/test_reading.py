@@ -413,7 +413,10 @@ def test_the_pair_of_kt_kernel(tmp_path: Path) -> None:
     [
         (lambda f: (f / "fused_expert_lora.safetensors").unlink(), "which is missing"),
         (lambda f: append(f / "adapter_model.safetensors"), "has .* bytes, but"),
-        (lambda f: flip(f / "fused_expert_lora.safetensors"), "the checksum of fused_expert_lora.safetensors differs"),
+        (
+            lambda f: flip(f / "fused_expert_lora.safetensors"),
+            "the checksum of fused_expert_lora.safetensors differs",
+        ),
         (lambda f: of_kt_kernel(f, status="writing"), "status is 'writing', not 'ready'"),
         (lambda f: of_kt_kernel(f, lora={"rank": 8}), "lora.rank is 8, but .* says 4"),
         (lambda f: of_kt_kernel(f, artifacts={"../x": {}}), "does not belong to an adapter"),

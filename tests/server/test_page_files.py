@@ -37,7 +37,7 @@ def test_an_export_is_imported_as_it_was(
     page.clear(chat_server.url)
     visit(page, chat_server)
     assert titles(page) == []
-    for words in ("Imported 1 conversation.", "Imported 0 conversations; 1 was here already."):
+    for words in ("Imported 1 conversation.", "Imported 0 conversations; 1 was already here."):
         page.choose_files("#imported", [file])
         page.until(f"{STATUS} === '{words}'")
     page.click("#conversations .open")
@@ -60,7 +60,7 @@ def said(id: str, parent: str | None, **fields: object) -> dict[str, Any]:
     [
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
-        ([], "is not an export"),
+        ([], "was not exported"),
         ({"format": "kt-conversations", "version": 99, "conversations": []}, "version"),
         ({"format": "kt-conversations", "version": 1, "conversations": {}}, "no list"),
         ({"format": "kt-conversations", "version": 1, "conversations": [None]}, "not an object"),
@@ -102,7 +102,7 @@ def test_an_import_overwrites_nothing_and_takes_over_known_fields_only(
     )
     (tmp_path / "a.json").write_text(json.dumps(hostile))
     page.choose_files("#imported", [tmp_path / "a.json"])
-    page.until(f"{STATUS} === 'Imported 0 conversations; 1 was here already.'")
+    page.until(f"{STATUS} === 'Imported 0 conversations; 1 was already here.'")
     assert titles(page) == ["first"]
     rows = {each["id"]: each for each in stored(page)}
     assert rows[row["id"]] == row and len(rows) == 3

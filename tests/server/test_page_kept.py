@@ -246,7 +246,7 @@ def test_a_deleted_conversation_comes_back(page: Browser, chat_server: Running) 
     page.until("document.querySelectorAll('#conversations li').length === 2")
     press(page, "Delete apples")
     page.until("document.querySelectorAll('#conversations li').length === 1")
-    press(page, "Delete apples for good")
+    press(page, "Delete apples permanently")
     page.until("!document.querySelector('#deleted').checkVisibility()")
     assert contents(page) == ["pears", "you said pears"]
 

@@ -1,1 +1,1 @@
-"""Calls of tools: how each family writes them in its answers, and how they are read as they come."""
+"""Tool calls: how each family writes them in its answers, and how they are read as they arrive."""

@@ -1,4 +1,4 @@
-"""Follows the text of a JSON value as it comes, so that its end is known before anything is parsed."""
+"""Follows the text of a JSON value as it arrives, so that its end is known before it is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the calls of tools out of an answer's text as it comes, in any of the styles of the table.
+"""Reads tool calls from an answer's text as it arrives, in any style of the table.
 
 However the text is cut, the events are the same in the end. A text that begins like a call and is none stays a text:
 nothing that a model says is lost.

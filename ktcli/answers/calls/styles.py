@@ -1,4 +1,4 @@
-"""How families write calls of tools: a table of marks, from which one reader reads all of them.
+"""How families write tool calls: a table of markers, from which one reader reads all of them.
 
 Which row a model follows is seen in its own chat template, which has the marks of its calls: so a new model of a known
 style needs no row. Sources: the templates and cards that the makers publish.

@@ -1,4 +1,4 @@
-"""Gives the values of a call the types that the tool's schema says: models that write pairs write texts only."""
+"""Converts the values of a call to the types in the tool's schema: models that write pairs write only text."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Structured answers: JSON of a schema, other grammars and calls of tools, as masks over the next token."""
+"""Structured answers: JSON of a schema, other grammars and tool calls, as masks over the next token."""

@@ -1,4 +1,5 @@
-"""Grammars of calls of tools, made from the same table of styles that reads them: names of tools, arguments of schemas.
+"""Grammars of tool calls, made from the same table of styles that reads them: names of tools, and arguments by
+schema.
 
 Where a style writes values without quotation marks, a text is free but for `enum` and `const`; all other values are
 JSON of their schemas.

@@ -1,4 +1,4 @@
-"""Compiles grammars for a model's tokenizer, and follows answers through them: llguidance does both.
+"""Compiles grammars for a model's tokenizer, and follows answers through them, both with llguidance.
 
 What a client sends is compiled within limits: bytes and depth are checked before (form.py, schema.py), the size of the
 automata while it is done, and whoever waits for it gives up after `COMPILE_S` seconds. Compiled grammars are kept, the

@@ -1,4 +1,4 @@
-"""What an answer's text must be, as clients and people say it: JSON of a schema, a regular expression, a grammar."""
+"""The form of an answer's text as requested by a client: JSON of a schema, a regular expression, a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes grammars in Lark's notation, as llguidance reads it: texts, special tokens and rules, each rule once."""
+"""Writes grammars in Lark's notation for llguidance: texts, special tokens and rules, each rule once."""
 
 from __future__ import annotations
 

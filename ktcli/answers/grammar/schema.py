@@ -1,4 +1,4 @@
-"""Looks at JSON schemas from strangers before they are compiled: how large they are, how deep, and what they mean."""
+"""Checks untrusted JSON schemas before they are compiled: their size, their depth, and their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's tokens as bytes, as llguidance takes them."""
+"""A model's tokens as bytes, in the form that llguidance expects."""
 
 from __future__ import annotations
 

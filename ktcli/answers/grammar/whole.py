@@ -1,4 +1,4 @@
-"""The grammar of a whole answer: its thoughts first, in the way of the model, then the form or the calls asked for."""
+"""The grammar of a whole answer: first the thoughts, in the model's style, then the requested form or calls."""
 
 from __future__ import annotations
 

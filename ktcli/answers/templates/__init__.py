@@ -1,1 +1,1 @@
-"""Answer templates: what a checkpoint itself says of how its answers are to be read (`response_template`)."""
+"""Response templates: how a checkpoint itself defines the parsing of its answers (`response_template`)."""

@@ -1,4 +1,4 @@
-"""What a model's own template says of its answers beside how they are read: marks, and how calls are written."""
+"""Other information in a model's response template: markers, and the style of its calls."""
 
 from __future__ import annotations
 

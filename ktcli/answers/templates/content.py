@@ -1,4 +1,5 @@
-"""The values of fields: what the text of a field means, by its kind, and the shape that its template gives it.
+"""The values of fields: converts the text of a field according to its kind and to the shape that its template
+defines.
 
 The kinds and their settings are those of transformers (`utils/chat_parsing`), whose results are equalled.
 """

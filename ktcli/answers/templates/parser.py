@@ -1,4 +1,5 @@
-"""Reads answers by their template as they come: to which field each piece belongs, and where fields begin and end.
+"""Parses answers by their template as they arrive: assigns each piece to a field, and finds where fields begin and
+end.
 
 However the text is cut, the fields are the same in the end: those that transformers finds in the whole text. What may
 still be part of a mark is held back until it is known.

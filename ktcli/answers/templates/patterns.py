@@ -1,4 +1,4 @@
-"""Patterns of answer templates, made machines that follow a text in linear time.
+"""Converts the patterns of response templates into automata that follow a text in linear time.
 
 Patterns come with checkpoints and are hostile input, and no library matches in linear time what is not all there yet.
 So Python's own parser of regular expressions reads them, and search.py follows a text through what is made of them.

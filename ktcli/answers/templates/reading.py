@@ -1,4 +1,4 @@
-"""Tells what an answer's fields mean to those who hear it: text for the reader, thoughts, and calls of tools.
+"""Maps an answer's fields to events: text for the reader, thoughts, and tool calls.
 
 What is no call after all, a text that cannot be read as the template says, stays a text: nothing of it is lost. What
 stands outside all fields, where a template has none for it, is dropped, as the template wants it.

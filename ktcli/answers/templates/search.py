@@ -1,4 +1,4 @@
-"""Looks for patterns in texts that come in pieces, in time linear in the text whatever the pattern is.
+"""Searches for patterns in texts that arrive in pieces, in time linear in the text for any pattern.
 
 A list of threads, in the order of their preference, follows a text through a pattern (Pike's machine): the match is
 the one that backtracking would find in the whole text, and it counts once no further text can change it.

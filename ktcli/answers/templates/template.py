@@ -1,4 +1,4 @@
-"""Reads answer templates: how a checkpoint says that its answers are made, checked as the hostile input that it is.
+"""Reads response templates, which define how a checkpoint writes its answers, as hostile input.
 
 The format is that of `response_template` in tokenizer_config.json, as transformers, vLLM and SGLang read it: fields
 between marks, at most one of them without a mark that opens it, which is all the text outside the others.

@@ -1,1 +1,1 @@
-"""`kt bench`: the measurements, a command each"""
+"""`kt bench`: the benchmarks, one command each."""

@@ -1,4 +1,4 @@
-"""`kt bench finetune`: the speed of fine-tuning on a model's shapes, forward and backward of a layer."""
+"""`kt bench finetune`: the speed of fine-tuning on a model's shapes, forward and backward through a layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt bench kernel`: the speed of one layer's experts, and of dense products, beside the ceiling of this machine."""
+"""`kt bench kernel`: the speed of one layer's experts and of dense products, compared with this machine's ceiling."""
 
 from __future__ import annotations
 

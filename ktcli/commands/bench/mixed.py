@@ -1,4 +1,4 @@
-"""`kt bench mixed`: answers beside a long prompt."""
+"""`kt bench mixed`: the speed of answers while a long prompt is read."""
 
 from __future__ import annotations
 

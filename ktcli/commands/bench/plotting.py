@@ -1,4 +1,4 @@
-"""The option `--plot`: draws what was measured into a file."""
+"""The option `--plot`: draws the measurements into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt bench resume`: how much sooner a conversation goes on whose pages are on disk."""
+"""`kt bench resume`: how much sooner a conversation continues if its pages are on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt bench serve`: what a server that speaks OpenAI's API does under load."""
+"""`kt bench serve`: the performance of a server that speaks OpenAI's API under load."""
 
 from __future__ import annotations
 

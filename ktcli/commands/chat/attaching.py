@@ -1,4 +1,4 @@
-"""Lets a chat use the model of a server of this library instead of loading it once more."""
+"""Lets a chat use the model of a server of this library instead of loading it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt chat`: talk to a model, once or until the person leaves."""
+"""`kt chat`: talk to a model, for one question or until the user leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kt chat --jsonl` writes an answer as lines of JSON while it is made."""
+"""`kt chat --jsonl`: writes an answer as lines of JSON while it is generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file into which `kt chat --output` writes an answer: always a new one."""
+"""The file into which `kt chat --output` writes an answer, which must be new."""
 
 from __future__ import annotations
 

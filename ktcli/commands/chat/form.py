@@ -1,4 +1,4 @@
-"""What the answers of `kt chat` are held to: the JSON schema of a file, or any JSON object."""
+"""The form of answers that `kt chat` enforces: the JSON schema in a file, or any JSON object."""
 
 from __future__ import annotations
 

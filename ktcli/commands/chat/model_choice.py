@@ -1,4 +1,4 @@
-"""The models that a chat on the terminal can go on with: `/model`."""
+"""The models that a chat on the terminal can switch to: `/model`."""
 
 from __future__ import annotations
 

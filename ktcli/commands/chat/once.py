@@ -1,4 +1,4 @@
-"""Answers one question of a command line: on the terminal, into a pipe, as JSON, into a file."""
+"""Answers one question from a command line: on the terminal, into a pipe, as JSON, or into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line of `kt chat` asks of the answers: their options, and the kept conversation to go on with."""
+"""What a `kt chat` command line requests: the options of answers, and the saved conversation to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells the model from the words on a command line of `kt chat`, and puts the words together."""
+"""Separates the model from the prompt on a `kt chat` command line, and assembles the prompt."""
 
 from __future__ import annotations
 

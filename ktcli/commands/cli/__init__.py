@@ -1,1 +1,1 @@
-"""The command line itself: the table of commands, options that several have, and help"""
+"""The command line itself: the table of commands, shared options, and help."""

@@ -1,4 +1,4 @@
-"""The options `--api-key` and `--api-key-file`: the keys, one of which a server wants to be shown."""
+"""The options `--api-key` and `--api-key-file`: the keys, one of which a client must send."""
 
 from __future__ import annotations
 

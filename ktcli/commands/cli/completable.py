@@ -1,4 +1,4 @@
-"""What can be completed after each command: its options and arguments, and the values that they take.
+"""The possible completions after each command: its options, its arguments, and their values.
 
 What completes a value follows from its metavar, the word that stands for it in the help.
 """

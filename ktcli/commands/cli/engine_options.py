@@ -1,4 +1,4 @@
-"""The options about an engine, which each command that makes one has: declared once, and handed over together."""
+"""The engine options of every command that creates an engine, declared once and passed on together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what is not used: the user's own profiles that cannot be read, vision files beside a model."""
+"""Reports files that are not used: unreadable user profiles, and vision files next to a model."""
 
 from __future__ import annotations
 

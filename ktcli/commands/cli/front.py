@@ -1,4 +1,4 @@
-"""What `kt --help` shows: the commands, by what they are for."""
+"""The output of `kt --help`: the commands, grouped by purpose."""
 
 from __future__ import annotations
 

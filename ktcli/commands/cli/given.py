@@ -1,4 +1,4 @@
-"""The words of a command line that give a command the same options again, from any folder."""
+"""The command-line words that give a command the same options again, from any folder."""
 
 from __future__ import annotations
 

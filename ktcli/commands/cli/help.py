@@ -1,4 +1,5 @@
-"""The help of a command as data and as text: what it takes, and what that means, in a terminal of any width.
+"""The help of a command as data and as text: its arguments and options with their meaning, in a terminal of any
+width.
 
 The reference in docs/ is made of the same data. Nothing is wider than the terminal: text is broken between words,
 an example as a shell lets it be broken, and where two columns do not fit the second goes below the first.

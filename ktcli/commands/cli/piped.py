@@ -1,4 +1,4 @@
-"""Reads what a script or a shell puts on standard input, to its end, within bounds."""
+"""Reads standard input from a script or a shell to its end, within limits."""
 
 from __future__ import annotations
 

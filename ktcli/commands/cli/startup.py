@@ -1,5 +1,5 @@
-"""Puts a completion script where a shell finds it, with a line in the file that the shell starts with, and takes both
-back. Other lines of that file are left as they are."""
+"""Installs a completion script where a shell finds it, with a line in the shell's startup file, and removes both
+again. Other lines of that file are left as they are."""
 
 from __future__ import annotations
 

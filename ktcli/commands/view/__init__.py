@@ -1,1 +1,1 @@
-"""Makes what several commands show from results: figures, tables and documents."""
+"""Turns results into output for several commands: figures, tables and documents."""

@@ -1,4 +1,4 @@
-"""Draws the memories of a machine as bars, with a model poured into them."""
+"""Draws the memories of a machine as bars, with the parts of a model in them."""
 
 from __future__ import annotations
 

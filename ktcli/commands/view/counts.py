@@ -1,4 +1,4 @@
-"""Counts of parameters for people."""
+"""Formats counts of parameters for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a benchmark says of a GPU beside the speed: experts on it, how busy it was, what launches cost."""
+"""Shows a benchmark's GPU figures in addition to the speed: experts on it, how busy it was, the cost of launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a conversion lost, as its manifest says: by kind of tensor, and layer by layer."""
+"""Shows what a conversion lost, according to its manifest: by kind of tensor, and layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Shows what every benchmark says beside its rows: the machine, its ceilings, and whether others disturbed."""
+"""Shows what every benchmark reports in addition to its rows: the machine, its ceilings, and interference by other
+programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what `kt doctor` says of a machine: as documents, and in words."""
+"""Shows what `kt doctor` found about a machine: as documents, and in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts that SVG pictures are drawn of: lines, words, and round distances of ticks."""
+"""The elements of SVG pictures: lines, words, and round distances between ticks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws what `kt eval` found, a row for each way of running a model with its 95 % interval: as text and as SVG."""
+"""Draws the results of `kt eval`, one row per model variant with its 95 % interval: as text and as SVG."""
 
 from __future__ import annotations
 

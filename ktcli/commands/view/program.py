@@ -1,4 +1,4 @@
-"""`kt show NAME --program`: print the operations of a model's forward, as they are recorded for a CPU.
+"""`kt show NAME --program`: print the operations of a model's forward pass, as recorded for a CPU.
 
 One line each, and each kind of layer once."""
 

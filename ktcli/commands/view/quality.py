@@ -1,4 +1,4 @@
-"""Shows what `kt eval` found: as intervals, as a document, and in words."""
+"""Shows the results of `kt eval`: as intervals, as a document, and in words."""
 
 from __future__ import annotations
 

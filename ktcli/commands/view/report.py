@@ -1,4 +1,4 @@
-"""Writes what `kt doctor` knows into files: a machine for `--machine`, and a report for strangers."""
+"""Writes the findings of `kt doctor` to files: a machine for `--machine`, and a report without personal data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a search found: as a document, and as tables of the catalogue and of the hubs."""
+"""Shows the results of a search: as a document, and as tables of the catalogue and of the hubs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a server did: in SGLang's words, as its document, as lines for each request, and as a picture."""
+"""Shows the performance of a server: in SGLang's format, as a document, as a line per request, and as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says times of the past for people."""
+"""Formats past times for people."""
 
 from __future__ import annotations
 

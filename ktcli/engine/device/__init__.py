@@ -1,1 +1,1 @@
-"""The engine with a GPU: attention, dense parts and the hottest experts there, all others on the CPU."""
+"""The engine with a GPU: attention, dense parts and the most used experts are there, all others on the CPU."""

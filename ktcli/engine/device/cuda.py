@@ -1,4 +1,4 @@
-"""The calls of the CUDA runtime and driver that torch has no name for.
+"""The calls of the CUDA runtime and driver that torch does not expose.
 
 No header and no stub library is needed: the runtime is the one that torch itself calls, found through torch's library,
 so that its streams and ours are the same things. Source of names, values and struct

@@ -1,4 +1,4 @@
-"""Decode steps of B sequences: static buffers around a captured forward.
+"""Decode steps of B sequences: static buffers around a captured forward pass.
 
 A step's inputs lie in pinned memory that nothing else writes: they are filled in, the step is replayed, and the
 results are read there once the stream is done. The copies to and from the device are

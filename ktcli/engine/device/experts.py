@@ -1,4 +1,4 @@
-"""The routed experts that stay in main memory, as work that a stream of the device enters and leaves.
+"""The routed experts in main memory, as work that a device's stream starts and waits for.
 
 One program holds all of them: for each layer a part that computes its experts at once, and one for those that are
 deferred (kt.h, "offload"). Its buffers are pinned, so the layer's input and routing go straight into them and the

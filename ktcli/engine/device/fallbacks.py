@@ -1,4 +1,4 @@
-"""Records which faster ways fail on an engine's devices, so that the next engine need not try them again.
+"""Records which fast methods fail on an engine's devices, so that the next engine need not try them again.
 
 Triton's kernels come before torch's operations, launches that begin early before late ones, and captured steps before
 steps that are launched anew. What fails here does so for these versions of everything and this model; whoever makes an

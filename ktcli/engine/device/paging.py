@@ -1,4 +1,4 @@
-"""Copies pages and states between a device and a store: through pinned memory, in a stream of their own.
+"""Copies pages and states between a device and a store: through pinned memory, in a separate stream.
 
 What is saved is not written any more, and the step that wrote it is done, so its copies wait for no other stream and no
 step waits for them; the copying engines of a GPU leave its processors alone. The bytes of a page are those of each

@@ -1,4 +1,4 @@
-"""Cuts a batch into passes over the model: which runs are computed together, and where their experts are.
+"""Divides a batch into passes over the model: which runs are computed together, and where their experts are.
 
 As a rule the whole batch is one pass. Prompts that are long enough to have their experts brought to the device are a
 pass of their own: that takes far longer than the step of the answers beside them, and defers nothing. And the CPU takes

@@ -1,4 +1,4 @@
-"""Pins the weights of experts where they lie in main memory, so that long prompts copy them from there.
+"""Pins the weights of experts in place in main memory, so that long prompts copy them from there.
 
 A copy to a GPU runs beside other work only from pinned memory. What is not pinned yet is gathered in a pinned buffer
 first, which reads and writes main memory once more than the copy itself. Pinning takes some tenths of a second per

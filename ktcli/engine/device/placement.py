@@ -1,4 +1,4 @@
-"""The part of a plan that an engine with a device follows: where experts lie, and how steps run."""
+"""The part of a plan that an engine with a device follows: the places of experts, and the execution of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs steps on a device: decode replays a captured step, prompts and what is beside them run as they come.
+"""Runs steps on a device: decode replays a captured step; steps that read prompts run without capture.
 
 A prompt takes one of two ways through the experts in main memory: short chunks let the CPU compute them, long ones
 bring them to the device. The way is decided for each step by its own length, so a long prompt's last few tokens go the

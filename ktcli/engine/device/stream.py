@@ -1,4 +1,4 @@
-"""A stream: work that a device does in the order in which it was given.
+"""A stream: work that a device executes in order.
 
 All device work of the engine goes through one of these, so that the same code runs on a GPU, where the
 calls only enqueue, and on a CPU, where each is done at once. On the CPU the order of events is thereby

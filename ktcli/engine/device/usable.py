@@ -1,4 +1,4 @@
-"""Tells whether torch can use a GPU here, and if not, why: asked before anything is loaded."""
+"""Tells whether torch can use a GPU here, or why not, before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's tensors in device memory: everything but the embedding and the experts that a mask leaves out.
+"""A model's tensors in device memory: everything except the embedding and the experts that a mask excludes.
 
 All of it lies in one allocation, whose size is known before a byte is read; the bytes come from the same
 sources as the CPU's, in pieces of whole panels through pinned memory, and each piece that is needed is read once.

@@ -1,1 +1,1 @@
-"""The rows of the table of operations, by subject, each beside its facts."""
+"""The rows of the table of operations, by subject, together with their facts."""

@@ -1,4 +1,4 @@
-"""Rows of the table for attention over cached positions, and for the choice of those that are attended to."""
+"""Rows of the table for attention over cached positions, and for the choice of these positions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rows of the table for what keeps a state of fixed size of each sequence: convolutions, linear attention, state
-space models, and pooling of windows of positions."""
+"""Rows of the table for operations with a fixed-size state per sequence: convolutions, linear attention, state space
+models, and pooling of windows of positions."""
 
 from __future__ import annotations
 

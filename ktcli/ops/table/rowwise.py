@@ -1,4 +1,4 @@
-"""Rows of the table for operations on each row by itself, products with matrices among them."""
+"""Rows of the table for operations on single rows, including products with matrices."""
 
 from __future__ import annotations
 

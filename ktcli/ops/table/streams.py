@@ -1,4 +1,4 @@
-"""Rows of the table for hyper-connections, a residual of several streams side by side."""
+"""Rows of the table for hyper-connections, a residual of several parallel streams."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Operations and packed weights in torch: the reference in plain torch, and Triton kernels beside it."""
+"""Operations and packed weights in torch: the reference in plain torch, and Triton kernels."""

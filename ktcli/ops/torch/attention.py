@@ -1,4 +1,4 @@
-"""Grouped-query and latent attention over the paged cache in plain torch: the reference, right on any device.
+"""Grouped-query and latent attention over the paged cache in plain torch: the reference, correct on any device.
 
 Rows and rounding are as in `functions`. One row per sequence attends over its whole page table, masked by
 position, so that shapes never depend on a length; longer runs gather the pages they reach.

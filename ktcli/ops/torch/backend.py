@@ -1,4 +1,4 @@
-"""The device backend executes a forward in torch, on a GPU or, in tests, on the CPU.
+"""The device backend: executes a forward pass in torch, on a GPU or, in tests, on the CPU.
 
 One backend is one step: it is made with what the step reads (embedded rows, positions, pages), runs the
 forward once and is dropped; or it is run once under capture, and the graph replayed while the caller writes

@@ -1,4 +1,4 @@
-"""Every operation of a forward but attention in plain torch: the reference, right on any device.
+"""Every operation of a forward pass except attention in plain torch: the reference, correct on any device.
 
 Rows of activations are f32 and may be column ranges of wider rows (the last dimension is contiguous, the row
 stride is any). With `exact` every product and the cache are f32; else what a product reads is rounded to bf16 first

@@ -1,4 +1,4 @@
-"""Hyper-connections in plain torch, f32: a residual of streams side by side, mixed by weights of each token.
+"""Hyper-connections in plain torch, f32: a residual of parallel streams, mixed by weights of each token.
 
 The rules are those of kt_program_spread, _mix, _collapse and _expand. Nothing here waits for the device.
 """

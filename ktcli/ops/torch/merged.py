@@ -1,4 +1,4 @@
-"""Kernels that do several operations at once: what they are, and what they are given."""
+"""Kernels that perform several operations at once: their definitions and their arguments."""
 
 from __future__ import annotations
 

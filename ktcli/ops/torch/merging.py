@@ -1,4 +1,4 @@
-"""A device backend that takes several operations as one kernel, where there is one.
+"""A device backend that executes several operations as one kernel, if there is one.
 
 Sums, and norms and rotations of heads, are put off until an operation reads them: a norm or an activation takes the
 sums before it along, those of a product's parts and of a token's experts, too, and attention the norms and rotations of

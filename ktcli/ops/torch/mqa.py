@@ -1,5 +1,5 @@
-"""Multi-query attention whose key is its value, in plain torch: over a window in the sequence's state, and over pooled
-rows in its pages. The rule is that of kt_program_mqa.
+"""Multi-query attention whose key is also its value, in plain torch: over a window in the sequence's state, and over
+pooled rows in its pages. The rule is that of kt_program_mqa.
 
 With one row per sequence no shape depends on a length and nothing waits for the device; longer runs wait for where
 they begin.

@@ -1,4 +1,4 @@
-"""Weights in device memory, packed as kt.h says or as plain rows, and their decoding in plain torch.
+"""Weights in device memory, packed as in kt.h or as plain rows, and their decoding in plain torch.
 
 The bytes are those of a pack and of the CPU's memory: nothing is rearranged for the GPU. Decoding here is
 exact and slow; the Triton kernels do the same inside their products and are held to it.

@@ -1,4 +1,4 @@
-"""Finds where rows lie in the pages of a layer's cache: parts, places, and rows of windows.
+"""Locates rows in the pages of a layer's cache: parts, addresses, and rows of windows.
 
 A layer's cache is flat memory of all its pages, divided into parts, each of all pages at once, one behind the other. An
 operation has parts of its own (`Operation.cached`). In an fp8 cache the flat memory is bytes: the codes of the parts,

@@ -1,4 +1,4 @@
-"""Sums that have not been taken: of the parts of a split product, or of the experts of a token.
+"""Sums that have not been computed yet: of the parts of a split product, or of the experts of a token.
 
 Taking one is a launch of its own, unless the operation that reads the sum takes it along.
 """

@@ -1,5 +1,5 @@
 """The causal convolution, the gated delta rule, Mamba-2's state space model and lightning attention in plain torch:
-operations with a state of fixed size.
+operations with a fixed-size state.
 
 All is f32. With one row per sequence (run = 1) nothing waits for the device, so a step can be captured; longer
 runs go in blocks of tokens, within which the rule is a triangular system.

@@ -1,4 +1,4 @@
-"""The summary of a step's logits, by blocks of columns."""
+"""The summary of a step's logits by blocks of columns."""
 
 from __future__ import annotations
 

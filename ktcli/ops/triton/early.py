@@ -1,4 +1,4 @@
-"""Starts a kernel while the one before it ends: programmatic dependent launch, where GPU and Triton have it.
+"""Starts a kernel while the previous one ends: programmatic dependent launch, if GPU and Triton support it.
 
 A step is hundreds of kernels of a few microseconds. Started early, the programs of one are placed while those of the
 one before are still at work, and wait there. It is decided here, once for a device, and asked for with each launch.

@@ -1,4 +1,4 @@
-"""Kernels that do several operations at once, for steps of few rows, which are bound by launches.
+"""Kernels that perform several operations at once, for steps of few rows, which are bound by launches.
 
 Each computes what the operations would one after the other, in the same order of additions.
 """

@@ -1,4 +1,4 @@
-"""Reads panels of packed weights in Triton kernels, where words lie and what they mean, and unpacks them.
+"""Reads panels of packed weights in Triton kernels: locates words, decodes and unpacks them.
 
 The layout is that of kt.h ("number formats and packed weights"), read as 32-bit words: a panel is
 `lines` x 16 rows of words, one line of 64 bytes after the other, then the scales. A word holds 32 / bits

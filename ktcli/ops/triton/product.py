@@ -1,4 +1,4 @@
-"""Products of few rows with packed weights: bandwidth, and nothing but bandwidth.
+"""Products of few rows with packed weights, bound only by bandwidth.
 
 The arithmetic behind the shape of the kernels, for an H200 (132 SMs at 1.75 GHz, 4.8 TB/s) and int4 in
 groups of 64, 0.53 bytes per weight:

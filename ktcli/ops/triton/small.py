@@ -1,4 +1,4 @@
-"""Kernels between the products: norm, rotations, activation and routing, one program per row or less.
+"""Kernels between the products: norm, rotations, activation and routing, with one program per row or less.
 
 Each is a launch and a round trip to L2; nothing here is worth tuning beyond being one kernel instead of the
 five to twenty that torch starts. Rows may be column ranges of wider rows: the row stride is an argument.

@@ -1,4 +1,4 @@
-"""The summary of a step's logits in two kernels: of blocks of columns, and of what these found best."""
+"""The summary of a step's logits in two kernels: one for the blocks of columns, one for the best of their results."""
 
 from __future__ import annotations
 

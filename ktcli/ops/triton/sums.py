@@ -1,4 +1,5 @@
-"""Takes the sums of split products and of a token's experts, in a kernel or in front of what reads them."""
+"""Computes the sums of split products and of a token's experts, in a separate kernel or at the start of the one that
+reads them."""
 
 from __future__ import annotations
 

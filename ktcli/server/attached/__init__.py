@@ -1,1 +1,1 @@
-"""`kt chat` on a server's model, through the server's Unix socket: ids in, ids out"""
+"""`kt chat` with a server's model, through the server's Unix socket: ids in, ids out."""

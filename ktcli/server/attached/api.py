@@ -1,4 +1,4 @@
-"""Answers `/engine`, by which `kt chat` uses this server's models: through the Unix socket only.
+"""Answers `/engine`, through which `kt chat` uses this server's models: only through the Unix socket.
 
 Prompts are ids that nobody checked for control tokens; whoever can open that socket may load the models as well.
 """

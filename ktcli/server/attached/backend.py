@@ -1,4 +1,4 @@
-"""A model that a server of this library holds, as the backend of a chat: only its text files are read here."""
+"""A model in a server of this library, as the backend of a chat: only its text files are read here."""
 
 from __future__ import annotations
 

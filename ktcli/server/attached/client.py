@@ -1,4 +1,4 @@
-"""Uses the model of a server of this library through its Unix socket, as a chat uses an engine in its own process.
+"""Uses the model of a server of this library through its Unix socket, like an engine in the same process.
 
 A request is a connection, and closing it ends the answer within a step. HTTP/1.0 gives the lines of the answer as they
 are, without chunks.

@@ -1,4 +1,4 @@
-"""The messages of `/engine`, by which `kt chat` uses a server's models: ids in, ids out, as one does with an engine.
+"""The messages of `/engine`, through which `kt chat` uses a server's models: ids in, ids out, as with an engine.
 
 A request is a JSON document, and what comes back is a line of JSON for each step; empty lines keep the
 connection alive. Only the server's owner can send them, see `api.py`.

@@ -1,1 +1,1 @@
-"""HTTP: who may ask, bodies and refusals, and what the handlers of all APIs share"""
+"""HTTP: access control, request bodies and errors, and what the handlers of all APIs share."""

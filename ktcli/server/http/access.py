@@ -1,5 +1,5 @@
-"""Decides by which host names a server may be asked, and by pages of which origins: the names of this machine and what
-its owner allows, nothing else.
+"""Decides which host names and which page origins may use a server: this machine's names and what its owner allows,
+nothing else.
 
 A browser lets a page read an answer of another origin only if the answer says so (CORS), and asks before it sends
 anything but plain requests (a preflight).

@@ -1,4 +1,4 @@
-"""Makes the ASGI application: the routes of all APIs, and the form of errors in each."""
+"""Creates the ASGI application: the routes of all APIs, and each one's form of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses the bodies of requests: JSON of a bounded depth and decoded size, as a structure whose fields are checked."""
+"""Parses the bodies of requests: JSON of limited depth and decoded size, as a structure whose fields are checked."""
 
 from __future__ import annotations
 

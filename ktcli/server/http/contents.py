@@ -1,4 +1,4 @@
-"""Flattens the contents of messages, as clients send them, into the text that a chat template takes.
+"""Flattens the contents of messages, as clients send them, into the text that a chat template expects.
 
 Only text is supported. Other content of the last user message is refused by name; in earlier messages, and in results
 of tools, a placeholder takes its place: a client sends its history again with each request, and one that is refused

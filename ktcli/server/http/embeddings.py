@@ -1,4 +1,4 @@
-"""Embeddings of the texts of a request, whatever API it came by: the model's pooling, its limits, and the refusals."""
+"""Embeddings of the texts of a request, in any API: the model's pooling, its limits, and the errors."""
 
 from __future__ import annotations
 

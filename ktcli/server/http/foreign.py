@@ -1,4 +1,4 @@
-"""Fields of other servers that say what an answer must be, or must not be, in ways that are not here.
+"""Fields of other servers that constrain answers in ways that kt does not support.
 
 Fields that kt does not know are ignored, but an answer that is not what was asked for helps nobody: in each API these
 are refused by name.

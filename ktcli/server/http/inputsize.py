@@ -1,4 +1,4 @@
-"""Limits the work of rendering a conversation before it is rendered: one thread renders for all clients.
+"""Limits the work of rendering a conversation before it starts, because one thread renders for all clients.
 
 What is refused here could not be a prompt: it has more messages, or far more characters, than the context has tokens,
 or so many messages, values and control words that an honest conversation with as many would exceed the context.

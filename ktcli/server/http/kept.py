@@ -1,4 +1,4 @@
-"""Keeps the latest responses in memory, so that later requests can go on with them; number and bytes are bounded.
+"""Stores the latest responses in memory, within limits, so that later requests can continue them.
 
 A response takes its place when its answer begins, so that what many requests at once would keep is bounded, too. It can
 be found once it has ended, by those with the key that asked for it. Nothing is written to a disk.

@@ -1,4 +1,4 @@
-"""Reads JSON values as clients write them: null for a field that is not given, whole numbers as floats.
+"""Reads JSON values as clients write them: null for a missing field, whole numbers as floats.
 
 A serializer writes `"stream": null` for an option that nobody set, and 4096.0 where its language has one number type.
 A body that fits its structure as it is never comes here.

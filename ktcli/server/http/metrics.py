@@ -1,4 +1,4 @@
-"""Counts what a server does, under vLLM's names with kt's prefix, as Prometheus reads them."""
+"""Counts the work of a server, under vLLM's names with kt's prefix, for Prometheus."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Metrics:
         )
         self._ended = self._counter("request_success", "Finished requests.", ["finished_reason"])
         self._by_key = self._counter("key_requests", "Requests with an API key.", ["key"])
-        self._prompt_by_key = self._counter("key_prompt_tokens", "Prompt tokens of requests with an API key.", ["key"])
+        self._prompt_by_key = self._counter(
+            "key_prompt_tokens", "Prompt tokens of requests with an API key.", ["key"]
+        )
         self._said_by_key = self._counter(
             "key_generation_tokens", "Generated tokens of requests with an API key.", ["key"]
         )

@@ -1,4 +1,4 @@
-"""`/openapi.json`: the paths of a server and the fields that it reads, made from the routes and structures."""
+"""`/openapi.json`: the paths of a server and the fields that it reads, generated from the routes and structures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kt's own paths: health, status, metrics, tokens of a text, and cancelling."""
+"""kt's own paths: health, status, metrics, tokenization, and cancelling requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the path that a request means: clients leave out `/v1`, add a slash, or send a whole address as to a proxy."""
+"""Finds the path that a request means: clients leave out `/v1`, add a slash, or send a full URL as to a proxy."""
 
 from __future__ import annotations
 

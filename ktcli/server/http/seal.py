@@ -1,4 +1,4 @@
-"""Seals texts that a client keeps for the server: others can neither read nor change them.
+"""Seals texts that a client stores for the server: others can neither read nor change them.
 
 The key is random and lives as long as the process, so what another server sealed, or this one before it was started
 again, is unknown. A text is hidden by the stream that SHAKE-256 makes of a key and a nonce, and an HMAC-SHA256 of

@@ -1,4 +1,4 @@
-"""Reads constraints on answers from requests: `response_format`, vLLM's guides, and the choice of tools."""
+"""Reads constraints on answers from requests: `response_format`, vLLM's guided fields, and the choice of tools."""
 
 from __future__ import annotations
 

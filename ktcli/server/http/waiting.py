@@ -1,4 +1,4 @@
-"""Keeps a connection alive until its answer can begin: a model may have to be loaded, a long prompt tokenized.
+"""Keeps a connection alive until its answer can begin, while a model is loaded or a long prompt tokenized.
 
 Where that takes more than a moment, a stream begins without the answer: its headers go out, then keep-alive bytes; an
 error that comes later is sent in the stream. A request whose client disconnects is cancelled.

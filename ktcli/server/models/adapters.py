@@ -1,4 +1,4 @@
-"""The adapters of a served model: attached to its engine when a request names one, between two steps of others."""
+"""The adapters of a served model: attached to its engine between two steps of others when a request names one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles the constraints of answers during prefill: a request is submitted, and its constraints follow.
+"""Compiles the constraints of answers during prefill: a request is submitted first, and its constraints follow.
 
 The engine reads the prompt meanwhile, all but its last token, and goes on when they are there. What cannot be compiled
 is refused before anything is sent to the client, unless `waiting.py` had to begin a stream that would have been silent

@@ -1,4 +1,5 @@
-"""Makes embeddings of texts: their ids on the main thread, their hidden rows by the engine, in turn with others'.
+"""Computes embeddings of texts: their ids on the main thread, their hidden rows in the engine, in turn with other
+requests.
 
 Whole texts are checked and cut into ids first, some at a time, so that no other client's prompt waits long. Then a
 few of them are with the engine at once: it computes short ones together, and others' requests between them.

@@ -1,4 +1,4 @@
-"""Runs an engine's scheduler on a thread of its own; requests may come from any thread."""
+"""Runs an engine's scheduler on a separate thread; requests may come from any thread."""
 
 from __future__ import annotations
 

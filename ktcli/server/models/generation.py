@@ -1,4 +1,4 @@
-"""Answers one request of a client: one or several answers to one prompt, told piece by piece to an event loop."""
+"""Answers one request of a client: one or several answers to one prompt, sent piece by piece to an event loop."""
 
 from __future__ import annotations
 

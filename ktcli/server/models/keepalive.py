@@ -1,4 +1,4 @@
-"""How long a model stays in memory when nobody uses it, in Ollama's notation: 5m, 1h30m, 300 (seconds), 0, -1."""
+"""How long an unused model stays in memory, in Ollama's notation: 5m, 1h30m, 300 (seconds), 0, -1."""
 
 from __future__ import annotations
 

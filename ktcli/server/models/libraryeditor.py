@@ -1,4 +1,4 @@
-"""Changes the library as clients ask: models are pulled, removed and given further names.
+"""Changes the library for clients: pulls and removes models, and gives them further names.
 
 A client names models of the library or of a hub, never a path or an address: nobody makes a server read a file of
 its machine or fetch a place of their choice.

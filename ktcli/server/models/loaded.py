@@ -1,4 +1,4 @@
-"""A model in memory, and the leases that keep it there."""
+"""A model in memory, and the leases that prevent its unloading."""
 
 from __future__ import annotations
 

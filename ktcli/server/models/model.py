@@ -1,4 +1,4 @@
-"""A model that is served: its engine on a thread of its own, and its texts."""
+"""A model that is served: its engine on a separate thread, and its text files."""
 
 from __future__ import annotations
 

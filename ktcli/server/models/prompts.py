@@ -1,4 +1,4 @@
-"""Makes prompts of what clients send: messages are rendered and cut into ids.
+"""Creates prompts from what clients send: messages are rendered and tokenized.
 
 Clients send the whole conversation each time, as text. A model need not cut its own answers the way the tokenizer
 would, and other ids mean that nothing of the answer is found in the cache. So the latest answers are remembered with

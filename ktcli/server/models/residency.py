@@ -1,4 +1,4 @@
-"""The models in memory: loaded when a request names them, closed when nobody does for a while or another needs room.
+"""The models in memory: loaded when a request names them, closed when they are idle or another model needs the room.
 
 One task does all loading and closing, one thing at a time and on a thread beside the event loop; a
 model's texts are read on the main thread, which alone can stop a template. A request gets a lease of its model. Where

@@ -1,4 +1,4 @@
-"""Where a model that is served comes from: what it takes to load one, and the conversions of the library."""
+"""The source of a served model: what is needed to load one, and the conversions in the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of a request for embeddings: their limits, and the ids that they are cut into."""
+"""The texts of a request for embeddings: their limits, and their ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the timelines of conversations between their answers, as long as nobody else asks for anything.
+"""Keeps the timelines of conversations between their answers, until another conversation sends a request.
 
 What ends within a page is found again only on the timeline that computed it, and computing it once more would delay the
 next answer. Pages of a timeline that is kept are nobody else's, so all are closed at the next request of another

@@ -1,1 +1,1 @@
-"""A server as a process: sockets, signals, the background, and how it is found and ended"""
+"""A server as a process: sockets, signals, background operation, and how it is found and stopped."""

@@ -1,4 +1,4 @@
-"""Starts a server that goes on without its terminal: in a session of its own, with a log file beside its socket.
+"""Starts a server that keeps running without its terminal: in its own session, with a log file next to its socket.
 
 The child is the same command without `--background`. It tells by the protocol of systemd how far it is, see
 `supervisor`; what it prints goes to the log, which it keeps short itself.

@@ -1,4 +1,4 @@
-"""Finds the servers of this library that run on this machine, by the sockets in its folder, and ends them.
+"""Finds the running servers of this library by the sockets in its folder, and stops them.
 
 What a server says of itself is asked through its socket. Whose process it is, the kernel knows: who listens at a
 socket is told to whoever connects, so no file with a process id can be wrong, and nothing is said to a process of

@@ -1,4 +1,4 @@
-"""The graceful shutdown of a server: no new requests are accepted, and those in progress have a while to finish."""
+"""The graceful shutdown of a server: no new requests are accepted, and those in progress have some time to finish."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""How long answers may take to finish once a server is told to end; nothing is imported, so that options may say it."""
+"""How long answers may take to finish when a server is stopped; imports nothing, so that options can use it."""
 
 DRAIN_S, DRAIN_MOST_S = 10.0, 3600

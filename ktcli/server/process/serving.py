@@ -1,4 +1,4 @@
-"""Runs a server: its event loop and its engines on threads of their own, prompts and signals on the main thread."""
+"""Runs a server: its event loop and its engines on separate threads, prompts and signals on the main thread."""
 
 from __future__ import annotations
 

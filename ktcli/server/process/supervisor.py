@@ -1,4 +1,4 @@
-"""Tells whoever started the server how far it is: systemd, or `kt serve --background`.
+"""Reports the progress of a server to whatever started it: systemd, or `kt serve --background`.
 
 Both receive datagrams of lines NAME=VALUE at the socket that NOTIFY_SOCKET names (sd_notify(3)). READY=1 says that
 requests are answered, STATUS is a sentence for people; DONE and TOTAL, which systemd does not know, are the progress of

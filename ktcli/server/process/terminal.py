@@ -1,4 +1,4 @@
-"""Tells why a process gets SIGHUP: its terminal was closed, or somebody asks it to read its files again."""
+"""Finds out why a process gets SIGHUP: its terminal was closed, or it is asked to read its files again."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""GGUF files as checkpoints: the header, the config, names and tokenizer it holds, and its number formats."""
+"""GGUF files as checkpoints: their header, config, names, tokenizer and number formats."""

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files: one row each, of facts, names and views."""
+"""The architectures of GGUF files: one row each, with facts, names and views."""
 
 from __future__ import annotations
 

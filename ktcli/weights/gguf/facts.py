@@ -1,5 +1,4 @@
-"""Facts that follow from several keys of a GGUF file or from its tensors; one function for each architecture that has
-some.
+"""Facts that are derived from several keys of a GGUF file or from its tensors, with one function per architecture.
 
 What a file leaves out because llama.cpp knows it of the architecture is from llama.cpp's converters and loaders.
 """

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read as if its author were hostile.
+"""The header of a GGUF file, read as hostile input.
 
 A file is: "GGUF", u32 version, u64 tensors, u64 keys; the keys (text, u32 type, value); the tensors (text,
 u32 dimensions, u64 each, fastest first, u32 type, u64 offset); padding to the alignment; data. A text is a u64

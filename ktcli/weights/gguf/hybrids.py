@@ -1,5 +1,5 @@
-"""The architectures of GGUF files that have layers with linear attention, states or convolutions beside those with
-attention: one row each, of facts, names and views."""
+"""The architectures of GGUF files that combine attention with linear attention, states or convolutions: one row each,
+with facts, names and views."""
 
 from __future__ import annotations
 

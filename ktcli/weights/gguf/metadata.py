@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file, read with checks: single facts, facts of layers, and the rotation's stretching."""
+"""The metadata of a GGUF file, read with checks: single facts, facts of layers, and the scaling of the rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules by which files of an architecture are read, and the facts and names that several architectures share.
+"""The rules for reading the files of an architecture, and the facts and names that several architectures share.
 
 Keys of the metadata begin with the architecture's name ("qwen3moe.block_count"). What they mean is from the
 specification of GGUF and from llama.cpp's converters and loaders.

@@ -1,4 +1,4 @@
-"""The tokenizer and chat template in a GGUF file, as the small files that a model has on the hub.
+"""The tokenizer and chat template in a GGUF file, as the small files of a model on the hub.
 
 Two kinds are read: "gpt2", bytes merged by a list of pairs, and "llama", SentencePiece pieces merged by
 score, with single bytes for what has no piece. Both become a `tokenizer.json`, so that a pack needs nothing

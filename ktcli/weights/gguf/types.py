@@ -1,5 +1,5 @@
-"""Decodes the number types of GGUF files: the usual ones are decoded by the library (blocks.c), the rest by the
-`gguf` package, which knows them all and uses one core.
+"""Decodes the number types of GGUF files: the common ones with the library (blocks.c), the rest with the `gguf`
+package, which knows all of them and uses one core.
 
 Tensors that converters rearrange are read through a `TensorView`.
 """

@@ -1,4 +1,4 @@
-"""Views of the tensors that converters of GGUF files rearrange, by the tensors' names on the hub below their layer."""
+"""Views of the tensors that GGUF converters rearrange, by the tensors' names on the hub below their layer."""
 
 from __future__ import annotations
 

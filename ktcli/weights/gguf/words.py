@@ -1,4 +1,4 @@
-"""Patterns that cut texts into words before their bytes are merged, by the name that GGUF files give them.
+"""Patterns that split texts into words before their bytes are merged, by the names that GGUF files give them.
 
 The patterns are those of the models' own `tokenizer.json` where llama.cpp's list of names (build 11549) says them
 or they are known, else those by which llama.cpp cuts; they are data that a GGUF file only names. A name that is not

@@ -1,5 +1,5 @@
-/* amx_products.inc.c - the products of the row amx, in two shapes of work, from tile_min tokens on; fewer take the
- * vector kernels, over the same bytes.
+/* amx_products.inc.c - the products of the row amx, in two forms, from tile_min tokens on;
+ * fewer tokens use the vector kernels on the same bytes.
  *
  * PAIRS, for weights and x with one scale per row and for bf16: 2 x 2 output tiles, 32 tokens times two panels. A block
  * of columns (16 kB of weights) stays in the first cache while all tokens of the block run over it; partial sums are

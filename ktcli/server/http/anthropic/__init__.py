@@ -1,1 +1,1 @@
-"""The API of Anthropic: messages, and the count of their tokens."""
+"""The API of Anthropic: messages, and counting their tokens."""

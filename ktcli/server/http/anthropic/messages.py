@@ -1,4 +1,4 @@
-"""`/v1/messages`: what a request asks for, and its replies; a stream is blocks, one open at a time."""
+"""`/v1/messages`: the options of a request, and its replies; a stream consists of blocks, one open at a time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The API of Ollama: chat and generate, and what clients ask about models before."""
+"""The API of Ollama: chat and generate, and the requests about models that clients send first."""

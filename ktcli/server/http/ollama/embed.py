@@ -1,4 +1,4 @@
-"""`/api/embed`, and `/api/embeddings` as it was before: embeddings for Ollama's clients."""
+"""`/api/embed`, and the older `/api/embeddings`: embeddings for Ollama's clients."""
 
 from __future__ import annotations
 

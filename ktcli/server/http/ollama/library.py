@@ -1,4 +1,4 @@
-"""`/api/pull`, `/api/delete` and `/api/copy`: the library changed by Ollama's clients, if they may."""
+"""`/api/pull`, `/api/delete` and `/api/copy`: changes to the library by Ollama's clients, if they are allowed."""
 
 from __future__ import annotations
 

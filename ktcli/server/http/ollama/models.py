@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models: which there are, what they can do, and which version they talk to."""
+"""Answers the requests of Ollama's clients about models: their names, their capabilities, and the server's version."""
 
 from __future__ import annotations
 

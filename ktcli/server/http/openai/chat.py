@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: what a request asks for, and its replies."""
+"""`/v1/chat/completions`: the options of a request, and its replies."""
 
 from __future__ import annotations
 

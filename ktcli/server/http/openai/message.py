@@ -1,4 +1,5 @@
-"""Reads a message as OpenAI's clients send it: its text in one piece, its calls with the functions that they name."""
+"""Reads a message as OpenAI's clients send it: its text in one piece, and its calls with the functions that they
+name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items of a response: thoughts, a text, and calls, one after the other, each told as it grows."""
+"""The items of a response: thoughts, text and calls, one after the other, each sent as it grows."""
 
 from __future__ import annotations
 

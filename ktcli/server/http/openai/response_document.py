@@ -1,4 +1,4 @@
-"""The document of a response before there is an answer: what was asked for, as the server understands it."""
+"""The document of a response before there is an answer: the request as the server understands it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`/v1/responses`: what a request asks for, and its replies, which are kept for a while unless it says otherwise."""
+"""`/v1/responses`: the options of a request, and its replies, which are stored for a while unless the request forbids
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/responses/ID`: a response that is kept, the items that it answered, and its removal."""
+"""`/v1/responses/ID`: a stored response, its input items, and its removal."""
 
 from __future__ import annotations
 

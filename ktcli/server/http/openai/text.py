@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts that go on."""
+"""`/v1/completions`: continues texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what a request for a response goes on with: an earlier response, and single items of those that are kept.
+"""Finds what a request for a response continues: an earlier response, and single items of stored responses.
 
 What is found is JSON, and counts as if the client had sent it: in its size, and in the memory of all bodies.
 """
@@ -141,7 +141,10 @@ def _refers(item: Item) -> bool:
 
 
 def _not_kept(field: str, what: str) -> Refusal:
-    said = f"Not Found: {field} names the {what}, which this server has not stored; send the whole conversation as input"
+    said = (
+        f"Not Found: {field} names the {what}, which this server has not stored; "
+        "send the whole conversation as input"
+    )
     return Refusal(404, said, field, "not_found")
 
 

@@ -1,1 +1,1 @@
-"""The chat page of a server: files that a browser runs, without a request to anywhere else."""
+"""The chat page of a server: files that a browser runs without requests to other servers."""

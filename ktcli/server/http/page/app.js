@@ -32,7 +32,7 @@ function say(words, isWrong = false, back = null) {
   at("undo").hidden = !back;
 }
 
-const FULL = "The browser's storage is full. What is new stays here until this tab is closed: delete some conversations, or export this one.";
+const FULL = "The browser's storage is full. New messages are kept only until this tab is closed: delete some conversations, or export this one.";
 const BLOCKED = "The browser does not let this page store anything: conversations last until this tab is closed.";
 
 // Says what is wrong with the storage, until it is right again.
@@ -136,7 +136,7 @@ function edit(message) {
   endEdit();
   editing = { message, draft: prompt.value, files: attachments.files };
   compose(message.content, message.files ?? []);
-  say("Sending makes another version of this message; the conversation as it is stays. Escape cancels.");
+  say("Sending creates another version of this message and keeps the current one. Escape cancels.");
   draw();
 }
 

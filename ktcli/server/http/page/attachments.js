@@ -13,7 +13,7 @@ function size(bytes) {
 // The text of a file. Throws an Error with a sentence.
 async function textOf(file) {
   if (file.size > FILE_BYTES) {
-    throw new Error(`${file.name} is too large: it has ${size(file.size)}, and text files of up to ${size(FILE_BYTES)} can be attached.`);
+    throw new Error(`${file.name} is too large (${size(file.size)}): text files may have up to ${size(FILE_BYTES)}.`);
   }
   const bytes = new Uint8Array(await file.arrayBuffer());
   const encoding = bytes[0] === 0xff && bytes[1] === 0xfe ? "utf-16le" : bytes[0] === 0xfe && bytes[1] === 0xff ? "utf-16be" : "utf-8";

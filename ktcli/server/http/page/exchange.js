@@ -35,11 +35,11 @@ export async function read(file) {
   } catch {
     throw new Unsound(`${file.name} is not valid JSON.`);
   }
-  if (said?.format !== FORMAT) throw new Unsound(`${file.name} is not an export of this page.`);
-  if (said.version !== VERSION) throw new Unsound(`${file.name} has a version that this page does not know.`);
+  if (said?.format !== FORMAT) throw new Unsound(`${file.name} was not exported from this page.`);
+  if (said.version !== VERSION) throw new Unsound(`${file.name} has a version that this page does not support.`);
   const rows = said.conversations;
   if (!Array.isArray(rows) || rows.length > CONVERSATIONS_MOST) {
-    throw new Unsound(`${file.name} has no list of up to ${CONVERSATIONS_MOST.toLocaleString("en")} conversations.`);
+    throw new Unsound(`${file.name} must contain a list of at most ${CONVERSATIONS_MOST.toLocaleString("en")} conversations.`);
   }
   try {
     return rows.map(soundConversation);
@@ -55,7 +55,7 @@ export async function importInto(store, file) {
   for (const { record, messages } of found) added += await store.addMissing(record, messages);
   const here = found.length - added;
   const counted = `Imported ${added} conversation${added === 1 ? "" : "s"}`;
-  return here ? `${counted}; ${here} ${here === 1 ? "was" : "were"} here already.` : `${counted}.`;
+  return here ? `${counted}; ${here} ${here === 1 ? "was" : "were"} already here.` : `${counted}.`;
 }
 
 // Lets the browser save a file.

@@ -1,4 +1,4 @@
-"""Sends the chat page and its parts, with a policy by which a browser loads nothing from elsewhere."""
+"""Sends the chat page and its parts, with a policy that lets a browser load nothing from other servers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ function soundMessage(said, conversation, known) {
 }
 
 function soundFiles(said, id) {
-  require(Array.isArray(said) && said.length <= FILES_MOST, `message ${id} has files in a form that is not known`);
+  require(Array.isArray(said) && said.length <= FILES_MOST, `message ${id} has files in an unknown form`);
   return said.map((each) => {
     require(isObject(each) && isText(each.name, 500) && isText(each.text), `message ${id} has a file without a name or text`);
     return { name: each.name, text: each.text };

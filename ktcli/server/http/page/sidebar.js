@@ -89,6 +89,6 @@ export class Sidebar {
     this.deleted.querySelector("ul").replaceChildren(...records.map((record) => element("li", {},
       element("span", { className: "title", textContent: record.title }),
       iconButton("restore", `Restore ${record.title}`, () => this.actions.restore(record.id)),
-      iconButton("remove", `Delete ${record.title} for good`, () => this.actions.erase(record.id)))));
+      iconButton("remove", `Delete ${record.title} permanently`, () => this.actions.erase(record.id)))));
   }
 }
