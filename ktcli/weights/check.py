@@ -1,4 +1,4 @@
-"""Checks a checkpoint before its conversion: it must have all tensors of the model, in the right shapes, and no others."""
+"""Checks a checkpoint before its conversion: it has all tensors of the model, in the right shapes, and no more."""
 
 from __future__ import annotations
 
