@@ -55,7 +55,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l root-path -d 'Path unde
 complete -c kt -n '__fish_seen_subcommand_from serve' -l parallel -d 'Conversations to answer at the same time, each with the full context' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l max-pause -d 'Longest pause of running answers while a new prompt is read; a shorter one makes prompts take longer' -x -a 'SECONDS'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l model-alias -d 'Another name for the model; may be repeated' -x
-complete -c kt -n '__fish_seen_subcommand_from serve' -l adapter -d 'Serve the model with this adapter of the library, too, as MODEL+ADAPTER; may be repeated' -x -a 'ADAPTER'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l adapter -d 'Also serve the model with this adapter from the library, as MODEL+ADAPTER; may be repeated' -x -a 'ADAPTER'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l strict-model -d 'Refuse requests for other models instead of answering them with this one'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l keep-alive -d 'How long an unused model stays in memory: 5m, 1h30m, 300 (seconds), 0, or -1 forever' -x -a 'TIME'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l drain -d 'How long answers may take to finish when the server is stopped' -x -a 'SECONDS'
@@ -120,7 +120,7 @@ complete -c kt -n '__fish_seen_subcommand_from search' -l help -d 'Show this mes
 complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
 complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l yes -d 'Do not ask'
-complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Maximum download rate, in bytes per second; 0 is no limit' -x
+complete -c kt -n '__fish_seen_subcommand_from pull' -l limit -d 'Maximum download rate, in bytes per second; 0 means no limit' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l as -d 'Also give it this name' -x
 complete -c kt -n '__fish_seen_subcommand_from pull' -l from -d 'Use only this hub' -x -a 'hf modelscope'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l stream -d 'Convert during the download, and do not keep the checkpoint'
@@ -389,8 +389,8 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench' -a finetune -d 'Measure a step of LoRA fine-tuning, forward and backward of each layer'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l layers -d 'Number of decoder layers' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l tokens -d 'Tokens of an optimizer step, rounded up to whole documents' -x
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l length -d 'Tokens of each document of the step' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l tokens -d 'Tokens per optimizer step, rounded up to whole documents' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l length -d 'Tokens per document' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l rank -d 'Rank of the adapter' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from finetune' -l dense -d 'Number format of the dense weights, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'

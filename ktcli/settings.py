@@ -319,7 +319,7 @@ TABLE: tuple[Setting, ...] = (
         "Maximum disk space for KV pages; 0 turns them off.",
     ),
     Setting(
-        "pull-limit", SIZES, "SIZE", "no limit", "Maximum download rate, in bytes per second; 0 is no limit.",
+        "pull-limit", SIZES, "SIZE", "no limit", "Maximum download rate, in bytes per second; 0 means no limit.",
         option="--limit",
     ),
     Setting(

@@ -145,7 +145,7 @@ def _partnered(modules: Mapping[str, dict[str, Part]]) -> Iterator[tuple[str, tu
             (which,) = both
             missing = "B" if which == "A" else "A"
             raise BadCheckpoint(
-                f"{both[which].name} in {both[which].file} has no lora_{missing} beside it",
+                f"{both[which].name} in {both[which].file} has no matching lora_{missing}",
                 hint="the file is incomplete: save or download the adapter again",
             )
         yield module, (both["A"], both["B"])

@@ -1,4 +1,4 @@
-"""Finds out what an adapter was trained on, if its folder says so: model cards, and the files of LLaMA-Factory.
+"""Finds out what an adapter was trained on, if its folder says so, from model cards and the files of LLaMA-Factory.
 
 Nothing depends on it; a file that cannot be read says nothing.
 """

@@ -38,7 +38,7 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     rest = f"{gib(other)} of chats and records" + (
         f", {gib(left)} left by killed processes (kt prune)" if left else ""
     )
-    summary = f"{rest}; together {gib(total)}, {gib(free)} free on the disk of {home}"
+    summary = f"{rest}; {gib(total)} in total, {gib(free)} free on the disk of {home}"
     out.result(document, lambda: "\n".join([*_table(models), summary]))
 
 

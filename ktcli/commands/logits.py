@@ -117,7 +117,7 @@ def read_ids(path: Path) -> list[I32Array]:
     if not lists or not all(_are_ids(each) for each in lists):
         raise UsageError(
             f"{path} is not a list of token ids",
-            hint="for example: [1, 15, 7], or of several sequences: [[1, 15], [1, 7]]",
+            hint="for example: [1, 15, 7], or for several sequences: [[1, 15], [1, 7]]",
         )
     return [np.array(each, dtype=np.int32) for each in lists]
 

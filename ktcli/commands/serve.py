@@ -95,8 +95,8 @@ AdapterOpt = Annotated[
     typer.Option(
         "--adapter",
         metavar="ADAPTER",
-        help="Serve the model with this adapter of the library, too, as MODEL+ADAPTER; may be repeated. Others that are"
-        " for the model are loaded when a request names them. Runs on the CPU.",
+        help="Also serve the model with this adapter from the library, as MODEL+ADAPTER; may be repeated. Other"
+        " adapters for the model are loaded when a request names them. Runs on the CPU.",
     ),
 ]
 StrictOpt = Annotated[

@@ -1,4 +1,5 @@
-"""Linear attention with one decay for each head: its state has a fixed size instead of every position (Qwen3-Next).
+"""Linear attention with one decay for each head: its state has a fixed size and does not grow with the positions
+(Qwen3-Next).
 
 Qwen3.5 has it too.
 """

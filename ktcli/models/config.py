@@ -150,7 +150,9 @@ class Fields:
     def require_width(self, what: str, width: int) -> None:
         """Raises BadCheckpoint if `width`, a product of fields, is larger than any model's (MAX_WIDTH)."""
         if width > MAX_WIDTH:
-            raise BadCheckpoint(f"{self.where}: {what} is {width} (limit {MAX_WIDTH})")
+            raise BadCheckpoint(
+                f"{self.where}: {what} is {width}, which is too wide (limit {MAX_WIDTH})"
+            )
 
     def require_few(self, what: str, each: int) -> None:
         """Raises BadCheckpoint if a layer's `each` heads or groups, which are found one by one, are too many over
@@ -158,7 +160,7 @@ class Fields:
         n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
         if each * n_layers > MAX_APART:
             raise BadCheckpoint(
-                f"{self.where}: {what} {each} in each of {n_layers} layers is too many (limit {MAX_APART} in total)"
+                f"{self.where}: {what} is {each} in each of {n_layers} layers (limit {MAX_APART} in total)"
             )
 
     def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:

@@ -1,5 +1,5 @@
-"""Granite 4 (H-Tiny, H-Small, and the dense H-Micro): most layers have Mamba-2, the others attention without positions;
-experts beside a shared one, or that one alone.
+"""Granite 4 (H-Tiny, H-Small, and the dense H-Micro): most layers have Mamba-2, the others attention without
+positions; experts together with a shared one, or only the shared one.
 
 Multipliers are those of Granite-MoE. Source: transformers 5.23 (granitemoehybrid).
 """

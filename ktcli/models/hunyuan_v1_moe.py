@@ -54,7 +54,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
         if not isinstance(listed, list):
             continue
         if not 0 < len(listed) <= MAX_LAYERS or any(each != listed[0] for each in listed):
-            raise BadCheckpoint(f"{f.where}: {name} is not the same in all layers")
+            raise BadCheckpoint(f"{f.where}: {name} differs between layers")
         values[name] = listed[0]
     same = Fields(values, f.where)
     for name, usual in (("num_shared_expert", 1), ("moe_intermediate_size", None)):

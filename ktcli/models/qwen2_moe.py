@@ -1,4 +1,4 @@
-"""Qwen2-MoE (57B-A14B, Qwen1.5-MoE-A2.7B): biased q, k and v, a shared expert behind a sigmoid gate.
+"""Qwen2-MoE (57B-A14B, Qwen1.5-MoE-A2.7B): biased q, k and v, a shared expert with a sigmoid gate.
 
 Source: the Qwen2 report; transformers 5.23.
 """

@@ -143,7 +143,7 @@ class Chooser:
         if array is None or not array.size:
             return self._ffi.NULL
         if array.dtype != dtype or not array.flags.c_contiguous:
-            raise NativeError(f"no row of {dtype} in one piece")
+            raise NativeError(f"the array is not a contiguous row of {dtype}")
         return self._ffi.from_buffer(self._kinds[dtype], array)
 
 

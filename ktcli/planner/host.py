@@ -138,8 +138,8 @@ def _idle(machine: Machine) -> Iterator[str]:
     """Yields the note on GPUs that cannot be used."""
     for gpu in machine.gpus:
         yield (
-            f"{gpu.name} with {gib(gpu.vram_bytes)} of memory is there; without PyTorch"
-            ' (pip install "ktcli[gpu]") kt runs every layer on the CPU and does not use it'
+            f"kt runs every layer on the CPU and does not use {gpu.name} ({gib(gpu.vram_bytes)}), because PyTorch is"
+            ' not installed (pip install "ktcli[gpu]")'
         )
 
 

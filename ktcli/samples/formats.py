@@ -56,9 +56,10 @@ def format_of(source: DataSource, row: DataRow) -> RowFormat:
     found = _said(source, row.values) or _seen(row.values)
     if found is None:
         _require_answers(row)
-        keys = ", ".join(list(row.values)[:8])[:200] or "nothing"
+        keys = ", ".join(list(row.values)[:8])[:200]
+        what = f"the keys {keys} do" if keys else "an empty row does"
         raise BadData(
-            f"{row.where}: the keys {keys} do not belong to a format that kt knows",
+            f"{row.where}: {what} not belong to a format that kt knows",
             hint="use the keys instruction and output; conversations; messages; prompt and completion; or text",
         )
     return found

@@ -197,7 +197,7 @@ def _made(work: _Work, file: WeightFile, written: int) -> FileRecord:
         for part in encoder.encode(file.tensors):
             writer.write(part.data)
             work.progress(written + writer.size_bytes, target.plan.weight_bytes)
-        assert writer.size_bytes == file.size_bytes, f"{file.name} is not as planned"
+        assert writer.size_bytes == file.size_bytes, f"{file.name} differs from the plan"
         digest = writer.finish()
     record = FileRecord(file.name, file.size_bytes, digest, *losses(encoder.sums))
     encoder.sums.clear()

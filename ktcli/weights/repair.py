@@ -88,7 +88,7 @@ def repair_from(
         )
     if found.adapter:
         raise UsageError(
-            f"{damage.pack.name} was merged with an adapter, which kt does not keep with it",
+            f"{damage.pack.name} was merged with an adapter, which kt does not store with it",
             hint="remove it, and convert the model with --adapter again: the same adapter gives the same bytes",
         )
     records = {each.name: each for each in found.records if each.name in damage.names}

@@ -93,7 +93,7 @@ def _pooling(folder: Path, path: str) -> dict[str, Any]:
     """Returns what the config of the Pooling step says."""
     if _FOLDER.fullmatch(path) is None:
         raise BadCheckpoint(
-            f"{MODULES}: the path of Pooling is {path[:60]!r}, not a folder beside it"
+            f"{MODULES}: the path of Pooling is {path[:60]!r}, not a folder next to it"
         )
     name = f"{path}/config.json"
     f = Fields(parse_object(read_bounded(inside(folder, name), MAX_BYTES), name), name)

@@ -24,7 +24,7 @@ static int check_run(kt_program *p, const kt_run *run, int64_t r)
                             (long long)run->first_output, (long long)run->n_tokens);
     if (c.start < 0 || c.tokens < 0 || c.tokens > INT32_MAX || c.start > run->start ||
         c.start + c.tokens <= run->start || (c.tokens > 1 && c.start + c.tokens < run_end(run)))
-        return program_fail(p, KT_ERR_RANGE, "run %lld: positions %lld..%lld are no piece of a chunk of %lld from %lld on",
+        return program_fail(p, KT_ERR_RANGE, "run %lld: positions %lld..%lld are not a piece of a chunk of %lld from %lld on",
                             (long long)r, (long long)run->start, (long long)run_end(run), (long long)c.tokens,
                             (long long)c.start);
     if (run->adapter < 0 || run->adapter > p->adapters)

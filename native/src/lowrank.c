@@ -80,7 +80,7 @@ static adaptable *find_product(kt_program *p, int32_t adapter, int32_t operation
             found = &p->adaptables.at[i];
     if (adapter >= 1 && adapter <= p->adapters && found && n >= 0 && n <= MAX_UPDATES)
         return found;
-    program_fail(p, KT_ERR_RANGE, "adapter %d of %d: part %d of operation %d is no product with %d updates", adapter,
+    program_fail(p, KT_ERR_RANGE, "adapter %d of %d: part %d of operation %d is not a product with %d updates", adapter,
                  p->adapters, part, operation, n);
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* mla.h - what the forms of multi-head latent attention share. */
+/* mla.h - shared by the forms of multi-head latent attention. */
 #ifndef KT_MLA_H
 #define KT_MLA_H
 

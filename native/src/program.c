@@ -64,7 +64,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
         return NULL;
     }
     if (options->cache < KT_CACHE_BF16 || options->cache > KT_CACHE_FP8) {
-        snprintf(error, error_size, "cache %d is none of KT_CACHE_*", options->cache);
+        snprintf(error, error_size, "cache %d is not one of KT_CACHE_*", options->cache);
         return NULL;
     }
     kt_program *p = calloc(1, sizeof *p);

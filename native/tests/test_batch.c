@@ -69,9 +69,9 @@ static void check_refused(kt_pool *pool)
     runs[1].n_tokens = 4;
     WRONG(first_output, 0, "run 1: 9 tokens and 5 outputs");
     runs[1].chunk_tokens = 5;
-    WRONG(chunk_start, 1, "run 1: positions 0..2 are no piece of a chunk of 5 from 1 on");
+    WRONG(chunk_start, 1, "run 1: positions 0..2 are not a piece of a chunk of 5 from 1 on");
     runs[1].n_tokens = 3;
-    WRONG(chunk_tokens, 2, "run 1: positions 0..3 are no piece of a chunk of 2 from 0 on");
+    WRONG(chunk_tokens, 2, "run 1: positions 0..3 are not a piece of a chunk of 2 from 0 on");
     WRONG(chunk_tokens, -1, "run 1: positions");
     runs[1].n_tokens = 2;
     runs[0].chunk_start = runs[0].start;

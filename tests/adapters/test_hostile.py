@@ -79,7 +79,7 @@ def refused(folder: Path, said: str) -> KtError:
         ({"layer_replication": [[0, 2]]}, "repeated layers"),
         ({"init_lora_weights": "pissa"}, "a changed base model"),
         ({"brand_new": 3}, "does not know the field 'brand_new', which is '3'"),
-        ({"base_model_name_or_path": 7}, "base_model_name_or_path is 7, not a text"),
+        ({"base_model_name_or_path": 7}, "base_model_name_or_path is 7, not a string"),
         ({"base_model_name_or_path": "a\nb"}, "not the name of a model"),
     ],
 )

@@ -125,7 +125,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
         {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
         "original_max",
     ),
-    (QWEN3, {"rope_parameters": {"rope_type": ["yarn"]}}, "not a text"),
+    (QWEN3, {"rope_parameters": {"rope_type": ["yarn"]}}, "not a string"),
     (QWEN3, {"mlp_only_layers": 7}, "mlp_only_layers"),
     (QWEN3, {"mlp_only_layers": ["0", None, [1]]}, "mlp_only_layers"),
     (QWEN3, {"mlp_only_layers": [7] * 2000}, "mlp_only_layers"),  # compared for every layer
@@ -166,8 +166,8 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (MIMO, {"attention_value_scale": "x"}, "not a number"),
     (MIMO, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
     (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope of sliding_attention"),
-    (HUNYUAN, {"moe_topk": [3, 3, 2]}, "moe_topk is not the same"),
-    (HUNYUAN, {"num_experts": []}, "num_experts is not the same"),
+    (HUNYUAN, {"moe_topk": [3, 3, 2]}, "moe_topk differs"),
+    (HUNYUAN, {"num_experts": []}, "num_experts differs"),
     (HUNYUAN, {"num_shared_expert": 2}, "num_shared_expert 2"),
     (HUNYUAN, {"moe_intermediate_size": 41}, "moe_intermediate_size 41"),
     (
@@ -270,17 +270,17 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (
         V4,
         {"o_groups": 256, "num_attention_heads": 256, **DEEP},
-        "o_groups of 256 in 512 layers",
+        "o_groups is 256 in each of 512 layers",
     ),
     (
         LINEAR,
         {"linear_num_key_heads": 64, "linear_num_value_heads": 64, **DEEP},
-        "linear_num_key_heads of 64 in 512 layers",
+        "linear_num_key_heads is 64 in each of 512 layers",
     ),
     (
         LINEAR,
         {"num_attention_heads": 64, "num_key_value_heads": 1, **DEEP},
-        "num_attention_heads of 64 in 512 layers",
+        "num_attention_heads is 64 in each of 512 layers",
     ),
     (V4, {"o_groups": 512, "num_attention_heads": 512}, r"o_groups is 512, outside 1\.\.256"),
     (
@@ -313,7 +313,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (NEXT, glm(linear_attn_config=[3]), "linear_attn_config is not a JSON object"),
     (NEXT, glm(layer_types=["linear_attention", "mamba"] * 2), "layer_types 'mamba'"),
     (NEXT, glm(indexer_types=["full", "shared", "full", "full"]), "layer 1 shares .* has none"),
-    (NEXT, glm(indexer_types=["full"]), "indexer_types has 1 of 4 layers"),
+    (NEXT, glm(indexer_types=["full"]), "indexer_types lists 1 layers instead of 4"),
     (NEXT, glm(hc_mult=17), "hc_mult is 17"),
     (NEXT, glm(attention_bias=True), "attention_bias True"),
     (NEXT, glm(model_type="llama"), "model_type 'llama'"),

@@ -127,10 +127,10 @@ def test_texts_that_no_file_can_hold() -> None:
 
 BAD = {
     "keys": ({"question": "a", "answer": "b"}, "line 7: the keys question, answer do not belong to a format"),
-    "nothing": ({}, "has the keys nothing"),
+    "nothing": ({}, "an empty row does not belong"),
     "preferences without an answer": ({"instruction": "q", "chosen": "a", "rejected": "b"}, "not on preferences"),
     "preferences": ({"messages": [ONE], "chosen": "a", "rejected": "b"}, "not on preferences"),
-    "images": ({"messages": [ONE], "images": ["a.png"]}, "it has images, but kt trains on text only"),
+    "images": ({"messages": [ONE], "images": ["a.png"]}, "the row has images, but kt trains on text only"),
     "number": ({"instruction": "a", "output": 4}, "line 7: output is a number, not text"),
     "list": ({"instruction": "a", "output": ["b", "c"]}, "output is a list, not text"),
     "history": ({**ALPACA, "history": [["a"]]}, r"history\[0\] is not a pair"),
@@ -140,7 +140,7 @@ BAD = {
     "message": ({"messages": ["hi"]}, r"messages\[0\] is text, not a message"),
     "role": ({"messages": [ONE, {"role": "bot", "content": "x"}]}, r"messages\[1\] has the role 'bot'"),
     "roles": ({"messages": [{"role": ["user"], "content": "x"}]}, r"messages\[0\] has the role"),
-    "from": ({"conversations": turns("human", "a", "alien", "b")}, r"conversations\[1\] is from 'alien'"),
+    "from": ({"conversations": turns("human", "a", "alien", "b")}, r"conversations\[1\] has the role 'alien'"),
     "tagless": ({"conversations": [*turns("human", "a"), {"x": 1}]}, r"\[1\] is not a message with from and value"),
     "content": ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]: content is a number"),
     "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'; kt trains on text"),

@@ -104,7 +104,7 @@ def test_nothing_to_train(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [asks("a", ""), asks("b", " ")])
     with pytest.raises(
         KtError,
-        match=r"no row of mine\.jsonl can be trained: no answer .* \(2, first mine\.jsonl, line 1\)",
+        match=r"mine\.jsonl has no row to train on: .* \(2, first mine\.jsonl, line 1\)",
     ):
         read(path)
 

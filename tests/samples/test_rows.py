@@ -81,7 +81,7 @@ BAD = {
     "long": ("r.jsonl", b'{"a":1}\n{"a":"' + b"x" * (9 << 20), "line 2: a row is larger than 8.0 MiB"),
     "csv columns": ("r.csv", b"a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the first line names 2 columns"),
     "csv quote": ("r.csv", b'a,b\n"1"x,2\n', "line 2: not CSV"),
-    "csv twice": ("r.csv", b"a,a\n1,2\n", "line 1: the column 'a' is there twice"),
+    "csv twice": ("r.csv", b"a,a\n1,2\n", "line 1: the column 'a' occurs twice"),
     "csv zero": ("r.csv", b"a,b\n1,\0\n", "line 2: it contains a zero byte"),
     "csv open": ("r.csv", b'a,b\n1,"' + b"x\n" * (5 << 20), "line 2: a row is larger than 8.0 MiB"),
     "csv latin": ("r.csv", b"a,b\n1,2\n1,\xe9\n", "line 3: it is not UTF-8 text"),

@@ -239,7 +239,7 @@ def test_a_model_that_generates_text_says_what_to_do(server: Embedding) -> None:
         assert said.startswith("fake generates text, not embeddings")
         assert "kt convert qwen3-embedding-0.6b" in said
     said = server.refused(OPENAI, model="text-embedding-3-small", input="x")
-    assert said.startswith("'text-embedding-3-small' is fake here, which generates text")
+    assert said.startswith("'text-embedding-3-small' means fake here, which generates text")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_what_is_written_for_ollama_is_read_back(tmp_path: Path) -> None:
         ('FROM a\nSYSTEM """x""" y', "after its triple quotes"),
         ("FROM a\nSYSTEM \x1b]0;x", "line 2: system has a control character"),
         ("FROM a\nSYSTEM " + "x" * 30_000, "line 2: system"),
-        ("FROM a\n" + "PARAMETER stop x\n" * 40, "stop has 17 texts"),
+        ("FROM a\n" + "PARAMETER stop x\n" * 40, "stop has 17 strings"),
         ("rm -rf /", "line 1 begins with 'rm', which is not an instruction"),
         (b"FROM \xff", "is not UTF-8"),
         ("FROM a\n" + "\n" * 30_000, "more than 20,000 lines"),

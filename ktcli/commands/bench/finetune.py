@@ -50,7 +50,7 @@ TokensOpt = Annotated[
         metavar="N",
         min=_LEAST,
         max=1 << 17,
-        help="Tokens of an optimizer step, rounded up to whole documents.",
+        help="Tokens per optimizer step, rounded up to whole documents.",
     ),
 ]
 LengthOpt = Annotated[
@@ -60,7 +60,7 @@ LengthOpt = Annotated[
         metavar="N",
         min=_LEAST,
         max=1 << 17,
-        help="Tokens of each document of the step.",
+        help="Tokens per document.",
     ),
 ]
 RankOpt = Annotated[
@@ -105,7 +105,7 @@ def finetune(
         )
     asked = Wanted(context=length, threads=threads, numa=asked_numa(numa))
     planned = plan_trial(Trial(subject, asked, layers or min(_LAYERS, whole.layers)), out)
-    planned.plan.require("a model of these layers")
+    planned.plan.require("a model with these layers")
     pool = planned.start()
     ceilings = Ceilings.of(pool)
     times = _measured(planned, pool, ceilings, (documents, length), rank, runs)
@@ -136,7 +136,7 @@ def _measured(
     need = planned.plan.need_bytes + factor_bytes(planned.model, settings)
     if need > planned.plan.host.available_bytes:
         raise NotEnoughMemory(
-            "a model of these layers with its adapter",
+            "a model with these layers and its adapter",
             need,
             planned.plan.host.available_bytes,
             hint="use a smaller --rank, or fewer --layers",

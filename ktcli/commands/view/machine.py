@@ -242,7 +242,7 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
             )
     found = machine.measured
     if found is None:
-        rows.append(("Speed", "not measured; kt doctor --measure takes some seconds"))
+        rows.append(("Speed", "not measured; kt doctor --measure takes a few seconds"))
     else:
         rows.append(
             (

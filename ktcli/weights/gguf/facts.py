@@ -309,7 +309,7 @@ def mimo(m: Metadata) -> dict[str, Any]:
     own = dict(zip(pattern, heads, strict=True))
     if any(own[is_window] != kv for is_window, kv in zip(pattern, heads, strict=True)):
         raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.head_count_kv differs within a kind of layers"
+            f"{m.fields.where}: {m.architecture}.attention.head_count_kv differs between layers of one kind"
         )
     theta = m.number("rope.freq_base", 10_000.0)
     usual = heads[0]

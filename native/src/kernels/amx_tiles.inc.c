@@ -1,5 +1,5 @@
-/* amx_tiles.inc.c - what the products of the row amx are made of: tile instructions and configurations, activations
- * and weights as tiles see them, and the ceilings of the tile unit.
+/* amx_tiles.inc.c - the components of the products of the row amx: tile instructions and
+ * configurations, activations and weights as tiles, and the ceilings of the tile unit.
  *
  * Whatever the format, a *step* is 64 bytes of a row of x and 16 lines of 64 bytes of a panel: 64 columns of int8
  * or 32 of bf16. Those 16 lines are just what a B tile wants, so 8-bit and bf16 panels are loaded where they lie;

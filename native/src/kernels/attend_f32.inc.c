@@ -1,5 +1,5 @@
-/* attend_f32.inc.c - one step of flash attention (see attend_bf16.inc.c for the formula) on an f32 cache,
- * all in f32: the exact mode, which the fast one is compared with.
+/* attend_f32.inc.c - one step of flash attention (see attend_bf16.inc.c for the formula) on an
+ * f32 cache, entirely in f32: the exact mode, with which the fast one is compared.
  *
  * Tiles of EXACT_QUERIES queries share the loads of K and V. Each score is one chain of fma over ascending
  * columns and lanes summed as vf_sum does, each value one chain over ascending keys: the tiling, and so the

@@ -1,4 +1,5 @@
-/* cache_fp8.inc.c - rows of an fp8 cache: E4M3 codes with a scale byte of each head and position (kt_program.h).
+/* cache_fp8.inc.c - rows of an fp8 cache: E4M3 codes with a scale byte for each head and
+ * position (kt_program.h).
  *
  * Decoding makes the bf16 numbers that attend_bf16 reads, exactly: a code has four bits, a scale is a power of two. Only
  * numbers below 2^-126 lose bits, which are cut off. A code's bits, moved to their place in a float, mean 2^-120 of it;

@@ -1,5 +1,5 @@
-/* ceiling.inc.c - plain loops that show what the machine can do at best; the figures of the kernels are
- * given as parts of these. A row with tiles has its own of arithmetic, in amx_tiles.inc.c. */
+/* ceiling.inc.c - plain loops that show the best speed of the machine; the kernels' figures are
+ * given as shares of it. A row with tiles has its own of arithmetic, in amx_tiles.inc.c. */
 
 static uint64_t read_bytes(const void *data, size_t size)
 {

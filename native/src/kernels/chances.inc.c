@@ -1,5 +1,5 @@
-/* chances.inc.c - what the choice of a token asks of a block of logits: how likely its tokens are beside the best one, and
- * the block with what a mask leaves of it.
+/* chances.inc.c - kernels for the choice of a token in a block of logits: the probabilities of
+ * its tokens relative to the best one, and the block after a mask.
  *
  * A chance is e^((x - top) / temperature), within 0.502 units in the last place, and the same bits in every row: a
  * number of double precision is rounded once. In 1.1e9 arguments from -150 to 0 it differs once from glibc's expf.

@@ -1,6 +1,6 @@
-/* encode.inc.c - f32 rows to one packed panel. The algorithm and its order of operations are specified
- * in formats.h; here they are run 16 columns at a time, with nothing that changes a result.
- */
+/* encode.inc.c - encodes f32 rows as one packed panel. The algorithm and its order of
+ * operations are specified in formats.h; here they are run 16 columns at a time, with nothing
+ * that changes a result. */
 
 /* The scale of an 8-bit group. */
 static float amax_scale(const kt_format *f, const float *x, int64_t valid)

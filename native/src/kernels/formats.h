@@ -1,4 +1,5 @@
-/* formats.h - number formats: where each byte of a packed panel lies, and how a panel is encoded.
+/* formats.h - number formats: the place of each byte in a packed panel, and how a panel is
+ * encoded.
  *
  * This comment is the specification of the encoder; the Python oracle and every ISA row follow it to
  * the byte. All arithmetic is IEEE f32, round to nearest even, one rounding per operation written

@@ -1,6 +1,6 @@
-/* index.inc.c - scores of a token's index heads against the keys of a page: what decides which positions are
- * attended to. The products are those of attention, in its layouts (attend_bf16.inc.c, attend_f32.inc.c).
- */
+/* index.inc.c - scores of a token's index heads for the keys of a page, which decide the
+ * positions that it attends to. The products are those of attention, in its layouts
+ * (attend_bf16.inc.c, attend_f32.inc.c). */
 
 /* Take the scores s of `heads` heads from `first` on: add them up by weight, or write them. */
 INLINE void index_take(const page_index *a, int64_t first, int heads, float (*s)[KT_PAGE_TOKENS])

@@ -1,5 +1,6 @@
-/* kernels.h - the contract between the drivers (plain C, written once) and the kernels (one body per
- * lane width, compiled once per ISA row; the rows above avx512 compile only what they do otherwise).
+/* kernels.h - the interface between the drivers (plain C, written once) and the kernels (one
+ * body per lane width, compiled once per ISA row; the rows above avx512 compile only what
+ * differs).
  *
  * A driver decides who does which panel of which matrix for which tokens; a kernel does it. Kernels
  * know no threads, allocate nothing and check nothing. For integer formats each output is the same

@@ -1,5 +1,5 @@
-/* lowrank.inc.c - the products of an update of low rank (kt_adapters.h) and of its gradient. An output is the same
- * operations in the same order however rows and ranks are cut into blocks. */
+/* lowrank.inc.c - the products of a low-rank update (kt_adapters.h) and of its gradient. An
+ * output is the same operations in the same order however rows and ranks are cut into blocks. */
 
 INLINE vf factor_at(const void *factor, int in_f32, int64_t at)
 {

@@ -1,10 +1,8 @@
-/* more.inc.c - the kernels of a row that has what the row avx512 has and more: those in which that shows. The others it
- * takes over from avx512, which are the same instructions. The stub that includes it sets, as for body.inc.c,
- *   KT_ISA   name of the row
- *   KT_VEC   the header that defines its vocabulary
- *   KT_TILES 1 if the row has tiles (AMX): products of many tokens then are those of amx_products.inc.c
- * and is compiled with the flags of the row.
- */
+/* more.inc.c - the kernels of rows that extend avx512: only those that differ. The others it
+ * takes over from avx512, which are the same instructions. The stub that includes it sets, as
+ * for body.inc.c, KT_ISA name of the row KT_VEC the header that defines its vocabulary KT_TILES
+ * 1 if the row has tiles (AMX): products of many tokens then are those of amx_products.inc.c
+ * and is compiled with the flags of the row. */
 #include <math.h>
 
 #include "formats.h"

@@ -1,4 +1,5 @@
-/* product.inc.c - what products share: parts and scales of integer formats, and how values are stored.
+/* product.inc.c - shared by all products: parts and scales of integer formats, and how values
+ * are stored.
  *
  * Integer sums are exact, so how they are cut never matters; the float operations per output are the
  * contract of kernels.h: those of ascending parts, then + bias.

@@ -1,5 +1,5 @@
-/* product_int8.inc.c - products of 4- and 8-bit weights with int8 activations: the choice between the two shapes of
- * work: stream_int8.inc.c for few tokens, tile_int8.inc.c for many.
+/* product_int8.inc.c - products of 4- and 8-bit weights with int8 activations: the choice
+ * between two methods, stream_int8.inc.c for few tokens and tile_int8.inc.c for many.
  *
  * A step is 64 columns of a panel. In 4 bits its 8 lines hold columns 0..31 in the low and 32..63 in the
  * high nibbles; in 8 bits its lines 0..7 and 8..15 do. So a step gives two int32 sums per row, `lo` and

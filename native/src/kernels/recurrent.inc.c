@@ -1,5 +1,5 @@
-/* recurrent.inc.c - what layers with a state of fixed size compute: a causal convolution of few rows, the
- * gated delta rule, and the state space model of Mamba-2.
+/* recurrent.inc.c - kernels of layers with a fixed-size state: a causal convolution of few
+ * rows, the gated delta rule, and the state space model of Mamba-2.
  *
  * Columns of the state do not meet: each is the same sequence of float operations, over the keys in ascending
  * order, however columns are grouped and however the tokens are cut into steps.

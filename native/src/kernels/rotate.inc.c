@@ -1,6 +1,6 @@
-/* rotate.inc.c - rows times the Hadamard matrix that kt.h specifies: the fast Walsh-Hadamard transform of each
- * block, its first four stages between the lanes of a vector, the others between vectors.
- */
+/* rotate.inc.c - rows multiplied by the Hadamard matrix that kt.h specifies: the fast
+ * Walsh-Hadamard transform of each block, its first four stages between the lanes of a vector,
+ * the others between vectors. */
 
 /* Stage h < 16 of n vectors: lane i without bit h = x[i] + x[i+h], with it x[i-h] - x[i]. */
 INLINE void mix_lanes(vf *x, int64_t n, int h)

@@ -1,4 +1,5 @@
-/* search.inc.c - the search of 4-bit scales, as specified in formats.h, with nothing that changes a result.
+/* search.inc.c - the search for 4-bit scales, as specified in formats.h, without anything that
+ * changes a result.
  *
  * Sixteen groups at once, those of a panel's rows at the same columns: lane r is row r, so a candidate costs no
  * sum over lanes, no branch and a sixteenth of a division. Column j of the groups is x[j]. Groups of whole rows

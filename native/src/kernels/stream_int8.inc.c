@@ -1,6 +1,6 @@
-/* stream_int8.inc.c - the streaming shape of product_int8, for few tokens, where reading the weights is the
- * work. A panel is read in the order in which it lies, codes first, scales last; the int32 sums of the parts wait in
- * the thread's scratch until the scales come.
+/* stream_int8.inc.c - the streaming method of product_int8, for few tokens, where the time is
+ * spent on reading the weights. A panel is read in the order in which it lies, codes first,
+ * scales last; the int32 sums of the parts wait in the thread's scratch until the scales come.
  *
  * Why in order: on Zen 4, plain loads of 16 kB of codes that leave out the 1 kB of scales behind them reach
  * 15 GB/s per core where loads of all 17 kB reach 28, whatever is prefetched: the hardware prefetchers lose

@@ -1,10 +1,10 @@
-/* tile_int8.inc.c - the tiled shape of product_int8, for many tokens, GEMM_PANELS panels at a time. Tiles of at most
- * GEMM_TOKENS tokens run over them with int32 and f32 sums in registers: lines, f32 scales per group, starts per token
- * and part. Lines are multiplied where they lie; those of 4 bits are unpacked in registers by each tile. Once for all
- * tiles, in the scratch, is slower: int4, 32 and 256 tokens, parts of the peak, 0.75 and 0.80 instead of 0.81 and 0.81 on
- * Zen 4, 0.42 and 0.44 instead of 0.50 and 0.48 on Emerald Rapids. While the tiles compute, the next panels are
- * prefetched, a few lines per step.
- */
+/* tile_int8.inc.c - the tiled method of product_int8, for many tokens, GEMM_PANELS panels at a
+ * time. Tiles of at most GEMM_TOKENS tokens run over them with int32 and f32 sums in registers:
+ * lines, f32 scales per group, starts per token and part. Lines are multiplied where they lie;
+ * those of 4 bits are unpacked in registers by each tile. Once for all tiles, in the scratch,
+ * is slower: int4, 32 and 256 tokens, parts of the peak, 0.75 and 0.80 instead of 0.81 and 0.81
+ * on Zen 4, 0.42 and 0.44 instead of 0.50 and 0.48 on Emerald Rapids. While the tiles compute,
+ * the next panels are prefetched, a few lines per step. */
 
 /* Panels of one pass. */
 typedef struct tile_panels {

@@ -1,4 +1,5 @@
-/* turn.inc.c - panels of a matrix, decoded, as panels of its transpose, and the activation of experts backwards.
+/* turn.inc.c - panels of a matrix, decoded, as panels of its transpose, and the backward pass
+ * of the experts' activation.
  *
  * In a packed panel lanes are rows, which the product with the transpose adds up. What comes out is what a forward product
  * reads, in bf16 or f32 (kt_weights.h), and forward products multiply with it.

@@ -1,4 +1,4 @@
-/* vec.h - the vector vocabulary the kernels are written over.
+/* vec.h - the vector operations in which the kernels are written.
  *
  * Every row has the same logical width, 16 lanes (one weight panel): one zmm, two ymm, or a loop. So a
  * kernel is the same sequence of operations in every row, and f32 results agree to the bit as well.

@@ -1,4 +1,4 @@
-/* vec_avx2.h - the vocabulary of vec.h in pairs of ymm registers (AVX2, FMA). */
+/* vec_avx2.h - the operations of vec.h in pairs of ymm registers (AVX2, FMA). */
 #include <immintrin.h>
 
 typedef struct { __m256 a, b; } vf;

@@ -1,4 +1,5 @@
-/* vec_avx512.h - the vocabulary of vec.h in zmm registers (F, BW, DQ, VL, VNNI; BF16 where it is on). */
+/* vec_avx512.h - the operations of vec.h in zmm registers (F, BW, DQ, VL, VNNI; BF16 if it is
+ * enabled). */
 #include <immintrin.h>
 
 typedef __m512 vf;

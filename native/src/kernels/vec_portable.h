@@ -1,5 +1,6 @@
-/* vec_portable.h - the vocabulary of vec.h as plain loops of 16: no intrinsics, any CPU. Slow where the
- * baseline has no FMA instruction, and the reference the other rows are tested against. */
+/* vec_portable.h - the operations of vec.h as plain loops of 16: no intrinsics, any CPU. Slow
+ * where the baseline has no FMA instruction, and the reference the other rows are tested
+ * against. */
 #include <math.h>
 
 typedef struct { float v[LANES]; } vf;

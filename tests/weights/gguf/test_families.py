@@ -199,7 +199,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
     ),
     "kv heads that differ within a kind": (
         changed("mimo2", attention__head_count_kv=[2, 4, 2, 2]),
-        "mimo2.attention.head_count_kv differs within a kind",
+        "mimo2.attention.head_count_kv differs between layers of one kind",
     ),
     "a list of other numbers than 0 and 1": (
         changed("mimo2", attention__sliding_window_pattern=[0, 1, 2, 0]),

@@ -60,9 +60,7 @@ def _text(said: Any) -> Text:
     ids = said if isinstance(said, list) else []
     ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
     if said == "" or not ids or not all(type(each) is int for each in ids):
-        words = (
-            "input must be a string or a list of token ids, or a list of either, none of them empty"
-        )
+        words = "input must be a string or a list of token ids, or a list of either, and must not be empty"
         raise Refusal(400, words, "input", "unsupported_value")
     return ids
 
