@@ -1,4 +1,4 @@
-"""The messages of a conversation, in order, and what is stored of them in files.
+"""The messages of a conversation, in order, and which of their parts are saved to files.
 
 Pure data; no model is needed, and nothing here reads or writes. `document` and `log` know the two forms of files.
 """

@@ -184,7 +184,7 @@ def _processor(
         yield Problem(
             Level.ERROR,
             f"{setting.threads_source} is {threads}, but this process may use {len(cpu.cores)} physical cores: "
-            "kt starts at most one thread per core, because more would slow each other down",
+            "kt starts at most one thread per core, because more threads would slow each other down",
             setting.threads_undo,
         )
     if cpu.quota is not None and cpu.quota < len(cpu.cores):

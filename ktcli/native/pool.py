@@ -197,7 +197,7 @@ class Pool:
             given = self._ffi.from_buffer("float[]", scales)
         counts = self._ffi.NULL
         if importance is not None:
-            require(importance.shape == (k,), f"importance is not {k} columns")
+            require(importance.shape == (k,), f"importance does not have {k} columns")
             importance = np.ascontiguousarray(importance, dtype=np.float32)
             counts = self._ffi.from_buffer("float[]", importance)
         matrix, error = CGathered(source), self._ffi.new("kt_pack_error *")

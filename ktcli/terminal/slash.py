@@ -158,7 +158,7 @@ def _edit(repl: ReplState, rest: str) -> None:
     if not 1 <= number <= len(questions):
         raise UsageError(
             f"/edit {rest[:40]}: there is no such question",
-            hint=f"questions are numbered from 1 to {len(questions)}; /edit alone takes the last",
+            hint=f"questions are numbered from 1 to {len(questions)}; /edit alone edits the last one",
         )
     repl.editing, repl.draft = number - 1, questions[number - 1]
 
