@@ -162,7 +162,8 @@ def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) ->
     weights = [file for file in files if file.name.endswith(WEIGHTS)]
     if unknown := [file.name for file in weights if not file.sha256]:
         raise HubError(
-            f"{snapshot.repository}: the hub does not provide a SHA-256 for {unknown[0]}, so its layers could not be verified",
+            f"{snapshot.repository}: the hub does not provide a SHA-256 for {unknown[0]}, so its layers could not be"
+            " verified",
             hint="pull it without --stream",
         )
     small = [file for file in files if not file.name.endswith(WEIGHTS)]

@@ -379,7 +379,7 @@ def _take_over(
             found.append((file, there))
     if not found:
         return
-    watcher.begin("Checking what is here", sum(file.size_bytes for file, _ in found), 0)
+    watcher.begin("Checking existing files", sum(file.size_bytes for file, _ in found), 0)
     for file, there in found:
         sha256, blob = integrity.digests(there, watcher.advance)
         if file.sha256.lower() in ("", sha256) and file.blob.lower() in ("", blob):
