@@ -115,7 +115,7 @@ def added(name: str, *shape: int) -> Callable[[dict[str, F32]], None]:
     ("change", "said"),
     [
         (without(B), "q_proj.lora_A.weight in adapter_model.safetensors has no lora_B beside it"),
-        (without(A), "has no lora_A beside it"),
+        (without(A), "has no matching lora_A"),
         (shaped(A, 4, 96), r"has the shape \[4, 96\], but the base model requires \[4, 80\]"),
         (shaped(B, 64, 4), r"has the shape \[64, 4\], but the base model requires \[96, 4\]"),
         (shaped(A, 8, H), "has the shape"),

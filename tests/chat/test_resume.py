@@ -141,7 +141,7 @@ def test_names_and_their_beginnings(tmp_path: Path, chats: Path) -> None:
     chatted(model, "two", "/rename alps")
     assert find("alpha").stem == find("alph").stem == find("alpha.jsonl").stem == "alpha"
     assert find(str(chats / "alps")).stem == "alps" and find("last").stem == "alps"
-    with pytest.raises(UsageError, match="2 chats begin"):
+    with pytest.raises(UsageError, match="2 chats have names that begin"):
         find("al")
     with pytest.raises(NotFound) as caught:
         find("beta")

@@ -293,7 +293,7 @@ def test_people_see_the_gpu(capsys):
     shown = capsys.readouterr().out
     for words in (
         "GPU 0", "where", "front: 0 to 128 of 128 per layer", "KV cache", "two buffers of 128 experts",
-        "deferral 0 as asked", "tokens on are streamed", "data sheet of RTX 4060 Laptop",
+        "deferral 0 as requested", "tokens on are streamed", "data sheet of RTX 4060 Laptop",
         "Effect of the options given:", "--defer 0: ", "--gpu-experts front: ", " instead of ",
     ):  # fmt: skip
         assert words in shown, words

@@ -92,7 +92,7 @@ def test_a_kept_response_is_the_one_that_was_sent(client: OpenAI) -> None:
     assert client.responses.retrieve(last.id).output_text == "you said two"
     client.responses.delete(made.id)
     for gone in (client.responses.retrieve, client.responses.delete):
-        with pytest.raises(NotFoundError, match="keeps no response"):
+        with pytest.raises(NotFoundError, match="has no response"):
             gone(made.id)
     with pytest.raises(NotFoundError) as found:
         client.responses.create(model="fake", input="x", previous_response_id=made.id)

@@ -129,7 +129,7 @@ _ST, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
         (_written("modules.json", "[]"), "modules.json must be a list"),
         (_written("modules.json", "[1]"), "module 0 is not a JSON object"),
         (_written("modules.json", "x" * (MAX_BYTES + 1)), "modules.json"),
-        (_written("modules.json", '[{"type": 7}]'), "type is 7, not a text"),
+        (_written("modules.json", '[{"type": 7}]'), "type is 7, not a string"),
         (_written("modules.json", json.dumps(modules(*["Pooling"] * 17))), "1 to 16 modules"),
         (
             _modules("Transformer", "Pooling", "Dense"),
@@ -141,7 +141,7 @@ _ST, _PROMPTS = "sentence_bert_config.json", "config_sentence_transformers.json"
         (_path("/etc"), "'/etc', not a folder next to it"),
         (_path("1_Pooling/.."), "not a folder next to it"),
         (_path("a\0b"), "not a folder next to it"),
-        (_path(7), "path is 7, not a text"),
+        (_path(7), "path is 7, not a string"),
         (_path("elsewhere"), "config.json is missing"),
         (_path("0_Transformer", 0), "the path of the Transformer is '0_Transformer'"),
         (_link, "outside the model folder"),

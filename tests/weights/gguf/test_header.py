@@ -92,7 +92,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no UTF-8": (file((key("a", TEXT, text(b"\xff\xfe")),)), "UTF-8"),
     "a key twice": (file((key("a", U8, b"\1"), key("a", U8, b"\1"))), "occurs twice"),
     "an unknown type": (file((key("a", 99, b""),)), "unknown type 99"),
-    "a flag of 2": (file((key("a", BOOL, b"\2"),)), "flag of value 2"),
+    "a flag of 2": (file((key("a", BOOL, b"\2"),)), "boolean with the value 2"),
     "nested arrays": (
         file((key("a", ARRAY, struct.pack("<IQ", ARRAY, 1) * 40),)),
         "array of type 9",

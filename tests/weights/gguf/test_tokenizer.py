@@ -82,7 +82,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown way to cut": ({"tokenizer.ggml.pre": "mystery"}, "'mystery'"),
     "a way of an unknown tokenizer": ({"tokenizer.ggml.pre": "default"}, "'default'"),
     "no way to cut": ({"tokenizer.ggml.pre": None}, "'none'"),
-    "a way that is a number": ({"tokenizer.ggml.pre": 3}, "not a text"),
+    "a way that is a number": ({"tokenizer.ggml.pre": 3}, "not a string"),
     "tokens that are numbers": ({"tokenizer.ggml.tokens": [1, 2]}, "not a list of str"),
     "no tokens": ({"tokenizer.ggml.tokens": []}, "lists 0 tokens"),
     "a token twice": (
@@ -94,7 +94,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a merge of three": ({"tokenizer.ggml.merges": ["a b c"]}, "invalid merge"),
     "no merges": ({"tokenizer.ggml.merges": None}, "not a list of str"),
     "an end that is a text": ({"tokenizer.ggml.eos_token_id": "x"}, "not a whole number"),
-    "a template that is a list": ({"tokenizer.chat_template": []}, "not a text"),
+    "a template that is a list": ({"tokenizer.chat_template": []}, "not a string"),
 }
 
 
