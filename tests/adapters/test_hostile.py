@@ -114,7 +114,7 @@ def added(name: str, *shape: int) -> Callable[[dict[str, F32]], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without(B), "q_proj.lora_A.weight in adapter_model.safetensors has no lora_B beside it"),
+        (without(B), "q_proj.lora_A.weight in adapter_model.safetensors has no matching lora_B"),
         (without(A), "has no matching lora_A"),
         (shaped(A, 4, 96), r"has the shape \[4, 96\], but the base model requires \[4, 80\]"),
         (shaped(B, 64, 4), r"has the shape \[64, 4\], but the base model requires \[96, 4\]"),
