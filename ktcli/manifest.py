@@ -317,7 +317,7 @@ def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
         type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
         for each in found.values()
     ):
-        raise ValueError(f"gives {name[:60]!r} an {key} that no conversion can have")
+        raise ValueError(f"gives {name[:60]!r} an impossible {key}")
     return {str(kind): float(each) for kind, each in found.items()}
 
 
