@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ktcli.chat.chat import Chat
+from ktcli.chat.base import BaseChat
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.errors import DeviceError
 from ktcli.terminal.attachments import Attachment
@@ -55,7 +55,7 @@ class ReplState:
         recorder: writes the chat into its file.
     """
 
-    chat: Chat
+    chat: BaseChat
     say: Callable[[str], None]
     warn: Callable[[str], None] | None = None
     leaving: bool = False

@@ -139,7 +139,8 @@ def _stats(repl: ReplState, rest: str) -> None:
             lines.append(time_lines(*laps))
     if chat.totals.answers:
         lines.append(chat.totals.lines)
-    lines.append(f"context:              {chat.used} of {chat.backend.engine.context} token(s)")
+    of = "" if chat.context is None else f" of {chat.context}"
+    lines.append(f"context:              {chat.used}{of} token(s)")
     plain = repl.screen is not None and repl.screen.ascii
     for line in lines:
         repl.say(in_ascii(line) if plain else line)
@@ -177,9 +178,10 @@ def _set(repl: ReplState, rest: str) -> None:
     repl.say(shown(repl.chat.settings, repl.screen))
     if name == "seed" and (silent := silent_seed(repl.chat.settings.sampling)):
         repl.say(silent)
-    backend = repl.chat.backend
-    if name == "think-budget" and not backend.answers.thinks:
-        repl.say(f"think-budget has no effect: {backend.name} does not think before it answers")
+    if name == "think-budget" and not repl.chat.thinks:
+        repl.say(
+            f"think-budget has no effect: {repl.chat.model.name} does not think before it answers"
+        )
 
 
 TABLE: dict[str, Slash] = {

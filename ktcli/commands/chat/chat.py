@@ -31,6 +31,8 @@ from ktcli.commands.chat.options import (
     Resume,
     SchemaFile,
     Seed,
+    ServerKeyFile,
+    ServerOpt,
     Stats,
     Stop,
     System,
@@ -41,6 +43,7 @@ from ktcli.commands.chat.options import (
     TopP,
 )
 from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
+from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.options import (
@@ -57,11 +60,12 @@ from ktcli.store import aliases
 
 if TYPE_CHECKING:
     from ktcli.assembly.talking import Opening
+    from ktcli.chat.base import BaseChat
     from ktcli.chat.chat import Chat
     from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
     from ktcli.dialogue.backend import ChatBackend
     from ktcli.engine.drafting import DraftOptions
-    from ktcli.terminal.replstate import ReplState
+    from ktcli.terminal.replstate import Models, ReplState
     from ktcli.text.model import TextModel
     from ktcli.text.settings import Settings
 
@@ -93,6 +97,8 @@ def chat(
     no_kv_cache: NoKvCache = False,
     attach: AttachOpt = LOADED,
     no_attach: NoAttach = False,
+    server: ServerOpt = None,
+    server_key_file: ServerKeyFile = None,
     stats: Stats = False,
     explain_cache: ExplainCache = False,
     json: JsonOpt = False,
@@ -113,7 +119,8 @@ def chat(
     and settings unless you give others.
 
     If kt serve has already loaded the model from this library, kt chat uses that server, unless an
-    option needs an engine of its own; --attach changes that.
+    option needs an engine of its own; --attach changes that. With --server, the model is one of
+    another server, which NAME picks if it has several.
 
     Examples:
 
@@ -126,6 +133,8 @@ def chat(
       git diff | kt chat qwen3-30b-a3b "Review this change by @CONTRIBUTING.md"
 
       kt chat --continue
+
+      kt chat --server http://10.0.0.7:8000 --server-key-file ~/key
     """
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.talking import Opening
@@ -157,10 +166,15 @@ def chat(
         output=None if output is None else answer_file.checked(output),
         form=asked_form(schema, format),
     )  # fmt: skip
+    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
+    if (served := asked_server(here, server, server_key_file, asked.kept)) is not None:
+        from ktcli.commands.chat.remote import chat_with
+
+        chat_with(served, name, prompt, asked, needs_prompt)
+        return
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
-    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
     words = words_for_model(prompt, needs_prompt)
     with asked.telling_whose_model(model):
         preset = aliases.preset_of(model)
@@ -177,7 +191,7 @@ def chat(
     made = _begun(opened, asked)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
-            _converse(made, models, asked, opened.place)
+            converse(made, models, asked, opened.place)
         else:
             from ktcli.commands.chat.once import answer_once
 
@@ -259,7 +273,12 @@ def _choice(
     )
 
 
-def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str) -> None:
+def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -> None:
+    """Talks to a person until they leave.
+
+    Args:
+        place: where the model is, for people; empty: here.
+    """
     from ktcli.commands.chat.once import put_over, screen_for
     from ktcli.terminal import slash
     from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt
@@ -271,7 +290,8 @@ def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str)
         resume(repl, asked.kept.path)
         put_over(made, asked)
 
-    who = f"{made.backend.name}, {place}" if place else made.backend.name
+    name = made.model.name
+    who = f"{name}, {place}" if place else name
     out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D quits")
     screen = screen_for(asked)
     mark = MARK_IN_ASCII if screen.ascii else MARK
