@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ class ServerClient:
         import requests  # most chats ask no server
 
         self.url, self.tell, self._key = address.url, tell, key
+        self._is_here = address.is_here
         self._session = requests.Session()
         # Without one of its own, requests would send a password of ~/.netrc.
         self._session.auth = self._authorized
@@ -171,14 +173,19 @@ class ServerClient:
         """Returns the error of a request that got no response."""
         import ssl
 
-        causes = list(_causes(error))
-        for cause in causes:
+        for cause in _causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return ServerFailed(
                     f"the certificate of {self.url} cannot be verified: {cause.verify_message}",
                     hint="REQUESTS_CA_BUNDLE names a file with certificates of your own that you trust",
                 )
-        return ServerFailed(f"no response from {self.url}: {_why(error)}", hint=_START, again_s=0.0)
+            if isinstance(cause, ssl.SSLError) and cause.reason:
+                said = cause.reason.replace("_", " ").lower()
+                return ServerFailed(f"{self.url} does not speak TLS as https needs it: {said}")
+            if isinstance(cause, socket.gaierror):  # it will not be known in a second either
+                return ServerFailed(f"no response from {self.url}: {_why(error)}")
+        hint = _START if self._is_here else ""
+        return ServerFailed(f"no response from {self.url}: {_why(error)}", hint=hint, again_s=0.0)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

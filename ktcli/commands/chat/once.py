@@ -49,12 +49,12 @@ def answer_once(made: BaseChat, words: str, asked: AnswerRequest) -> None:
         finally:
             if out.mode is not Mode.JSON:
                 screen.end()
-    reply = made.reply
-    assert reply is not None
     if asked.output is not None:
         answer_file.write(asked.output, said[False])
     if interrupt.asked:
         raise KeyboardInterrupt
+    reply = made.reply
+    assert reply is not None
     if out.mode is Mode.JSON or asked.streams_json:
         answer, thinking = said[False], said[True].strip()
         shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)

@@ -141,7 +141,8 @@ class ServerModels:
         """Returns the model of a name. Raises: NotFound: the server has none."""
         if (found := self.named(name)) is None:
             raise NotFound(
-                f"{self._server.url} has no model {name[:200]!r}", hint=f"it has {self._names}"
+                f"{self._server.url} has no model {name[:200]!r}",
+                hint=f"it has {self._names}; a text follows the name of a model, or has a space",
             )
         return found
 
