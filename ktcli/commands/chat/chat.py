@@ -60,12 +60,10 @@ from ktcli.store import aliases
 
 if TYPE_CHECKING:
     from ktcli.assembly.talking import Opening
-    from ktcli.chat.base import BaseChat
     from ktcli.chat.chat import Chat
     from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
     from ktcli.dialogue.backend import ChatBackend
     from ktcli.engine.drafting import DraftOptions
-    from ktcli.terminal.replstate import Models, ReplState
     from ktcli.text.model import TextModel
     from ktcli.text.settings import Settings
 
@@ -191,6 +189,8 @@ def chat(
     made = _begun(opened, asked)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
+            from ktcli.commands.chat.conversing import converse
+
             converse(made, models, asked, opened.place)
         else:
             from ktcli.commands.chat.once import answer_once
@@ -271,31 +271,3 @@ def _choice(
         lambda backend: _system(backend, asked),
         attaching.attach,
     )
-
-
-def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -> None:
-    """Talks to a person until they leave.
-
-    Args:
-        place: where the model is, for people; empty: here.
-    """
-    from ktcli.commands.chat.once import put_over, screen_for
-    from ktcli.terminal import slash
-    from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt
-    from ktcli.terminal.repl import Remarks, talk
-    from ktcli.terminal.slash_files import resume
-
-    def go_on(repl: ReplState) -> None:
-        assert asked.kept is not None
-        resume(repl, asked.kept.path)
-        put_over(made, asked)
-
-    name = made.model.name
-    who = f"{name}, {place}" if place else name
-    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D quits")
-    screen = screen_for(asked)
-    mark = MARK_IN_ASCII if screen.ascii else MARK
-    prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)
-    remarks = Remarks(asked.stats, asked.explain_cache)
-    begin = go_on if asked.kept else None
-    talk(made, prompt, screen, out, remarks=remarks, begin=begin, models=models)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.api_key import key_in
 from ktcli.errors import UsageError
 from ktcli.output import out
 
@@ -62,6 +61,7 @@ def asked_server(
             raise UsageError("--server-key-file needs --server")
         return None
     from ktcli.client.address import ServerAddress  # most chats are with a model here
+    from ktcli.commands.cli.api_key import key_in
 
     address = ServerAddress.parse(said, source)
     _refuse_local(here, address)
