@@ -52,6 +52,7 @@ class RemoteChat(BaseChat):
         super().__init__()
         self.server, self._model, self._settings, self._warn = server, model, settings, warn
         self._answered_by = ""  # the model that the server named last
+        self._used_before = 0  # tokens, before the last question
 
     def go_to(self, model: ListedModel) -> None:
         """Goes on with another model of the server."""
@@ -93,8 +94,12 @@ class RemoteChat(BaseChat):
 
     @property
     def used(self) -> int:
-        """The tokens of the last prompt and its answer, as the server counted them."""
-        return 0 if self.reply is None else self.reply.stats.prompt_tokens + self.reply.stats.tokens
+        """The tokens of the last prompt and its answer, as the server counts them: until it does, of the answer so far,
+        behind those of before."""
+        if self.reply is None:
+            return 0
+        stats = self.reply.stats
+        return (stats.prompt_tokens or self._used_before) + stats.tokens
 
     def _made(
         self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
@@ -163,6 +168,7 @@ class RemoteChat(BaseChat):
             completion = reply.run
             assert isinstance(completion, Completion)
             if not aside:
+                self._used_before = self.used
                 reply.timeline, self.reply = Timeline((), model=(self._model.name, "")), reply
             while pieces is not None:
                 yield from pieces

@@ -55,7 +55,7 @@ CUT_HINT = "what came of the answer is kept; ask again"
 
 
 def _lines(chunks: Iterable[bytes], who: str) -> Iterator[bytes]:
-    """Yields the lines of a stream as soon as they are whole; what follows the last end of a line is none."""
+    """Yields the lines of a stream as soon as they are whole; the beginning of one at the end is none."""
     rest, total = b"", 0
     for chunk in chunks:
         total += len(chunk)
@@ -66,3 +66,5 @@ def _lines(chunks: Iterable[bytes], who: str) -> Iterator[bytes]:
             raise ServerFailed(f"{who} sent {what} in one answer, which is no answer to read")
         for line in lines:
             yield line.rstrip(b"\r")
+    if rest.rstrip().endswith(b"[DONE]"):  # some servers forget the end of the last line
+        yield rest

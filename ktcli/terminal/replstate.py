@@ -19,6 +19,9 @@ class Models(Protocol):
     def names(self) -> Sequence[tuple[str, str]]:
         """Returns the names of the models, each with a word about it; that of the present one is not empty."""
 
+    def known(self) -> Sequence[str]:
+        """Returns the names of the models, as far as they are known at once."""
+
     def go_to(self, name: str) -> None:
         """Lets the chat go on with another one.
 

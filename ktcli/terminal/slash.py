@@ -15,7 +15,6 @@ from ktcli.chat.conversation import NOTHING_OMITTED
 from ktcli.chat.worktimes import time_lines
 from ktcli.errors import UsageError
 from ktcli.interrupt import Interrupt
-from ktcli.store.library import conversions
 from ktcli.terminal import slash_files as files
 from ktcli.terminal.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.terminal.replstate import ReplState
@@ -226,8 +225,14 @@ def run(repl: ReplState, line: str) -> None:
     slash.run(repl, rest.strip())
 
 
-def words(before: str) -> Sequence[tuple[str, str]]:
-    """Returns the completions of the last word of a line, each with its meaning."""
+def words(
+    before: str, models: Callable[[], Sequence[str]] = lambda: ()
+) -> Sequence[tuple[str, str]]:
+    """Returns the completions of the last word of a line, each with its meaning.
+
+    Args:
+        models: returns the names of the models that the chat can go on with.
+    """
     command, space, rest = before.partition(" ")
     if not space:
         return [(f"/{name}", slash.meaning) for name, slash in TABLE.items()]
@@ -239,7 +244,7 @@ def words(before: str) -> Sequence[tuple[str, str]]:
         last = [(LAST, "the newest")] if newest() else []
         return [*last, *((name, "") for name in saved_names() if name != LAST)]
     if command == "/model":
-        return [(entry.label, "") for entry in conversions()]
+        return [(name, "") for name in models()]
     if command == "/save":
         return [(name, "") for name in saved_names()]
     if command == "/compact":

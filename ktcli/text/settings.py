@@ -77,8 +77,15 @@ class Settings:
         that was held with a server only what somebody stated."""
         more = dict(others)
         stated = more.pop("stated", None)
-        if stated is None:  # all of them were in force
-            stated = None if self.stated is None else {each.name for each in fields(sampling)}
+        if (
+            stated is None
+        ):  # all of them were in force; a server need not hear of those that change nothing
+            changed = {
+                each.name
+                for each in fields(sampling)
+                if getattr(sampling, each.name) != each.default
+            }
+            stated = None if self.stated is None else {"temperature", *changed}
         else:
             own = {name: getattr(sampling, name) for name in stated}
             sampling = replace(self.sampling, **own)

@@ -18,6 +18,7 @@ from server.sources import ScriptedModel
 from server.test_drain import waiting
 
 from ktcli.commands import servers
+from ktcli.commands.serve_lines import is_probe
 from ktcli.errors import KtError
 from ktcli.server.http.state import Rules
 from ktcli.server.process import discovery
@@ -106,6 +107,18 @@ def test_the_load_is_said_in_the_words_of_sglang(tmp_path: Path) -> None:
             list(reply.iter_lines())
         info = requests.get(f"{server.url}/server_info", timeout=5).json()
     assert info["served_model_name"] == "fake" and info["context_length"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("client", "request_", "status", "logged"),
+    [("local", "GET /server", 200, False), ("10.0.0.1", "GET /server", 200, True),
+     ("10.0.0.1", "GET /loads", 200, False), ("10.0.0.1", "GET /health", 503, True),
+     ("10.0.0.1", "POST /health", 405, True), ("10.0.0.1", "GET /metrics", 200, True)],
+)  # fmt: skip
+def test_polls_fill_no_log(client: str, request_: str, status: int, logged: bool) -> None:
+    method, path = request_.split()
+    entry = {"client": client, "method": method, "path": path, "status": status}
+    assert is_probe(entry) is not logged
 
 
 def test_a_strict_server_lists_what_it_serves(tmp_path: Path) -> None:

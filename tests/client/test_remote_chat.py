@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client.conftest import RemoteRun
+from client.conftest import RemoteRun, remote_chat
 from client.openai_server import DONE, Reply, ScriptedOpenAI, delta, refused, said
 
 from ktcli.main import main
+from ktcli.sampling import SamplingSettings
+from ktcli.text.settings import Settings
 
 
 def test_an_answer_is_printed_as_it_is(run: RemoteRun, server: ScriptedOpenAI) -> None:
@@ -43,6 +45,29 @@ def test_options_are_sent_and_nothing_else(run: RemoteRun, server: ScriptedOpenA
     assert server.chats[-1]["messages"] == messages
     assert run("m", "hi", "--greedy")[0] == 0
     assert server.chats[-1]["temperature"] == 0 and "top_p" not in server.chats[-1]
+
+
+def test_an_end_without_the_end_of_its_line(run: RemoteRun, server: ScriptedOpenAI) -> None:
+    server.usual = Reply([*said("hello")[:-1], b"data: [DONE]"])
+    assert run("hi there")[:2] == (0, "hello\n")
+
+
+def test_settings_of_a_chat_with_a_model_here_are_sent(server: ScriptedOpenAI) -> None:
+    """They were in force; a server need not hear of those that change nothing. The other way, what a server did by
+    itself is up to the model here."""
+    kept = Settings(SamplingSettings(temperature=0.4, top_p=0.8), max_tokens=7)
+    chat = remote_chat(server)
+    chat.settings = chat.settings.restored(kept.sampling, kept.others)
+    list(chat.ask("hi"))
+    sent = server.chats[-1]
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.4, 0.8, 7)
+    assert "top_k" not in sent and "repetition_penalty" not in sent
+    served = Settings(stated=frozenset()).sampled(top_k=5)
+    mine = Settings(SamplingSettings(temperature=0.3, top_p=0.9)).restored(
+        served.sampling, served.others
+    )
+    assert mine.sampling == SamplingSettings(temperature=0.3, top_p=0.9, top_k=5)
+    assert mine.stated is None
 
 
 def test_a_form_is_asked_for(run: RemoteRun, server: ScriptedOpenAI, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ktcli.chat.remote import RemoteChat
 from ktcli.client.listing import listed_models
 from ktcli.commands.chat.remote import ServerModels
 from ktcli.errors import KtError
+from ktcli.terminal import slash
 from ktcli.terminal.repl import talk
 from ktcli.terminal.screen import Screen
 
@@ -85,6 +86,12 @@ def test_commands_work_as_in_any_chat(
     saved = load(newest() or tmp_path)
     assert saved.identity.server == server.url and saved.identity.asked == "other"
     assert saved.others["stated"] == []
+
+
+def test_models_of_the_server_are_completed(server: ScriptedOpenAI) -> None:
+    server.models = {"data": [{"id": "m"}, {"id": "other"}]}
+    models = ServerModels(remote_chat(server).server)
+    assert slash.words("/model ", models.known) == [("m", ""), ("other", "")]
 
 
 def test_a_chat_outlives_its_server(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ktcli import config
@@ -35,7 +36,8 @@ def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -
     out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D quits")
     screen = screen_for(asked)
     mark = MARK_IN_ASCII if screen.ascii else MARK
-    prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)
+    words = partial(slash.words, models=models.known)
+    prompt = Prompt(config.home() / "history", words, out.warn, mark)
     remarks = Remarks(asked.stats, asked.explain_cache)
     begin = go_on if asked.kept else None
     talk(made, prompt, screen, out, remarks=remarks, begin=begin, models=models)

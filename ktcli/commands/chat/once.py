@@ -104,6 +104,7 @@ def document(made: BaseChat, reply: Reply, text: str, thinking: str) -> dict[str
         "thinking": thinking,
         "ids": reply.ids,
         "model": made.model.name,
+        **({"server": made.model.server} if made.model.server else {}),
         "finish": reply.finish.value,
         "thinking_cut": reply.thought_cut,
         "dropped_turns": reply.dropped,

@@ -120,6 +120,10 @@ class ServerModels:
         known = listed if now in listed or not now else [now, *listed]
         return [(each, "answers now" if each == now else "") for each in known]
 
+    def known(self) -> Sequence[str]:
+        """Returns the names that the server listed last, see `Models`."""
+        return [each.name for each in self._listed or ()]
+
     def go_to(self, name: str) -> None:
         """Lets the chat go on with another model of the server, see `Models`."""
         assert self._chat is not None
