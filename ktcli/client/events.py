@@ -51,7 +51,7 @@ def documents(chunks: Iterable[bytes], who: str) -> Iterator[Document]:
     )
 
 
-CUT_HINT = "what came of the answer is kept; ask again"
+CUT_HINT = "ask again; a saved chat keeps what came of the answer"
 
 
 def _lines(chunks: Iterable[bytes], who: str) -> Iterator[bytes]:

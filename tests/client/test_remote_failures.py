@@ -95,9 +95,15 @@ def test_a_kept_chat_goes_on_at_its_server(
         "hello",
         "is it second?",
     ]
-    monkeypatch.setenv("KT_SERVER", server.url)
+    monkeypatch.setenv("KT_SERVER", f"{server.url}/v1")
     assert run("--continue", "is it third?", server=None)[0] == 0
     assert server.requests[-1][1]["authorization"] == "Bearer secret"
+    with openai_server() as other:  # nor does another server of the command line get it
+        assert run("hi there", server=other.url)[0] == 0
+        assert all("authorization" not in headers for _, headers, _ in other.requests)
+        monkeypatch.delenv("KT_SERVER")
+        assert run("hi there", server=other.url)[0] == 0
+        assert other.requests[-1][1]["authorization"] == "Bearer secret"
 
 
 def test_a_question_that_nobody_answers_is_not_kept(run: RemoteRun, server: ScriptedOpenAI) -> None:

@@ -43,19 +43,20 @@ def asked_server(
     """Returns the server that a command line of `kt chat`, a kept conversation or the settings mean; None: the model is
     loaded on this machine, or a server of its library has it.
 
-    A kept conversation goes on where it was, unless --server says otherwise. Its server gets a key only if the command
-    line names the file: the setting is about the server of the settings.
+    A kept conversation goes on where it was, unless --server says otherwise. The key file of the settings is for the
+    server of the settings, or for that of --server where the settings have none; to another server no key is sent that
+    the command line does not name.
 
     Raises:
         UsageError: it is no address, another option needs the model here, or others can read the key.
     """
     stated = config.stated("server")
     if server is not None:
-        said, source, named = server, "--server", True
+        said, source = server, "--server"
     elif kept is not None:
-        said, source, named = kept.server or OFF, f"the chat {kept.path.stem}", False
+        said, source = kept.server or OFF, f"the chat {kept.path.stem}"
     else:
-        said, source, named = str(stated.value or OFF), stated.source, True
+        said, source = str(stated.value or OFF), stated.source
     if said == OFF:
         if key_file is not None:
             raise UsageError("--server-key-file needs --server")
@@ -65,13 +66,25 @@ def asked_server(
 
     address = ServerAddress.parse(said, source)
     _refuse_local(here, address)
-    if key_file is None and (named or said == stated.text):
+    if key_file is None and _is_for(stated, address, chosen=server is not None):
         found = config.value(_KEY_FILE)
         key_file = None if found is None else Path(found)
     key = "" if key_file is None else key_in(key_file.expanduser(), "--server-key-file")
     if key and not address.encrypted and not address.is_here:
         out.warn(f"the key is sent to {address.url} unencrypted; https would protect it")
     return AskedServer(address, key)
+
+
+def _is_for(stated: config.Stated, address: ServerAddress, *, chosen: bool) -> bool:
+    """Tells whether the key file of the settings is for a server.
+
+    Args:
+        stated: the server of the settings.
+        chosen: whether the command line names the server.
+    """
+    if not stated.text or stated.value == OFF:
+        return chosen
+    return address.parse(stated.text, stated.source).url == address.url
 
 
 def _refuse_local(here: typer.Context, address: ServerAddress) -> None:
