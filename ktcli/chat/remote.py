@@ -222,6 +222,8 @@ class RemoteChat(BaseChat):
         }
         if sampling.greedy and settings.states("greedy"):
             stated["temperature"] = 0.0
+        if stated.get("top_k") == 0:
+            stated["top_k"] = -1  # vLLM's word for off; its routers refuse 0
         thinking = {} if settings.thinking is None else {"chat_template_kwargs": settings.variables}
         optional: dict[str, Any] = {
             "max_tokens": settings.max_tokens,

@@ -43,6 +43,7 @@ def test_options_are_sent_and_nothing_else(run: RemoteRun, server: ScriptedOpenA
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
     assert expected.items() <= server.chats[-1].items()
     assert server.chats[-1]["messages"] == messages
+    assert run("m", "hi", "--top-k", "0")[0] == 0 and server.chats[-1]["top_k"] == -1
     assert run("m", "hi", "--greedy")[0] == 0
     assert server.chats[-1]["temperature"] == 0 and "top_p" not in server.chats[-1]
 
