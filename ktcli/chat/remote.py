@@ -6,6 +6,7 @@ conversation does not fit, the server says so, and half of the turns that it rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -28,6 +29,8 @@ from ktcli.interrupt import stoppable
 from ktcli.store.retrying import with_retries
 from ktcli.text.settings import Settings
 
+# The stream of an answer, what came of it, and its first pieces; None: there are none.
+_Begun = tuple[Iterator[Document], Completion, Sequence[AnswerPiece] | None]
 _SUMMARY_TOKENS = 1000  # where nobody knows the context
 
 
@@ -151,22 +154,18 @@ class RemoteChat(BaseChat):
         Raises:
             ServerFailed: the server did not answer to the end; `reply` has what came.
         """
-        stream: Iterator[Document] = iter(())
+        with contextlib.ExitStack() as held, self._stopped_by(cancelled):
 
-        def begun() -> Sequence[AnswerPiece] | None:
-            """Asks, and returns the first pieces; None: there are none. Until then, nothing is lost by asking again."""
-            nonlocal stream
-            stream = self.server.stream(body)
-            reply.run = completion = Completion()
-            return self._next(stream, completion, progress)
+            def begun() -> _Begun:
+                """Asks, and waits for the first pieces: until then, nothing is lost by asking again."""
+                stream = held.enter_context(contextlib.closing(self.server.stream(body)))
+                reply.run = completion = Completion()
+                return stream, completion, self._next(stream, completion, progress)
 
-        try:
             with stoppable():
                 if cancelled():
                     return
-                pieces = with_retries(begun, self.server.tell)
-            completion = reply.run
-            assert isinstance(completion, Completion)
+                stream, completion, pieces = with_retries(begun, self.server.tell)
             if not aside:
                 self._used_before = self.used
                 reply.timeline, self.reply = Timeline((), model=(self._model.name, "")), reply
@@ -181,13 +180,16 @@ class RemoteChat(BaseChat):
             yield from completion.end()
             reply.finish = completion.finish or Finish.STOP
             self._compare(completion)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _stopped_by(cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Opens a context that Ctrl-C ends quietly, where that is how answers are stopped."""
+        try:
+            yield
         except KeyboardInterrupt:
-            if not cancelled():  # else it is what Ctrl-C does to an answer
+            if not cancelled():
                 raise
-        finally:
-            close = getattr(stream, "close", None)
-            if close is not None:
-                close()
 
     def _next(
         self, stream: Iterator[Document], completion: Completion, progress: Progress | None

@@ -10,7 +10,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ktcli.client.address import ServerAddress
@@ -65,8 +65,8 @@ class ServerClient:
         """
         return with_retries(self._models, self.tell)
 
-    def stream(self, body: Document) -> Iterator[Document]:
-        """Yields the chunks of a chat completion; closing the iterator ends the answer on the server.
+    def stream(self, body: Document) -> Generator[Document]:
+        """Yields the chunks of a chat completion; closing the generator ends the answer on the server.
 
         Raises:
             ContextFull: the server says that the conversation does not fit. NotFound: it has no such model.
