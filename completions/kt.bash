@@ -23,9 +23,10 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
                 --attach) words='loaded always never' ;;
-                --output|--schema) files='any' ;;
+                --server) words='URL off' ;;
+                --server-key-file|--output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --attach --no-attach --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -48,7 +49,11 @@ _kt() {
                 *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
-        'stop') options='--all --json --quiet --help' names='all' files='.gguf' ;;
+        'stop')
+            case $before in
+                --drain) words='SECONDS' ;;
+                *) options='--all --drain --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'doctor')
             case $before in
                 --record|--report) files='any' ;;
@@ -250,7 +255,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -259,6 +264,8 @@ _kt() {
                 thoughts) words='folded shown hidden' ;;
                 when-full) words='drop stop' ;;
                 attach) words='loaded always never' ;;
+                server) words='URL off' ;;
+                server-key-file|api-key-file) files='any' ;;
                 kv) words='bf16 fp8' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
@@ -266,12 +273,11 @@ _kt() {
                 numa) words='auto off' ;;
                 host) words='ADDRESS' ;;
                 port) words='PORT' ;;
-                api-key-file) files='any' ;;
                 max-pause) words='SECONDS' ;;
                 keep-alive) words='TIME' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -11,8 +11,11 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     ├── NotEnoughDisk
     ├── BadCheckpoint
     │   └── BadPack
-    ├── HubError
-    │   └── Gated
+    ├── NetworkError
+    │   ├── HubError
+    │   │   └── Gated
+    │   └── ServerFailed
+    │       └── ServerBusy
     ├── Busy
     ├── QueueFull
     ├── ContextFull
@@ -51,7 +54,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3, "a model, a file or a name does not exist"
     NO_ROOM = 4, "not enough memory or disk space"
     DAMAGED = 5, "a model's files are damaged, hostile or of an unknown kind"
-    NO_DOWNLOAD = 6, "a hub or the network failed"
+    NO_DOWNLOAD = 6, "a hub, a server or the network failed"
     BUSY = 7, "another process holds the lock, or too many requests wait"
     CONTEXT_FULL = 8, "the conversation does not fit the context"
     NO_KERNELS = 9, "the native library is missing or cannot be used"
@@ -184,8 +187,8 @@ class BadPack(BadCheckpoint):
     """A converted model's files are damaged."""
 
 
-class HubError(KtError):
-    """A download failed.
+class NetworkError(KtError):
+    """Something that is asked over the network fails, refuses or is not there.
 
     Args:
         again_s: the seconds after which the same question may be answered, 0 where nobody says how many; None: it
@@ -197,6 +200,20 @@ class HubError(KtError):
     def __init__(self, message: str, *, hint: str = "", again_s: float | None = None) -> None:
         super().__init__(message, hint=hint)
         self.again_s = again_s
+
+
+class HubError(NetworkError):
+    """A download failed."""
+
+
+class ServerFailed(NetworkError):
+    """A server that a chat uses refuses, fails, breaks off or is not there."""
+
+
+class ServerBusy(ServerFailed):
+    """A server has too much to do, or is about to end."""
+
+    exit_code = ExitCode.BUSY
 
 
 class Gated(HubError):

@@ -245,6 +245,16 @@ TABLE: tuple[Setting, ...] = (
         option="--attach",
     ),
     Setting(
+        "server", words_like("off|https?://.{1,1000}", "a URL, or off"), "URL|off", "off",
+        "Chat with a model of the server at this address, which speaks OpenAI's API: kt serve, a router, vLLM, SGLang,"
+        " llama-server. off: no server.",
+        option="--server",
+    ),
+    Setting(
+        "server-key-file", FOLDERS, "FILE", "none",
+        "File with the API key of that server; only its owner may read it.", option="--server-key-file",
+    ),
+    Setting(
         "context", whole_numbers(1, 10_000_000), "N", "8192, or less if the model or memory requires it",
         "Context length in tokens.", option="--context",
     ),

@@ -53,6 +53,7 @@ LEVELS = [
     {"measure"},
     {"training"},
     {"answers"},
+    {"client"},
     {"dialogue"},
     {"samples"},
     {"chat"},
@@ -74,6 +75,7 @@ TALK = {"text", "answers", "dialogue", "chat", "terminal"}
 ABOVE = {
     "measure",
     *TALK,
+    "client",
     "samples",
     "server",
     "assembly",

@@ -10,6 +10,7 @@ from ktcli.api.prompts import MORE_CONTEXT
 from ktcli.api.result import GenerationResult, without_thoughts
 from ktcli.api.settings import settings_over
 from ktcli.chat.chat import Chat
+from ktcli.dialogue.answer import AnswerRun
 from ktcli.errors import ContextFull
 
 
@@ -88,7 +89,7 @@ class TextChat:
         finally:
             coming.close()
             reply = self._chat.reply
-            if reply is None or reply is before or reply.run is None:
+            if reply is None or reply is before or not isinstance(reply.run, AnswerRun):
                 pass  # it was refused
             elif self._coming is coming:
                 self.last = GenerationResult.of(reply.run, pieces)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.store.preset import Preset
-from ktcli.text.settings import Settings, override
+from ktcli.text.settings import Settings
 
 _SYSTEM_ROLES = ("system", "developer")
 _SAMPLING = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed")
@@ -18,8 +18,7 @@ def preset_over(preset: Preset, settings: Settings) -> Settings:
     sampling = {name.replace("-", "_"): preset.get(name) for name in _SAMPLING}
     thinking = preset.get("think")
     return replace(
-        settings,
-        sampling=override(settings.sampling, **sampling),
+        settings.sampled(**sampling),
         stops=preset.get("stop") or settings.stops,
         max_tokens=preset.get("max-tokens") or settings.max_tokens,
         thinking=settings.thinking if thinking is None else thinking,

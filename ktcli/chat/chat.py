@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.chat.compaction import DROP_SHARE, SUM_UP, SUMMARY_SHARE, older_turns
-from ktcli.chat.conversation import Conversation, Omission, Saved, Turn
+from ktcli.chat.base import BaseChat, Progress
+from ktcli.chat.compaction import DROP_SHARE, SUMMARY_SHARE
+from ktcli.chat.conversation import Conversation, Saved, Turn
 from ktcli.chat.fitting import FittedText, Fitting
 from ktcli.chat.reply import Reply
-from ktcli.chat.worktimes import ChatTotals
 from ktcli.dialogue.answer import (
     AnswerEvent,
     AnswerOptions,
@@ -28,38 +28,25 @@ from ktcli.dialogue.answer import (
     PromptProgress,
     Said,
 )
-from ktcli.dialogue.backend import ChatBackend, longer_context
+from ktcli.dialogue.backend import ChatBackend, Identity, longer_context
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.dialogue.splice import Spoken, remember
 from ktcli.dialogue.timeline import Loss, Timeline, common, lost
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
-from ktcli.engine.request import Answer, Finish, GenerationRequest
+from ktcli.engine.request import Answer, GenerationRequest
 from ktcli.engine.sampler import Sampler
-from ktcli.errors import ContextFull, KtError
-from ktcli.text.files import without_surrogates
+from ktcli.errors import ContextFull
 from ktcli.text.settings import Settings
 
 if TYPE_CHECKING:
-    from ktcli.answers.grammar.form import Form
     from ktcli.answers.grammar.whole import Shape
 
-# progress(tokens of the prompt that are read, tokens in all)
-Progress = Callable[[int, int], None]
 
-
-class Chat:
-    """A conversation with a model.
+class Chat(BaseChat):
+    """A conversation with a model whose ids are at hand.
 
     Attributes:
-        conversation: the messages.
-        reply: the reply to the last question that was not refused; None before the first.
-        spoken: the answers as they were generated, by where they are in the rendered conversation.
-        timeline: what the model read and said last; None before the first answer.
-        heard: called after each token of an answer.
-        left: whether it has no model: it was left, and another one could not be loaded.
-        totals: what loading and all answers took.
         session: the requests to the model.
-        form: what the text of every answer must be, behind its thoughts; None: anything.
     """
 
     def __init__(
@@ -68,15 +55,8 @@ class Chat:
         settings: Settings | None = None,
         draft: DraftOptions = NO_DRAFTS,
     ) -> None:
-        self.conversation = Conversation()
+        super().__init__()
         self._draft = draft
-        self.reply: Reply | None = None
-        self.spoken: list[Spoken] = []
-        self.timeline: Timeline | None = None
-        self.heard: Callable[[], None] = lambda: None
-        self.totals = ChatTotals()
-        self.form: Form | None = None
-        self._answering: Reply | None = None
         self._before: Timeline | None = None  # the timeline before the last one
         self._run: AnswerRun | None = None  # what the engine was asked last
         self._begin(backend)
@@ -108,6 +88,26 @@ class Chat:
         self.session.keep()
 
     @property
+    def model(self) -> Identity:
+        """The model, as a kept conversation names it."""
+        return self.backend.model
+
+    @property
+    def context(self) -> int:
+        """The positions that a conversation can have."""
+        return self.backend.engine.context
+
+    @property
+    def longer(self) -> str:
+        """The advice for a longer conversation."""
+        return longer_context(self.backend.engine)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model may think before it answers, as far as its files say."""
+        return self.backend.answers.thinks
+
+    @property
     def settings(self) -> Settings:
         """The settings in force from the next token on; setting them starts the random sequence anew."""
         return self._settings
@@ -123,21 +123,9 @@ class Chat:
         """The seed of the random sequence in use, given or drawn."""
         return self._sampler.seed
 
-    @property
-    def thought_cut(self) -> bool:
-        """Tells whether the last answer's thought was ended because it had spent its budget."""
-        return self.reply is not None and self.reply.thought_cut
-
-    @property
-    def answering(self) -> Reply | None:
-        """The answer that has begun and not ended."""
-        return self._answering
-
     def restore(self, saved: Saved) -> None:
-        """Goes on with a kept conversation, with its settings; a question without an answer gets an empty one."""
-        self.conversation = saved.conversation.copy()
-        self.conversation.end_question()
-        self.settings = replace(self.settings, sampling=saved.sampling, **saved.others)
+        """Goes on with a kept conversation, see `BaseChat`; where its ids were this model's, they are again."""
+        super().restore(saved)
         whole = self._prompts.is_whole
         self.spoken = [answer for answer in saved.spoken if whole(answer, foreign=True)]
         self.timeline = saved.timeline
@@ -161,76 +149,31 @@ class Chat:
         """The number of tokens in the context."""
         return 0 if self._run is None else self._run.length
 
-    def ask(
-        self,
-        question: str,
-        *,
-        cancelled: Callable[[], bool] = lambda: False,
-        progress: Progress | None = None,
-    ) -> Generator[AnswerPiece]:
-        """Asks `question` and yields the answer's pieces as they come; it may be left at any piece.
-
-        Raises:
-            ContextFull: there is no room; the question is not part of the conversation.
-            BadCheckpoint: the template or tokenizer is wrong.
-        """
-        return self._ask(question, self.conversation.copy(), cancelled, progress)
-
-    def retry(
-        self,
-        *,
-        cancelled: Callable[[], bool] = lambda: False,
-        progress: Progress | None = None,
-    ) -> Iterator[AnswerPiece] | None:
-        """Answers the last question again; returns None if there was none. If it is stopped before the first word,
-        the earlier answer stays."""
-        before = self.conversation.copy()
-        question = self.conversation.undo()
-        if question is None:
-            return None
-        return self._ask(question, before, cancelled, progress)
-
-    def _ask(
-        self,
-        question: str,
-        before: Conversation,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
-    ) -> Generator[AnswerPiece]:
-        self.conversation.say("user", without_surrogates(question))
-        return self._answer(before, cancelled, progress)
-
-    def _answer(
-        self, before: Conversation, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Generator[AnswerPiece]:
-        """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
-        reply = self._answering = Reply()
-        try:
-            prompt = self._fitted(reply)
-            reply.at, reply.timeline = len(prompt.text), self._read(prompt)
-            self._before, self.reply = self.timeline, reply
-            settings = self._settings
-            options = AnswerOptions(
-                self._sampler.settings,
-                settings.stops,
-                settings.max_tokens,
-                shape=self._shape,
-                think_budget=settings.think_budget,
-            )
-            yield from self._told(reply, prompt, options, self._sampler, cancelled, progress)
-            if reply.ids:
-                reply.clocks.append(self.backend.engine.operations())
-        finally:
-            self._answering = None
-            self._remember(reply, before)
-            if reply.timeline is not None:  # else it was refused
-                self.totals.add(reply.stats, reply.laps)
+    def _made(
+        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
+    ) -> Iterator[AnswerPiece]:
+        """Yields the pieces of the answer, see `BaseChat`."""
+        prompt = self._fitted(reply)
+        reply.at, reply.timeline = len(prompt.text), self._read(prompt)
+        self._before, self.reply = self.timeline, reply
+        settings = self._settings
+        options = AnswerOptions(
+            self._sampler.settings,
+            settings.stops,
+            settings.max_tokens,
+            shape=self._shape,
+            think_budget=settings.think_budget,
+        )
+        yield from self._told(reply, prompt, options, self._sampler, cancelled, progress)
+        if reply.ids:
+            reply.clocks.append(self.backend.engine.operations())
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
         if spoken.ids and self._prompts.is_whole(spoken):
             remember(self.spoken, spoken)
         read = reply.stats.prompt_tokens == len(prompt.ids)  # else reading it was stopped
-        if read and reply.run is not None:
-            depths = reply.run.depths_of(0, reply.run.length).rstrip(b"\0")
+        run = self._run
+        if read and run is not None and run is reply.run:
+            depths = run.depths_of(0, run.length).rstrip(b"\0")
             self.timeline = reply.timeline.answered(reply.text, reply.ids, depths)
 
     @property
@@ -323,13 +266,6 @@ class Chat:
             depths = reply.run.depths_of(0, len(reply.timeline.ids)).rstrip(b"\0")
             reply.timeline = replace(reply.timeline, depths=depths)
 
-    def _remember(self, reply: Reply, before: Conversation) -> None:
-        """Keeps the answer, cut or whole; a question without any answer is taken back."""
-        if reply.text or reply.finish is not Finish.CANCELLED:
-            self.conversation.say("assistant", reply.text)
-        else:
-            self.conversation.become(before)
-
     @property
     def _fitting(self) -> Fitting:
         """What makes prompts of the messages as they are now."""
@@ -355,54 +291,25 @@ class Chat:
         depths = self._depths(ids)
         return EncodedPrompt(text, ids, marks, shared=shared, depths=depths, forced=forced)
 
-    def compact(
-        self, *, cancelled: Callable[[], bool] = lambda: False, progress: Progress | None = None
-    ) -> int:
-        """Lets the model sum up the oldest turns, and reads the summary in their place from then on.
-
-        Returns:
-            The number of turns that were summed up; 0: it was stopped, and nothing changed.
-        Raises:
-            UsageError: there is nothing to sum up. KtError: the model gave no summary.
-        """
-        said, context = self.conversation, self.backend.engine.context
-        turns = older_turns(len(said.turns), said.omitted.turns)
+    def _summed_up(
+        self,
+        before: Conversation,
+        reply: Reply,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Iterator[AnswerPiece]:
+        """Yields the pieces of a summary, see `BaseChat`."""
+        context = self.backend.engine.context
         most = max(1, context // SUMMARY_SHARE)
-        before = Conversation(said.system, said.turns[:turns], said.omitted)
-        before.say("user", SUM_UP)
         fitted = self._fitting.encoded(before.messages)
         if not fitted.leaves(most, context):  # the oldest of them have to go unread
             fitted = self._fitting.with_room(before, context - most)
         if fitted.ids is None or not fitted.leaves(most, context):
             self._refuse(fitted)
         prompt = self._prompt(fitted.text, fitted.ids, before.messages)
-        summary = self._aside(prompt, most, cancelled, progress)
-        if summary is None:
-            return 0
-        if not summary:
-            raise KtError(
-                "the model wrote no summary, so nothing has changed",
-                hint="/undo removes the last turn",
-            )
-        counted = turns - said.omitted.turns
-        said.omitted = Omission(turns, summary)
-        return counted
-
-    def _aside(
-        self,
-        prompt: EncodedPrompt,
-        most: int,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
-    ) -> str | None:
-        """The answer, without its thoughts, to a prompt beside the conversation; None: it was stopped."""
         options = AnswerOptions(self._sampler.settings, max_tokens=most)
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
-        reply = Reply()
-        pieces = list(self._told(reply, prompt, options, sampler, cancelled, progress))
-        if reply.finish is Finish.CANCELLED:
-            return None
-        return "".join(piece.text for piece in pieces if not piece.thought).strip()
+        return self._told(reply, prompt, options, sampler, cancelled, progress)
 
     def _read(self, prompt: EncodedPrompt) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
@@ -434,5 +341,5 @@ class Chat:
         raise ContextFull(
             f"{what} has {fitted.tokens(engine.context)} tokens, but the context holds "
             f"{engine.context:,}, so there is no room for an answer",
-            hint=f"{ways}; {longer_context(engine)}",
+            hint=f"{ways}; {self.longer}",
         )

@@ -137,7 +137,7 @@ def others_of(values: Any) -> dict[str, Any]:
     """Returns the known settings beside those of sampling."""
     if not isinstance(values, Mapping):
         raise ValueError("its settings are not an object")
-    known = ("max_tokens", "stops", "thinking", "think_budget")
+    known = ("max_tokens", "stops", "thinking", "think_budget", "stated")
     found = {key: values[key] for key in known if key in values}
     for key in ("max_tokens", "think_budget"):
         most = found.get(key)
@@ -150,6 +150,9 @@ def others_of(values: Any) -> dict[str, Any]:
         found["stops"] = tuple(plain_text(stop) for stop in _list(found["stops"]))
         if len(found["stops"]) > MAX_STOPS:
             raise ValueError(f"it has more than {MAX_STOPS:,} stop texts")
+    if "stated" in found:
+        stated = {plain_text(name) for name in _list(found["stated"])}
+        found["stated"] = sorted(stated & set(SamplingSettings.__slots__))
     return found
 
 

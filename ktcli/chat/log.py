@@ -18,7 +18,8 @@ U+FFFD in its place, and the rest is read. A file is hostile input all the same:
     {"turns": 2, "crc": "…"}                             only so many messages remain
     {"omit": 4, "summary": "…", "crc": "…"}              the model reads the summary, if any, instead of the first 4
     {"assistant": "Yes.", "ids": [7], "at": 90, "crc": "…"}    an answer as a whole
-    {"model": "…", "asked": "…", "pack": "…", "crc": "…"}      from here on another model answers
+    {"model": "…", "asked": "…", "pack": "…", "crc": "…"}      from here on another model answers; with "server": "…"
+                                                         one that a server has, of which no ids are known
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from ktcli.chat import chats, log
-from ktcli.chat.chat import Chat
+from ktcli.chat.base import BaseChat
 from ktcli.chat.conversation import NOTHING_OMITTED, Omission, Saved, Turn
 from ktcli.chat.log import Log
 from ktcli.chat.replay import Record
@@ -64,7 +64,7 @@ class ChatRecorder:
         warn: called with the reason why the chat cannot be kept.
     """
 
-    def __init__(self, chat: Chat, warn: Callable[[str], None]) -> None:
+    def __init__(self, chat: BaseChat, warn: Callable[[str], None]) -> None:
         self._chat, self._warn = chat, warn
         self._log: Log | None = None
         self._as_loaded: tuple[Any, ...] | None = None  # what was not changed since is not written
@@ -245,7 +245,7 @@ class ChatRecorder:
         """The records that bring the file to the chat as it is, and what it holds then."""
         chat, held = self._chat, self._held
         records: list[Record] = []
-        model = chat.backend.model
+        model = chat.model
         if held.model is None:
             records.append({"kt_chat": log.VERSION, **_named(model)})
         settings = chat.settings.sampling, chat.settings.others
@@ -320,9 +320,9 @@ class ChatRecorder:
     def _begun(self, held: _Content, reply: Reply, records: list[Record]) -> _Content:
         """Begins an answer: what was read for it, and what there is of it."""
         assert reply.timeline is not None
-        if held.model != self._chat.backend.model:
-            held = replace(held, model=self._chat.backend.model)
-            records.append(_named(self._chat.backend.model))
+        if held.model != self._chat.model:
+            held = replace(held, model=self._chat.model)
+            records.append(_named(self._chat.model))
         ids = reply.timeline.ids
         kept = common(held.ids, ids)
         late = _late(reply.timeline)
@@ -386,7 +386,8 @@ def _late(timeline: Timeline) -> Record:
 
 
 def _named(model: Identity) -> Record:
-    return {"model": model.name, "asked": model.asked, "pack": model.pack}
+    server = {"server": model.server} if model.server else {}
+    return {"model": model.name, "asked": model.asked, "pack": model.pack, **server}
 
 
 def _plain(sampling: SamplingSettings) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Replay:
     def header(self, record: Record) -> None:
         """Applies a record of the model: it answers from now on."""
         self._model = Identity(
-            *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
+            *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack", "server"))
         )
 
     def settings(self, record: Record) -> None:

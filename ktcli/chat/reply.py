@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ktcli.chat.worktimes import Lap
+from ktcli.client.completion import Completion
 from ktcli.dialogue.answer import AnswerRun
 from ktcli.dialogue.backend import Clocks
 from ktcli.dialogue.timeline import Timeline
@@ -21,7 +22,7 @@ class Reply:
         clocks: the engine's clocks before the prompt was read, before the first token, and at the end.
         dropped: the oldest turns that the model read before and, for want of room, not for this answer.
         timeline: what the model read for it; None before that is known.
-        run: the answer as it is made; None before it was submitted.
+        run: the answer as it is made, here or by a server; None before it was submitted.
     """
 
     finish: Finish = Finish.CANCELLED
@@ -29,7 +30,7 @@ class Reply:
     clocks: list[Clocks] = field(default_factory=list)
     dropped: int = 0
     timeline: Timeline | None = None
-    run: AnswerRun | None = None
+    run: AnswerRun | Completion | None = None
 
     @property
     def text(self) -> str:
@@ -41,6 +42,11 @@ class Reply:
     def ids(self) -> Sequence[int]:
         """The ids of the answer so far, with those that ended its thought."""
         return () if self.run is None else self.run.ids
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something of it."""
+        return bool(self.ids or self.text)
 
     @property
     def thought_cut(self) -> bool:

@@ -10,6 +10,8 @@ from ktcli.planner.plan import Plan
 
 # What other commands of kt ask a server through its socket: kt ps, kt stop, and chats that look for their model.
 _PROBES = frozenset({"/health", "/server", "/engine"})
+# What routers and supervisors ask every second or two, from anywhere.
+_POLLED = frozenset({"/health", "/loads", "/v1/loads"})
 
 
 def first_lines(
@@ -49,6 +51,9 @@ def first_lines(
 
 
 def is_probe(entry: Mapping[str, Any]) -> bool:
-    """Returns whether a request is one of kt's own questions to a server: they are not logged."""
-    through_socket = entry["client"] == "local" and entry["method"] == "GET"
-    return through_socket and entry["path"] in _PROBES
+    """Returns whether a request is not logged: a question of kt's own commands, or one of a router about its load
+    that was answered."""
+    if entry["method"] != "GET":
+        return False
+    through_socket = entry["client"] == "local" and entry["path"] in _PROBES
+    return through_socket or (entry["status"] == 200 and entry["path"] in _POLLED)

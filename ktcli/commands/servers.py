@@ -13,6 +13,7 @@ from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out
 from ktcli.server.process.discovery import FoundServer, running_servers
 from ktcli.server.process.discovery import stop as end
+from ktcli.server.process.draintime import DRAIN_MOST_S
 
 ServerArg = Annotated[
     str | None,
@@ -21,6 +22,18 @@ ServerArg = Annotated[
     ),
 ]
 AllOpt = Annotated[bool, typer.Option("--all", help="Stop every server of this library.")]
+
+
+DrainOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--drain",
+        metavar="SECONDS",
+        min=0,
+        max=DRAIN_MOST_S,
+        help="How long answers may take to finish. Default: as the server was started, usually 10.",
+    ),
+]
 
 
 def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
@@ -42,25 +55,28 @@ def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 def stop(
     name: ServerArg = None,
     every: AllOpt = False,
+    drain: DrainOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Stop servers of this library.
 
-    Answers in progress have ten seconds to finish. The command returns once the server has stopped
-    and its memory is free.
+    Answers in progress have ten seconds to finish, or as many as kt serve --drain said; new
+    requests are refused meanwhile. The command returns once the server has stopped and its memory
+    is free.
 
     Examples:
 
       kt stop
       kt stop qwen3-30b-a3b
       kt stop --all
+      kt stop --drain 120
     """
     if name is not None and every:
         raise UsageError("NAME and --all cannot be used together")
     chosen = running_servers() if every else [_only(name, running_servers())]
     for server in chosen:
-        end(server)
+        end(server, drain)
         out.note(f"stopped {server.name} (port {server.socket.stem})")
     out.result({"stopped": [_document(each) for each in chosen]}, "")
 

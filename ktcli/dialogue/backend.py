@@ -30,11 +30,13 @@ class Identity:
         name: the name for people.
         asked: the name that finds it again: a short one, a repository, a folder.
         pack: the identity of the conversion; empty: unknown.
+        server: the address of the server that has it, whose name `asked` is; empty: it is here.
     """
 
     name: str = ""
     asked: str = ""
     pack: str = ""
+    server: str = ""
 
 
 class ModelSize(Protocol):

@@ -1,7 +1,8 @@
-"""Repeats requests to a hub that is busy or drops the connection: a few times, after the delay it asks for, and never
+"""Repeats requests to a hub or a server that is busy or drops the connection: a few times, after the delay it asks for, and never
 silently.
 
-Only what a hub is asked of repositories; `transfer` tries files again by itself, and continues them.
+Only what a hub is asked of repositories, and a server before its answer begins; `transfer` tries files again by itself,
+and continues them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ktcli.errors import HubError
+from ktcli.errors import NetworkError
 
 Answer = TypeVar("Answer")
 Tell = Callable[[str], object]
@@ -30,18 +31,18 @@ def with_retries(
     tell: Tell = silent,
     wait: Callable[[float], object] | None = None,
 ) -> Answer:
-    """Returns what `ask` returns, called again after errors of a hub that say when that may help.
+    """Returns what `ask` returns, called again after errors that say when that may help.
 
     Args:
         tell: is given a sentence before each wait.
         wait: waits for some seconds and returns whether to give up; None: it sleeps, which Ctrl-C ends.
     Raises:
-        HubError: the last one, or one that nothing is waited for.
+        NetworkError: the last one, or one that nothing is waited for.
     """
     for attempt in range(RETRIES):
         try:
             return ask()
-        except HubError as error:
+        except NetworkError as error:
             if error.again_s is None or error.again_s > LONGEST_S:
                 raise
             wait_s = error.again_s or FIRST_S * 2**attempt
@@ -54,7 +55,11 @@ def with_retries(
 def retry_after(error: BaseException) -> float | None:
     """Returns the seconds that the answer in an error asks to wait; None: it does not."""
     answer = getattr(error, "response", None)
-    said = answer.headers.get("Retry-After", "") if answer is not None else ""
+    return seconds_asked(answer.headers.get("Retry-After", "") if answer is not None else "")
+
+
+def seconds_asked(said: str) -> float | None:
+    """Returns the seconds that a value of `Retry-After` asks to wait; None: it does not."""
     if said.isascii() and said.isdigit():
         return float(said[:9])
     from email.utils import parsedate_to_datetime  # rarely needed

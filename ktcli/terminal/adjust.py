@@ -12,7 +12,7 @@ from ktcli.errors import UsageError
 from ktcli.sampling import RANGES, SamplingSettings
 from ktcli.terminal.screen import Screen
 from ktcli.terminal.thoughts import ThoughtsView
-from ktcli.text.settings import Settings, override
+from ktcli.text.settings import Settings
 
 
 def _number(text: str) -> float:
@@ -38,6 +38,7 @@ _SAMPLING: dict[str, Callable[[str], Any]] = {
     "greedy": _switch,
 }
 SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking", "think-budget", "when-full")
+DEFAULT = "default"  # what the model likes or, in a chat with a server, what the server does
 OF_SCREEN = ("markdown", "thoughts", "status")  # of how answers are shown
 # The value at which each setting of sampling does nothing.
 _OFF: dict[str, Any] = {
@@ -68,6 +69,8 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
         raise UsageError(f"there is no setting {name!r}", hint=f"settings: {', '.join(SETTABLE)}")
     off = value in ("", "off", "none")
     key = name.replace("-", "_")
+    if settings.stated is not None and name in _SAMPLING and value == DEFAULT:
+        return replace(settings, stated=settings.stated - {key})
     try:
         if name == "stop":
             return replace(settings, stops=() if off else (*settings.stops, value))
@@ -76,13 +79,14 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
         if name == "think-budget":
             return replace(settings, think_budget=None if off else int(value))
         if name == "thinking":
-            return replace(settings, thinking=None if value == "default" else _switch(value))
+            return replace(settings, thinking=None if value == DEFAULT else _switch(value))
         if name == "when-full":
             return replace(settings, drops={DROP: True, STOP: False}[value])
         if off and name in _OFF and name != "greedy":
-            return replace(settings, sampling=replace(settings.sampling, **{key: _OFF[name]}))
-        given = {key: _SAMPLING[name](value)}
-        return replace(settings, sampling=override(settings.sampling, **given))
+            stated = None if settings.stated is None else settings.stated | {key}
+            sampling = replace(settings.sampling, **{key: _OFF[name]})
+            return replace(settings, sampling=sampling, stated=stated)
+        return settings.sampled(**{key: _SAMPLING[name](value)})
     except (ValueError, KeyError) as error:
         raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
 
@@ -114,10 +118,13 @@ def silent_seed(sampling: SamplingSettings) -> str:
 def shown(settings: Settings, screen: Screen | None = None) -> str:
     """Returns the text of all settings, one a line; with a screen also of how it shows answers."""
     sampling = settings.sampling
-    rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
+    rows = [
+        (name, _shown(name, getattr(sampling, key)) if settings.states(key) else "the server's own")
+        for name, key in ((name, name.replace("-", "_")) for name in _SAMPLING)
+    ]
     rows += [("max-tokens", _limit(settings.max_tokens))]
     rows += [("stop", ", ".join(map(repr, settings.stops)) or "off")]
-    thinking = {None: "default", True: "on", False: "off"}[settings.thinking]
+    thinking = {None: DEFAULT, True: "on", False: "off"}[settings.thinking]
     rows += [("thinking", thinking), ("think-budget", _limit(settings.think_budget))]
     rows += [("when-full", DROP if settings.drops else STOP)]
     if screen is not None:

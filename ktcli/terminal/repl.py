@@ -9,10 +9,9 @@ from functools import partial
 from typing import Protocol
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.chat.chat import Chat
+from ktcli.chat.base import BaseChat
 from ktcli.chat.chats import LAST, newest
 from ktcli.chat.compaction import exchanges
-from ktcli.dialogue.backend import longer_context
 from ktcli.engine.request import Finish
 from ktcli.errors import DeviceError, KtError
 from ktcli.interrupt import Interrupt
@@ -64,7 +63,7 @@ SILENT = Remarks()
 
 
 def talk(
-    chat: Chat,
+    chat: BaseChat,
     prompt: Asks,
     screen: Screen,
     person: Person,
@@ -189,22 +188,18 @@ def show(
         raise
     if chat.reply is None:
         return
-    engine = chat.backend.engine
     if chat.reply.dropped:
         person.note(
             f"(the context was full: {exchanges(chat.reply.dropped)} were left out; /compact undo restores them)"
         )
-    ended = ENDS.get(chat.reply.finish)
-    if ended:
-        most = chat.settings.max_tokens or 0
-        said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
-        person.note(ended.format(**said))
+    if ended := _end(chat, chat.reply.finish):
+        person.note(ended)
     if chat.reply.thought_cut:
         most = chat.settings.think_budget or 0
         person.note(
             f"(thinking was stopped at {most:,} tokens; /set think-budget changes the limit)"
         )
-    if full := nearly_full(before, chat.used, engine.context):
+    if full := nearly_full(before, chat.used, chat.context):
         person.note(full)
     if remarks.stats:
         person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
@@ -212,18 +207,28 @@ def show(
         person.note(visible(chat.loss.sentence))
 
 
-def _live(chat: Chat, columns: int) -> str:
+def _live(chat: BaseChat, columns: int) -> str:
     """The line below an answer that is being made."""
     if chat.answering is None:
         return ""
-    return status_line(chat.answering.stats, chat.used, chat.backend.engine.context, columns)
+    return status_line(chat.answering.stats, chat.used, chat.context, columns)
 
 
-def _below(chat: Chat, screen: Screen) -> str:
+def _below(chat: BaseChat, screen: Screen) -> str:
     """The line under an answer; empty where nothing came, or none is wanted."""
-    if not screen.status or chat.reply is None or not chat.reply.ids:
+    if not screen.status or chat.reply is None or not chat.reply.begun:
         return ""
-    return status_line(chat.reply.stats, chat.used, chat.backend.engine.context, screen.columns)
+    return status_line(chat.reply.stats, chat.used, chat.context, screen.columns)
+
+
+def _end(chat: BaseChat, finish: Finish) -> str:
+    """The word about how an answer ended; empty: as answers do."""
+    if finish is Finish.LENGTH and chat.settings.max_tokens is None:
+        return (
+            "(cut at the longest answer that the server gives; /set max-tokens changes the limit)"
+        )
+    said = {"context": chat.context or 0, "max_tokens": chat.settings.max_tokens or 0}
+    return ENDS.get(finish, "").format(**said, longer=chat.longer)
 
 
 ENDS = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ktcli.chat.chat import Chat
+from ktcli.chat.base import BaseChat
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.errors import DeviceError
 from ktcli.terminal.attachments import Attachment
@@ -18,6 +18,9 @@ class Models(Protocol):
 
     def names(self) -> Sequence[tuple[str, str]]:
         """Returns the names of the models, each with a word about it; that of the present one is not empty."""
+
+    def known(self) -> Sequence[str]:
+        """Returns the names of the models, as far as they are known at once."""
 
     def go_to(self, name: str) -> None:
         """Lets the chat go on with another one.
@@ -55,7 +58,7 @@ class ReplState:
         recorder: writes the chat into its file.
     """
 
-    chat: Chat
+    chat: BaseChat
     say: Callable[[str], None]
     warn: Callable[[str], None] | None = None
     leaving: bool = False

@@ -15,7 +15,6 @@ from ktcli.chat.conversation import NOTHING_OMITTED
 from ktcli.chat.worktimes import time_lines
 from ktcli.errors import UsageError
 from ktcli.interrupt import Interrupt
-from ktcli.store.library import conversions
 from ktcli.terminal import slash_files as files
 from ktcli.terminal.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.terminal.replstate import ReplState
@@ -139,7 +138,8 @@ def _stats(repl: ReplState, rest: str) -> None:
             lines.append(time_lines(*laps))
     if chat.totals.answers:
         lines.append(chat.totals.lines)
-    lines.append(f"context:              {chat.used} of {chat.backend.engine.context} token(s)")
+    of = "" if chat.context is None else f" of {chat.context}"
+    lines.append(f"context:              {chat.used}{of} token(s)")
     plain = repl.screen is not None and repl.screen.ascii
     for line in lines:
         repl.say(in_ascii(line) if plain else line)
@@ -177,9 +177,10 @@ def _set(repl: ReplState, rest: str) -> None:
     repl.say(shown(repl.chat.settings, repl.screen))
     if name == "seed" and (silent := silent_seed(repl.chat.settings.sampling)):
         repl.say(silent)
-    backend = repl.chat.backend
-    if name == "think-budget" and not backend.answers.thinks:
-        repl.say(f"think-budget has no effect: {backend.name} does not think before it answers")
+    if name == "think-budget" and not repl.chat.thinks:
+        repl.say(
+            f"think-budget has no effect: {repl.chat.model.name} does not think before it answers"
+        )
 
 
 TABLE: dict[str, Slash] = {
@@ -224,8 +225,14 @@ def run(repl: ReplState, line: str) -> None:
     slash.run(repl, rest.strip())
 
 
-def words(before: str) -> Sequence[tuple[str, str]]:
-    """Returns the completions of the last word of a line, each with its meaning."""
+def words(
+    before: str, models: Callable[[], Sequence[str]] = lambda: ()
+) -> Sequence[tuple[str, str]]:
+    """Returns the completions of the last word of a line, each with its meaning.
+
+    Args:
+        models: returns the names of the models that the chat can go on with.
+    """
     command, space, rest = before.partition(" ")
     if not space:
         return [(f"/{name}", slash.meaning) for name, slash in TABLE.items()]
@@ -237,7 +244,7 @@ def words(before: str) -> Sequence[tuple[str, str]]:
         last = [(LAST, "the newest")] if newest() else []
         return [*last, *((name, "") for name in saved_names() if name != LAST)]
     if command == "/model":
-        return [(entry.label, "") for entry in conversions()]
+        return [(name, "") for name in models()]
     if command == "/save":
         return [(name, "") for name in saved_names()]
     if command == "/compact":

@@ -75,7 +75,7 @@ def resume(repl: ReplState, path: Path) -> None:
     instead = "a summary" if omitted.summary else "nothing"
     which = f"{instead} instead of the first {omitted.turns}" if omitted.turns else "them all"
     repl.say(f"{len(turns)} messages from {path}; the next answer reads {which}")
-    if saved.model != repl.chat.backend.name:
+    if saved.model != repl.chat.model.name:
         repl.say(f"they come from {saved.model or 'another model'}")
     if saved.unfinished or (turns and turns[-1]["role"] == "user"):
         repl.say("the last answer was interrupted: /retry answers that question again")
@@ -149,7 +149,7 @@ def _named(name: str) -> Path:
 
 def _saved(repl: ReplState) -> Saved:
     chat = repl.chat
-    return Saved(chat.backend.name, chat.conversation, chat.settings.sampling, chat.settings.others)
+    return Saved(chat.model.name, chat.conversation, chat.settings.sampling, chat.settings.others)
 
 
 def _to_terminal(text: str) -> None:

@@ -10,13 +10,13 @@ _IN_ASCII = str.maketrans("█░·▸…", "#-|>.")
 _FULL_SHARE = 0.8  # of the context, from which a word is said about it
 
 
-def status_line(stats: Stats, used: int, context: int, columns: int) -> str:
+def status_line(stats: Stats, used: int, context: int | None, columns: int) -> str:
     """Returns the line below an answer (tokens, speed, context), with as many of its parts as fit.
 
     Args:
-        used: the tokens in the context, of `context`.
+        used: the tokens in the context, of `context`; None: nobody knows how many it holds.
     """
-    parts = [_answer(stats), *_reading(stats), _context(used, context)]
+    parts = [_answer(stats), *_reading(stats), *_context(used, context)]
     line = parts[0]
     for part in parts[1:]:
         if len(line) + 3 + len(part) < columns:
@@ -29,9 +29,11 @@ def in_ascii(line: str) -> str:
     return line.translate(_IN_ASCII)
 
 
-def nearly_full(before: int, used: int, context: int) -> str:
+def nearly_full(before: int, used: int, context: int | None) -> str:
     """Returns the word that is said once, with the answer that takes the context over 80 %; empty: it is not this
     one."""
+    if context is None:
+        return ""
     full = _FULL_SHARE * context
     if not before < full <= used:
         return ""
@@ -63,9 +65,11 @@ def _reading(stats: Stats) -> list[str]:
     return [f"read {stats.prefilled_tokens:,} in {stats.prompt_s:.1f} s{cached}"]
 
 
-def _context(used: int, context: int) -> str:
+def _context(used: int, context: int | None) -> list[str]:
+    if context is None:
+        return []
     full = min(_BAR, -(-_BAR * used // context))
-    return f"context {'█' * full}{'░' * (_BAR - full)} {100 * used // context} %"
+    return [f"context {'█' * full}{'░' * (_BAR - full)} {100 * used // context} %"]
 
 
 def _rate(count: int, seconds: float) -> str:

@@ -33,6 +33,8 @@ class Settings:
         drops: whether the oldest turns go unread when a question does not fit; else it is refused.
         think_budget: the most tokens of an answer's thoughts; None: as many as the model likes.
         thinking: whether a model that can do both thinks first; None: as it likes.
+        stated: the names of the sampling settings that somebody stated, where the others are a server's own and not
+            known here; None: all are in force as they are.
     """
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -41,6 +43,7 @@ class Settings:
     thinking: bool | None = None
     drops: bool = True
     think_budget: int | None = None
+    stated: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.think_budget is not None and self.think_budget < 1:
@@ -52,7 +55,43 @@ class Settings:
     def others(self) -> dict[str, Any]:
         """The settings beside `sampling`, by name."""
         names = ("max_tokens", "stops", "thinking", "think_budget")
-        return {name: getattr(self, name) for name in names}
+        stated = {} if self.stated is None else {"stated": sorted(self.stated)}
+        return {name: getattr(self, name) for name in names} | stated
+
+    def sampled(self, **given: Any) -> Settings:
+        """Returns the same with the given settings of sampling that are not None.
+
+        Raises:
+            UsageError: a value out of range.
+        """
+        names = {name for name, value in given.items() if value is not None}
+        stated = None if self.stated is None else self.stated | names
+        return replace(self, sampling=override(self.sampling, **given), stated=stated)
+
+    def states(self, name: str) -> bool:
+        """Tells whether a setting of sampling is in force as it is here."""
+        return self.stated is None or name in self.stated
+
+    def restored(self, sampling: SamplingSettings, others: Mapping[str, Any]) -> Settings:
+        """Returns the settings of a kept conversation, `others` being those beside `sampling`, put over these: of one
+        that was held with a server only what somebody stated."""
+        more = dict(others)
+        stated = more.pop("stated", None)
+        if (
+            stated is None
+        ):  # all of them were in force; a server need not hear of those that change nothing
+            changed = {
+                each.name
+                for each in fields(sampling)
+                if getattr(sampling, each.name) != each.default
+            }
+            stated = None if self.stated is None else {"temperature", *changed}
+        else:
+            own = {name: getattr(sampling, name) for name in stated}
+            sampling = replace(self.sampling, **own)
+            stated = None if self.stated is None else stated
+        found = None if stated is None else frozenset(stated)
+        return replace(self, sampling=sampling, stated=found, **more)
 
     @property
     def variables(self) -> dict[str, Any]:

@@ -167,7 +167,8 @@ def every_error(kind: type[KtError] = KtError) -> list[type[KtError]]:
 
 CODES = {
     "KtError": 1, "UsageError": 2, "NotFound": 3, "NotEnoughMemory": 4, "NotEnoughDisk": 4, "NoMemoryLeft": 4,
-    "BadCheckpoint": 5, "BadPack": 5, "HubError": 6, "Gated": 6, "Busy": 7, "QueueFull": 7,
+    "BadCheckpoint": 5, "BadPack": 5, "NetworkError": 6, "HubError": 6, "Gated": 6,
+    "ServerFailed": 6, "ServerBusy": 7, "Busy": 7, "QueueFull": 7,
     "ContextFull": 8, "NativeError": 9, "DeviceError": 10, "KernelFails": 10,
     "OutOfDeviceMemory": 10,
 }  # fmt: skip

@@ -31,6 +31,8 @@ from ktcli.commands.chat.options import (
     Resume,
     SchemaFile,
     Seed,
+    ServerKeyFile,
+    ServerOpt,
     Stats,
     Stop,
     System,
@@ -41,6 +43,7 @@ from ktcli.commands.chat.options import (
     TopP,
 )
 from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
+from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.options import (
@@ -61,7 +64,6 @@ if TYPE_CHECKING:
     from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
     from ktcli.dialogue.backend import ChatBackend
     from ktcli.engine.drafting import DraftOptions
-    from ktcli.terminal.replstate import ReplState
     from ktcli.text.model import TextModel
     from ktcli.text.settings import Settings
 
@@ -93,6 +95,8 @@ def chat(
     no_kv_cache: NoKvCache = False,
     attach: AttachOpt = LOADED,
     no_attach: NoAttach = False,
+    server: ServerOpt = None,
+    server_key_file: ServerKeyFile = None,
     stats: Stats = False,
     explain_cache: ExplainCache = False,
     json: JsonOpt = False,
@@ -113,7 +117,8 @@ def chat(
     and settings unless you give others.
 
     If kt serve has already loaded the model from this library, kt chat uses that server, unless an
-    option needs an engine of its own; --attach changes that.
+    option needs an engine of its own; --attach changes that. With --server, the model is one of
+    another server, which NAME picks if it has several.
 
     Examples:
 
@@ -126,6 +131,8 @@ def chat(
       git diff | kt chat qwen3-30b-a3b "Review this change by @CONTRIBUTING.md"
 
       kt chat --continue
+
+      kt chat --server http://10.0.0.7:8000 --server-key-file ~/key
     """
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.talking import Opening
@@ -157,10 +164,15 @@ def chat(
         output=None if output is None else answer_file.checked(output),
         form=asked_form(schema, format),
     )  # fmt: skip
+    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
+    if (served := asked_server(here, server, server_key_file, asked.kept)) is not None:
+        from ktcli.commands.chat.remote import chat_with
+
+        chat_with(served, name, prompt, asked, needs_prompt)
+        return
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
-    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
     words = words_for_model(prompt, needs_prompt)
     with asked.telling_whose_model(model):
         preset = aliases.preset_of(model)
@@ -177,7 +189,9 @@ def chat(
     made = _begun(opened, asked)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
-            _converse(made, models, asked, opened.place)
+            from ktcli.commands.chat.conversing import converse
+
+            converse(made, models, asked, opened.place)
         else:
             from ktcli.commands.chat.once import answer_once
 
@@ -257,25 +271,3 @@ def _choice(
         lambda backend: _system(backend, asked),
         attaching.attach,
     )
-
-
-def _converse(made: Chat, models: ModelChoice, asked: AnswerRequest, place: str) -> None:
-    from ktcli.commands.chat.once import put_over, screen_for
-    from ktcli.terminal import slash
-    from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt
-    from ktcli.terminal.repl import Remarks, talk
-    from ktcli.terminal.slash_files import resume
-
-    def go_on(repl: ReplState) -> None:
-        assert asked.kept is not None
-        resume(repl, asked.kept.path)
-        put_over(made, asked)
-
-    who = f"{made.backend.name}, {place}" if place else made.backend.name
-    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D quits")
-    screen = screen_for(asked)
-    mark = MARK_IN_ASCII if screen.ascii else MARK
-    prompt = Prompt(config.home() / "history", slash.words, out.warn, mark)
-    remarks = Remarks(asked.stats, asked.explain_cache)
-    begin = go_on if asked.kept else None
-    talk(made, prompt, screen, out, remarks=remarks, begin=begin, models=models)

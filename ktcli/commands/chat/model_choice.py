@@ -81,6 +81,10 @@ class ModelChoice:
             for name, path in known.items()
         ]
 
+    def known(self) -> Sequence[str]:
+        """Returns the names of the library's models, see `Models`."""
+        return [entry.label for entry in library.conversions()]
+
     def go_to(self, name: str) -> None:
         """Lets the chat go on with another model, after its plan was looked at. Where both do not fit into memory the
         present one makes room first, and is loaded again if the other one cannot be.

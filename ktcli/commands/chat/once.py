@@ -14,17 +14,16 @@ from ktcli.errors import ContextFull
 from ktcli.output import Mode, out
 
 if TYPE_CHECKING:
-    from ktcli.chat.chat import Chat
+    from ktcli.chat.base import BaseChat
     from ktcli.chat.recorder import ChatRecorder
     from ktcli.chat.reply import Reply
     from ktcli.terminal.screen import Screen
 
 
-def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
+def answer_once(made: BaseChat, words: str, asked: AnswerRequest) -> None:
     """Asks one question, shows its answer as the command line wants it, and says on stderr how it ended."""
     from ktcli.chat.recorder import ChatRecorder
     from ktcli.commands.chat.events import AnswerEvents
-    from ktcli.dialogue.backend import longer_context
     from ktcli.interrupt import Interrupt
 
     screen = AnswerEvents(sys.stdout) if asked.streams_json else screen_for(asked)
@@ -45,17 +44,17 @@ def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
         except ContextFull as error:
-            error.hint = f"ask about a part of it; {longer_context(made.backend.engine)}"
+            error.hint = f"ask about a part of it; {made.longer}"
             raise
         finally:
             if out.mode is not Mode.JSON:
                 screen.end()
-    reply = made.reply
-    assert reply is not None
     if asked.output is not None:
         answer_file.write(asked.output, said[False])
     if interrupt.asked:
         raise KeyboardInterrupt
+    reply = made.reply
+    assert reply is not None
     if out.mode is Mode.JSON or asked.streams_json:
         answer, thinking = said[False], said[True].strip()
         shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
@@ -68,23 +67,24 @@ def answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     _remark(made, reply, asked)
 
 
-def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
+def _remark(made: BaseChat, reply: Reply, asked: AnswerRequest) -> None:
     """Says on stderr how an answer ended and, if asked, what it took."""
     from ktcli.chat.compaction import exchanges
-    from ktcli.dialogue.backend import longer_context
     from ktcli.engine.request import Finish
     from ktcli.terminal.statistics import cached_line, six_lines
 
     if reply.finish is Finish.CONTEXT:
-        hint = f"the answer was cut off; {longer_context(made.backend.engine)}"
-        out.warn(f"the context of {made.backend.engine.context:,} tokens is full", hint=hint)
+        hint = f"the answer was cut off; {made.longer}"
+        out.warn(f"the context of {made.context or 0:,} tokens is full", hint=hint)
     if reply.dropped:
         out.warn(
             f"the context was full: {exchanges(reply.dropped)} were left out",
             hint="to have such a question refused instead: kt config set when-full stop",
         )
     if reply.finish is Finish.LENGTH:
-        out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes the limit)")
+        out.note(
+            f"(cut at {len(reply.ids) or reply.stats.tokens:,} tokens; --max-tokens changes the limit)"
+        )
     if reply.thought_cut:
         most = made.settings.think_budget or 0
         out.note(f"(thinking was stopped at {most:,} tokens; --think-budget changes the limit)")
@@ -96,14 +96,15 @@ def _remark(made: Chat, reply: Reply, asked: AnswerRequest) -> None:
         out.note(made.loss.sentence)
 
 
-def document(made: Chat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
+def document(made: BaseChat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
     """Returns the answer for --json, its text and its thoughts apart."""
     stats = reply.stats
     return {
         "text": text,
         "thinking": thinking,
         "ids": reply.ids,
-        "model": made.backend.name,
+        "model": made.model.name,
+        **({"server": made.model.server} if made.model.server else {}),
         "finish": reply.finish.value,
         "thinking_cut": reply.thought_cut,
         "dropped_turns": reply.dropped,
@@ -138,14 +139,14 @@ def _times(reply: Reply) -> dict[str, dict[str, float]] | None:
     }
 
 
-def _taken_over(recorder: ChatRecorder, made: Chat, asked: AnswerRequest) -> None:
+def _taken_over(recorder: ChatRecorder, made: BaseChat, asked: AnswerRequest) -> None:
     """Goes on with the kept conversation that was asked for, with the options of this command line."""
     assert asked.kept is not None
     recorder.take_over(asked.kept.path)
     put_over(made, asked)
 
 
-def put_over(made: Chat, asked: AnswerRequest) -> None:
+def put_over(made: BaseChat, asked: AnswerRequest) -> None:
     """Puts the options of the command line over the settings and the system text of a kept conversation."""
     made.settings = asked.over(made.settings)
     if asked.system is not None:

@@ -72,6 +72,8 @@ AttachOpt = Annotated[str, setting_option("attach", callback=_attach)]
 NoAttach = Annotated[
     bool, typer.Option("--no-attach", help="Load the model here: the same as --attach never.")
 ]
+ServerOpt = Annotated[str | None, setting_option("server")]
+ServerKeyFile = Annotated[Path | None, setting_option("server-key-file")]
 GoOn = Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")]
 Resume = Annotated[
     str | None,

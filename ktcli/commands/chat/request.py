@@ -24,10 +24,16 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # that are setti
 
 @dataclass(frozen=True, slots=True)
 class KeptChat:
-    """A kept conversation to go on with: its file, and the name of its model."""
+    """A kept conversation to go on with.
+
+    Attributes:
+        model: the name of its model.
+        server: the address of the server that has it; empty: it is here, or a file from elsewhere says so.
+    """
 
     path: Path
     model: str
+    server: str = ""
 
 
 def kept_chat(last: bool, name: str | None) -> KeptChat | None:
@@ -55,7 +61,9 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
     # A file from elsewhere may name a model, but no folder of this machine.
     mine = path.parent.samefile(chats_folder()) if chats_folder().is_dir() else False
     named = (saved.identity.asked if mine else "") or saved.model
-    return KeptChat(path, BUILTIN if not mine and "/" in named else named or BUILTIN)
+    server = saved.identity.server if mine else ""
+    foreign = not mine and "/" in named
+    return KeptChat(path, BUILTIN if foreign else named or BUILTIN, server)
 
 
 def preferred_settings(settings: Settings) -> Settings:
@@ -65,13 +73,11 @@ def preferred_settings(settings: Settings) -> Settings:
         UsageError: a variable of the environment makes no sense.
     """
     from ktcli.chat.compaction import STOP
-    from ktcli.text.settings import override
 
     thinking, stop = config.value("think"), config.value("stop")
     sampling = {name: config.value(name.replace("_", "-")) for name in _SAMPLING}
     return replace(
-        settings,
-        sampling=override(settings.sampling, **sampling),
+        settings.sampled(**sampling),
         stops=settings.stops if stop is None else (stop,),
         max_tokens=config.value("max-tokens") or settings.max_tokens,
         thinking=settings.thinking if thinking is None else thinking,
@@ -103,11 +109,8 @@ class AnswerRequest:
     def over(self, settings: Settings) -> Settings:
         """Returns the model's settings, or those of a kept conversation, with those that were asked for put over
         them."""
-        from ktcli.text.settings import override
-
         return replace(
-            settings,
-            sampling=override(settings.sampling, **self.sampling),
+            settings.sampled(**self.sampling),
             max_tokens=self.max_tokens or settings.max_tokens,
             stops=self.stops or settings.stops,
             thinking=settings.thinking if self.thinking is None else self.thinking,

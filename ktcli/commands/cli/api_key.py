@@ -36,6 +36,11 @@ def _key_file(
 KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key_file)]
 
 
+def key_in(file: Path, option: str) -> str:
+    """Returns the key in a file, the first of several. Raises: UsageError: as `given_keys`, with this option's name."""
+    return _keys_of(file, option)[0].key
+
+
 def given_key(key: str | None, file: Path | None) -> str:
     """Returns the key that the options give, the first one of a file; empty: none. Raises: as `given_keys`."""
     return next((each.key for each in given_keys(key, file)), "")
@@ -52,7 +57,7 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
             "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
         )
     if file is not None:
-        return _keys_of(file)
+        return _keys_of(file, "--api-key-file")
     return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
 
 
@@ -66,7 +71,7 @@ def _checked_key(key: str, where: str) -> str:
     return key.strip()
 
 
-def _keys_of(file: Path) -> list[NamedKey]:
+def _keys_of(file: Path, option: str) -> list[NamedKey]:
     """Returns the keys in a file.
 
     Raises:
@@ -77,10 +82,10 @@ def _keys_of(file: Path) -> list[NamedKey]:
         text = smallfiles.read_bounded(file, FILE_BYTES_MOST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is not text"
-        raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
+        raise UsageError(f"{option} {str(file)[:300]}: {said}") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
             f"other users can read the keys in {str(file)[:300]}",
             hint=f"chmod 600 {str(file)[:300]}",
         )
-    return keys_in(text, f"--api-key-file {str(file)[:300]}")
+    return keys_in(text, f"{option} {str(file)[:300]}")

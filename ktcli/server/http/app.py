@@ -21,6 +21,7 @@ from ktcli.server.http.anthropic.messages import STREAM as ANTHROPIC
 from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.anthropic.messages import error_of as anthropic_error
 from ktcli.server.http.guard import Guard
+from ktcli.server.http.loads import loads, server_info
 from ktcli.server.http.ollama import embed as ollama_embed
 from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
@@ -58,6 +59,10 @@ def application(state: ServerState) -> App:
             methods=["POST"],
             include_in_schema=False,
         ),
+        Route("/server/drain", own.drain, methods=["POST"], include_in_schema=False),
+        Route("/loads", loads),
+        Route("/v1/loads", loads),
+        Route("/server_info", server_info),
         Route("/props", own.props),
         Route("/metrics", own.metrics),
         Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),

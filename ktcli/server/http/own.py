@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from math import ceil
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,11 +14,13 @@ from starlette.responses import Response
 from ktcli import __version__
 from ktcli.assembly.presets import preset_over
 from ktcli.server.http.body import body_of
+from ktcli.server.http.guard import is_owner
 from ktcli.server.http.openai.fields import NO_LIMIT, ChatBody
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.loaded import LoadedModel
 from ktcli.server.process.discovery import LoadedStatus, Status
+from ktcli.server.process.draintime import DRAIN_MOST_S
 
 
 class TokenizeBody(msgspec.Struct):
@@ -47,6 +49,12 @@ class TokenizeBody(msgspec.Struct):
         )
 
 
+class DrainBody(msgspec.Struct):
+    """A request for another time that answers may take to finish."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=DRAIN_MOST_S)]
+
+
 class DetokenizeBody(msgspec.Struct):
     """A request for the text of ids."""
 
@@ -72,7 +80,7 @@ async def server(request: Request) -> Response:
     context = next((each.context for each in loaded if each.name == own.name), 0)
     aliases, address = list(state.rules.aliases), state.rules.address
     said = Status(own.name, aliases, address, context, running, waiting, state.since, loaded)
-    drain_s = ceil(state.rules.drain_s)
+    drain_s = ceil(state.drain.seconds)
     return _json(msgspec.structs.replace(said, loading=state.status == "loading", drain_s=drain_s))
 
 
@@ -87,6 +95,15 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
         loaded.model.created,
         loaded.expires,
     )
+
+
+async def drain(request: Request) -> Response:
+    """Changes how long answers may take to finish once the server is told to end; through the Unix socket only."""
+    if not is_owner(request.scope):
+        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+    body, state = await body_of(request, DrainBody), state_of(request)
+    state.drain.seconds = body.seconds
+    return _json({"drain_s": body.seconds})
 
 
 async def version(request: Request) -> Response:

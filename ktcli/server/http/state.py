@@ -171,6 +171,13 @@ class ServerState:
             )
         return found or self.catalogue.own
 
+    async def listed(self) -> list[ModelSource]:
+        """Returns the models that the server says it has: those of the library or, if it is strict, its own with and
+        without adapters. Routers take all of a list for served."""
+        found = await self.models()
+        own = self.catalogue.own.key
+        return [each for each in found if each.key == own] if self.rules.strict_model else found
+
     async def models(self) -> list[ModelSource]:
         """Returns the models of the library: the server's own first, then those in memory."""
         found = await self.catalogue.models()
@@ -208,10 +215,10 @@ class ServerState:
         return found
 
     async def rows(self, row: Callable[[ModelSource, ModelFacts, str], T]) -> list[T]:
-        """Returns a row for each model of the library, the server's own under each of its names; damaged ones are left
+        """Returns a row for each model that is listed, the server's own under each of its names; damaged ones are left
         out."""
         found = []
-        for each in await self.models():
+        for each in await self.listed():
             more = self.rules.aliases if each is self.catalogue.own else ()
             with contextlib.suppress(KtError):
                 facts = await self.facts(each)

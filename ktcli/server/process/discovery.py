@@ -137,14 +137,16 @@ def status_of(connection: socket.socket) -> Status | None:
         return None
 
 
-def _body_of(connection: socket.socket, path: bytes) -> bytes:
-    """Returns the body of the response to a GET; HTTP/1.0 ends it with the connection.
+def _body_of(connection: socket.socket, path: bytes, body: bytes | None = None) -> bytes:
+    """Returns the body of the response to a GET, or to a POST of `body`; HTTP/1.0 ends it with the connection.
 
     Raises:
         OSError: it is not whole within `ANSWER_S`, or too long.
     """
     until = time.monotonic() + ANSWER_S
-    connection.sendall(b"GET %s HTTP/1.0\r\nHost: localhost\r\n\r\n" % path)
+    method, length = (b"GET", 0) if body is None else (b"POST", len(body))
+    head = b"%s %s HTTP/1.0\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    connection.sendall(head % (method, path, length) + (body or b""))
     data = b""
     while came := connection.recv(1 << 16):
         data += came
@@ -153,11 +155,13 @@ def _body_of(connection: socket.socket, path: bytes) -> bytes:
     return data.partition(b"\r\n\r\n")[2]
 
 
-def stop(server: FoundServer) -> None:
+def stop(server: FoundServer, drain_s: float | None = None) -> None:
     """Stops a server and waits until it has ended; answers may finish for a while, as with Ctrl-C.
 
+    Args:
+        drain_s: the seconds that they may take; None: as many as the server was started with.
     Raises:
-        Busy: it has not ended. KtError: this user may not end it, or cannot see it.
+        Busy: it has not ended. KtError: this user may not end it, cannot see it, or it takes no other time.
     """
     if server.pid <= 0:
         raise KtError(
@@ -169,8 +173,12 @@ def stop(server: FoundServer) -> None:
     except ProcessLookupError:
         return
     try:
+        if drain_s is not None:
+            _set_drain(server, drain_s)
+        elif server.status is not None:
+            drain_s = min(DRAIN_MOST_S, server.status.drain_s)
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        timeout_s = END_S + min(DRAIN_MOST_S, server.status.drain_s if server.status else 0)
+        timeout_s = END_S + (drain_s or 0)
         if not select.select([process], [], [], timeout_s)[0]:
             raise Busy(
                 f"the server of {server.name} (process {server.pid}) did not stop within {timeout_s:.0f} s",
@@ -182,6 +190,25 @@ def stop(server: FoundServer) -> None:
         raise KtError(f"cannot stop process {server.pid}: {error.strerror}") from error
     finally:
         os.close(process)
+
+
+def _set_drain(server: FoundServer, seconds: float) -> None:
+    """Tells a server how long answers may take to finish.
+
+    Raises:
+        KtError: it does not take that, because it hangs, pulls its model, or is of an earlier version.
+    """
+    said = b'{"seconds": %g}' % seconds
+    try:
+        with connected(server.socket) as connection:
+            found = msgspec.json.decode(_body_of(connection, b"/server/drain", said))
+    except (OSError, msgspec.DecodeError):
+        found = None
+    if not isinstance(found, dict) or "drain_s" not in found:
+        raise KtError(
+            f"the server of {server.name} cannot be told how long answers may take to finish",
+            hint="kt stop without --drain uses the time that it was started with",
+        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from ktcli.server.models.source import ModelFacts, ModelSource
 
 
 async def models(request: Request) -> Response:
-    """Lists the models of the library: the server's own first, then those in memory."""
+    """Lists the models of the library: the server's own first, then those in memory. A strict server lists its own
+    alone."""
     state = state_of(request)
     rows = await state.rows(lambda source, facts, name: _row(state, source, facts, name))
     said = {"object": "list", "data": rows, "has_more": False}

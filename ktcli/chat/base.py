@@ -1,0 +1,230 @@
+"""A conversation with whoever answers it: messages in, pieces of text out.
+
+What is here is the same for a model whose ids are at hand (`chat`) and for one that a server keeps to itself
+(`remote`): the messages, the settings, the answer while it is made, and what stays of one that was stopped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
+
+from ktcli.answers.events import AnswerPiece
+from ktcli.chat.compaction import SUM_UP, older_turns
+from ktcli.chat.conversation import Conversation, Omission, Saved
+from ktcli.chat.reply import Reply
+from ktcli.chat.worktimes import ChatTotals
+from ktcli.dialogue.backend import Identity
+from ktcli.dialogue.splice import Spoken
+from ktcli.dialogue.timeline import Loss, Timeline
+from ktcli.engine.request import Finish
+from ktcli.errors import KtError
+from ktcli.text.files import without_surrogates
+from ktcli.text.settings import Settings
+
+if TYPE_CHECKING:
+    from ktcli.answers.grammar.form import Form
+
+# progress(tokens of the prompt that are read, tokens in all)
+Progress = Callable[[int, int], None]
+
+
+def not_cancelled() -> bool:
+    """Returns false: nobody stops the answer."""
+    return False
+
+
+class BaseChat(ABC):
+    """A conversation with a model.
+
+    Attributes:
+        conversation: the messages.
+        reply: the reply to the last question that was not refused; None before the first.
+        spoken: the answers as they were generated, by where they are in the rendered conversation.
+        timeline: what the model read and said last; None before the first answer, and where its ids are not known.
+        heard: called after each token of an answer.
+        left: whether it has no model: it was left, and another one could not be loaded.
+        totals: what loading and all answers took.
+        form: what the text of every answer must be, behind its thoughts; None: anything.
+    """
+
+    def __init__(self) -> None:
+        self.conversation = Conversation()
+        self.reply: Reply | None = None
+        self.spoken: list[Spoken] = []
+        self.timeline: Timeline | None = None
+        self.heard: Callable[[], None] = lambda: None
+        self.left = False
+        self.totals = ChatTotals()
+        self.form: Form | None = None
+        self._answering: Reply | None = None
+
+    # --- whom it is with ------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def model(self) -> Identity:
+        """The model, as a kept conversation names it."""
+
+    @property
+    @abstractmethod
+    def context(self) -> int | None:
+        """The positions that a conversation can have; None: its server does not say."""
+
+    @property
+    @abstractmethod
+    def longer(self) -> str:
+        """The advice for a longer conversation."""
+
+    @property
+    @abstractmethod
+    def thinks(self) -> bool:
+        """Whether the model may think before it answers, as far as that is known."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> Settings:
+        """The settings in force from the next token on; setting them starts the random sequence anew."""
+
+    @settings.setter
+    @abstractmethod
+    def settings(self, settings: Settings) -> None: ...
+
+    @property
+    @abstractmethod
+    def seed(self) -> int | None:
+        """The seed of the random sequence in use, given or drawn; None: a server drew it."""
+
+    @property
+    @abstractmethod
+    def used(self) -> int:
+        """The number of tokens in the context."""
+
+    @property
+    def loss(self) -> Loss | None:
+        """The cached tokens that the last prompt could not use; None if it used all, or that is not known."""
+        return None
+
+    # --- questions and answers ------------------------------------------------------------------------
+
+    @property
+    def thought_cut(self) -> bool:
+        """Tells whether the last answer's thought was ended because it had spent its budget."""
+        return self.reply is not None and self.reply.thought_cut
+
+    @property
+    def answering(self) -> Reply | None:
+        """The answer that has begun and not ended."""
+        return self._answering
+
+    def ask(
+        self,
+        question: str,
+        *,
+        cancelled: Callable[[], bool] = not_cancelled,
+        progress: Progress | None = None,
+    ) -> Generator[AnswerPiece]:
+        """Asks `question` and yields the answer's pieces as they come; it may be left at any piece.
+
+        Raises:
+            ContextFull: there is no room; the question is not part of the conversation.
+            BadCheckpoint: the template or tokenizer is wrong. ServerFailed: the server did not answer to the end.
+        """
+        return self._ask(question, self.conversation.copy(), cancelled, progress)
+
+    def retry(
+        self,
+        *,
+        cancelled: Callable[[], bool] = not_cancelled,
+        progress: Progress | None = None,
+    ) -> Iterator[AnswerPiece] | None:
+        """Answers the last question again; returns None if there was none. If it is stopped before the first word,
+        the earlier answer stays."""
+        before = self.conversation.copy()
+        question = self.conversation.undo()
+        if question is None:
+            return None
+        return self._ask(question, before, cancelled, progress)
+
+    def _ask(
+        self,
+        question: str,
+        before: Conversation,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Generator[AnswerPiece]:
+        self.conversation.say("user", without_surrogates(question))
+        return self._answer(before, cancelled, progress)
+
+    def _answer(
+        self, before: Conversation, cancelled: Callable[[], bool], progress: Progress | None
+    ) -> Generator[AnswerPiece]:
+        """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
+        reply = self._answering = Reply()
+        try:
+            yield from self._made(reply, cancelled, progress)
+        finally:
+            self._answering = None
+            self._remember(reply, before)
+            if reply.timeline is not None:  # else it was refused
+                self.totals.add(reply.stats, reply.laps)
+
+    @abstractmethod
+    def _made(
+        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
+    ) -> Iterator[AnswerPiece]:
+        """Yields the pieces of the answer to the conversation as it is now; `reply` is its account."""
+
+    def _remember(self, reply: Reply, before: Conversation) -> None:
+        """Keeps the answer, cut or whole; a question without any answer is taken back."""
+        if reply.text or reply.finish is not Finish.CANCELLED:
+            self.conversation.say("assistant", reply.text)
+        else:
+            self.conversation.become(before)
+
+    # --- the conversation -----------------------------------------------------------------------------
+
+    def restore(self, saved: Saved) -> None:
+        """Goes on with a kept conversation, with its settings; a question without an answer gets an empty one."""
+        self.conversation = saved.conversation.copy()
+        self.conversation.end_question()
+        self.settings = self.settings.restored(saved.sampling, saved.others)
+
+    def compact(
+        self, *, cancelled: Callable[[], bool] = not_cancelled, progress: Progress | None = None
+    ) -> int:
+        """Lets the model sum up the oldest turns, and reads the summary in their place from then on.
+
+        Returns:
+            The number of turns that were summed up; 0: it was stopped, and nothing changed.
+        Raises:
+            UsageError: there is nothing to sum up. KtError: the model gave no summary.
+        """
+        said = self.conversation
+        turns = older_turns(len(said.turns), said.omitted.turns)
+        before = Conversation(said.system, said.turns[:turns], said.omitted)
+        before.say("user", SUM_UP)
+        reply = Reply()
+        pieces = list(self._summed_up(before, reply, cancelled, progress))
+        if reply.finish is Finish.CANCELLED:
+            return 0
+        summary = "".join(piece.text for piece in pieces if not piece.thought).strip()
+        if not summary:
+            raise KtError(
+                "the model wrote no summary, so nothing has changed",
+                hint="/undo removes the last turn",
+            )
+        counted = turns - said.omitted.turns
+        said.omitted = Omission(turns, summary)
+        return counted
+
+    @abstractmethod
+    def _summed_up(
+        self,
+        before: Conversation,
+        reply: Reply,
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Iterator[AnswerPiece]:
+        """Yields the pieces of a summary, beside the conversation; what is asked for it ends `before`."""

@@ -1,0 +1,99 @@
+"""Decides whether a chat is with a server that speaks OpenAI's API, and which one that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from ktcli import config
+from ktcli.errors import UsageError
+from ktcli.output import out
+
+if TYPE_CHECKING:
+    from ktcli.client.address import ServerAddress
+    from ktcli.commands.chat.request import KeptChat
+
+OFF = "off"  # of the setting server
+_KEY_FILE = "server-key-file"
+# Parameters of kt chat that are about a model loaded on this machine: a server gets texts, and no ids.
+_LOCAL = (
+    "threads numa kv device gpus gpu_experts defer prefill_threshold context draft no_kv_cache attach no_attach"
+    " explain_cache allow_special"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedServer:
+    """The server that a chat is with.
+
+    Attributes:
+        key: what it is shown; empty: nothing.
+    """
+
+    address: ServerAddress
+    key: str
+
+
+def asked_server(
+    here: typer.Context, server: str | None, key_file: Path | None, kept: KeptChat | None
+) -> AskedServer | None:
+    """Returns the server that a command line of `kt chat`, a kept conversation or the settings mean; None: the model is
+    loaded on this machine, or a server of its library has it.
+
+    A kept conversation goes on where it was, unless --server says otherwise. The key file of the settings is for the
+    server of the settings, or for that of --server where the settings have none; to another server no key is sent that
+    the command line does not name.
+
+    Raises:
+        UsageError: it is no address, another option needs the model here, or others can read the key.
+    """
+    stated = config.stated("server")
+    if server is not None:
+        said, source = server, "--server"
+    elif kept is not None:
+        said, source = kept.server or OFF, f"the chat {kept.path.stem}"
+    else:
+        said, source = str(stated.value or OFF), stated.source
+    if said == OFF:
+        if key_file is not None:
+            raise UsageError("--server-key-file needs --server")
+        return None
+    from ktcli.client.address import ServerAddress  # most chats are with a model here
+    from ktcli.commands.cli.api_key import key_in
+
+    address = ServerAddress.parse(said, source)
+    _refuse_local(here, address)
+    if key_file is None and _is_for(stated, address, chosen=server is not None):
+        found = config.value(_KEY_FILE)
+        key_file = None if found is None else Path(found)
+    key = "" if key_file is None else key_in(key_file.expanduser(), "--server-key-file")
+    if key and not address.encrypted and not address.is_here:
+        out.warn(f"the key is sent to {address.url} unencrypted; https would protect it")
+    return AskedServer(address, key)
+
+
+def _is_for(stated: config.Stated, address: ServerAddress, *, chosen: bool) -> bool:
+    """Tells whether the key file of the settings is for a server.
+
+    Args:
+        stated: the server of the settings.
+        chosen: whether the command line names the server.
+    """
+    if not stated.text or stated.value == OFF:
+        return chosen
+    return address.parse(stated.text, stated.source).url == address.url
+
+
+def _refuse_local(here: typer.Context, address: ServerAddress) -> None:
+    """Raises: UsageError: the command line has an option about a model loaded here."""
+    for each in here.command.params:
+        source = here.get_parameter_source(str(each.name))
+        if each.name in _LOCAL and source is not None and source.name == "COMMANDLINE":
+            option = max(each.opts, key=len)
+            raise UsageError(
+                f"{option} applies only to a model loaded here, not to one of the server {address.url}",
+                hint=f"leave out {option}, or chat without a server: --server off",
+            )
