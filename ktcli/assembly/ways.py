@@ -255,8 +255,7 @@ def _sharing(ways: Sequence[Way]) -> tuple[Way, ...]:
 
     hosts = {program(way): way.ready.adapter for way in reversed(ways) if way.ready.adapter}
     return tuple(
-        way if way.ready.adapter else replace(way, host=hosts.get(program(way), ""))
-        for way in ways
+        way if way.ready.adapter else replace(way, host=hosts.get(program(way), "")) for way in ways
     )
 
 

@@ -21,6 +21,7 @@ from ktcli.commands.cli.options import (
     writable,
 )
 from ktcli.commands.eval_data import DataWords, evaluate_data
+from ktcli.commands.eval_tasks import TaskWords, evaluate_tasks
 from ktcli.commands.view.quality import Found, document, words
 from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.text import whole
@@ -125,13 +126,20 @@ TasksOpt = Annotated[
 MostOpt = Annotated[
     int | None,
     typer.Option(
-        "--max-tokens", metavar="N", min=1, help="Maximum tokens per answer to --tasks. Default: 256."
+        "--max-tokens",
+        metavar="N",
+        min=1,
+        help="Maximum tokens per answer to --tasks. Default: 256.",
     ),
 ]
 OutOpt = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="FILE", callback=writable, help="File for the answers to --tasks, as JSON lines."
+        "--out",
+        "-o",
+        metavar="FILE",
+        callback=writable,
+        help="File for the answers to --tasks, as JSON lines.",
     ),
 ]
 SettingsArg = Annotated[
@@ -206,9 +214,9 @@ def evaluate(
                 "--kv": len(asked.caches) > 1,
             },
         )  # fmt: skip
-        from ktcli.commands.eval_tasks import evaluate_tasks
-
-        evaluate_tasks()
+        evaluate_tasks(
+            TaskWords(model, tasks, settings or (), max_tokens, answers, (threads, numa))
+        )
         return
     _refuse_without("--tasks", {"--max-tokens": max_tokens, "--out": answers})
     if data or settings:

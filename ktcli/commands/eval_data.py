@@ -55,12 +55,15 @@ def read_words(words: Sequence[str]) -> FinetuneSettings:
     Raises:
         UsageError: a word is neither, or a key has nothing to do with rows.
     """
-    from ktcli.finetune.settings import WITHOUT_EFFECT, READERS, read_given
+    from ktcli.finetune.settings import READERS, WITHOUT_EFFECT, read_given
 
     pairs, others = assignments(words)
-    if useless := [key for key in pairs if key in READERS.keys() | WITHOUT_EFFECT.keys() and key not in _KEYS]:
+    if useless := [
+        key for key in pairs if key in READERS.keys() | WITHOUT_EFFECT.keys() and key not in _KEYS
+    ]:
         raise UsageError(
-            f"{useless[0]} changes nothing about an evaluation", hint=f"settings of rows are {', '.join(_KEYS)}"
+            f"{useless[0]} changes nothing about an evaluation",
+            hint=f"settings of rows are {', '.join(_KEYS)}",
         )
     given = []
     for word in others:
@@ -85,7 +88,8 @@ def sources_for(files: Sequence[Path], settings: FinetuneSettings) -> tuple[Data
     names = () if files else settings.eval_dataset or settings.dataset or ()
     if not files and not names:
         raise UsageError(
-            "no data is named", hint="--data FILE, or dataset=NAME of dataset_info.json in dataset_dir"
+            "no data is named",
+            hint="--data FILE, or dataset=NAME of dataset_info.json in dataset_dir",
         )
     return sources_of(names, Path(settings.dataset_dir).expanduser(), files)
 
@@ -117,4 +121,3 @@ def evaluate_data(said: DataWords, asked: EvalRequest) -> None:
     if not loss.complete:
         out.warn(f"interrupted: these figures cover {len(loss.where):,} rows")
         raise typer.Exit(ExitCode.INTERRUPTED)
-

@@ -3,17 +3,13 @@ that runs name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ktcli.adapters.packed import PackedAdapter
 from ktcli.errors import NativeError, UsageError
 from ktcli.native import Program
 from ktcli.planner.memory import AdapterRoom
-
-if TYPE_CHECKING:
-    from ktcli.engine.pools import Pools
 
 Products = Mapping[str, Sequence[tuple[int, int]]]
 Norms = Mapping[str, Sequence[int]]
@@ -93,14 +89,3 @@ class Adapters:
         for name, gain in adapter.gains.items():
             for operation in self.norms[name]:
                 self._program.adapt_gain(number, operation, gain if present else None)
-
-
-@contextmanager
-def set_aside(pools: Pools) -> Iterator[AttachedAdapter | None]:
-    """Yields the adapter of all sequences of an engine; those that begin within the context have none, unless their
-    request names it. None: the engine has none."""
-    kept, pools.adapter = pools.adapter, None
-    try:
-        yield kept
-    finally:
-        pools.adapter = kept

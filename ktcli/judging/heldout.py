@@ -211,7 +211,9 @@ def measure_with_text(
     rows = held_out_loss(ways, data, [each.first(count) for each in scores])
     if not rows.results:
         raise KeyboardInterrupt
-    return replace(rows, complete=rows.complete and complete), [_behind(each, count) for each in scores]
+    return replace(rows, complete=rows.complete and complete), [
+        _behind(each, count) for each in scores
+    ]
 
 
 def _behind(scores: Scores, count: int) -> Scores:
@@ -219,13 +221,11 @@ def _behind(scores: Scores, count: int) -> Scores:
     return Scores(scores.nll[count:], scores.best[count:], kl)
 
 
-def held_out_loss(
-    ways: Sequence[Way], data: HeldOutData, scores: Sequence[Scores]
-) -> HeldOutLoss:
+def held_out_loss(ways: Sequence[Way], data: HeldOutData, scores: Sequence[Scores]) -> HeldOutLoss:
     """Returns the loss of rows from the scores of their windows; rows that a way has not read whole are left out."""
     measured = [(way, each) for way, each in zip(ways, scores, strict=True) if len(each.nll)]
     done = min((len(each.nll) for _, each in measured), default=0)
-    rows = _Rows(data, done)
+    rows = _WholeRows(data, done)
     results: list[HeldOutResult] = []
     for way, each in measured if len(rows.where) else ():
         sums = rows.sums(each.nll)
@@ -237,7 +237,7 @@ def held_out_loss(
     return HeldOutLoss(data, rows.where, tokens, tuple(results), done == data.predictions)
 
 
-class _Rows:
+class _WholeRows:
     """The rows of which all predictions are among the first `done`."""
 
     def __init__(self, data: HeldOutData, done: int) -> None:
@@ -258,10 +258,11 @@ class _Rows:
     def sums(self, values: F64) -> F64:
         """Returns the sum of each row's values, of one for each prediction."""
         kept = values[self._kept]
-        return np.bincount(self._owner, weights=kept, minlength=len(self.where))
+        found = np.bincount(self._owner, weights=kept, minlength=len(self.where))
+        return found.astype(np.float64)
 
 
-def _difference(rows: _Rows, this: Scores, first: Scores) -> RowDifference:
+def _difference(rows: _WholeRows, this: Scores, first: Scores) -> RowDifference:
     n = min(len(this.nll), len(first.nll))
     one, two = this.first(n), first.first(n)
     loss = rows.sums(one.nll - two.nll)

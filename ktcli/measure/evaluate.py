@@ -161,9 +161,7 @@ def score(
     done = at = read = 0
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(
-                closing(TextReader(each.engine, each.defer, adapted=each.adapted))
-            )
+            stack.enter_context(closing(TextReader(each.engine, each.defer, adapted=each.adapted)))
             for each in cases
         ]
         for step in steps(cuts, rows, at_once):

@@ -64,7 +64,7 @@ def interval(values: NDArray[np.float64]) -> Interval:
 
 
 def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
-    """Returns the mean of values that come in independent groups, as tokens do in the rows of a file, with its interval.
+    """Returns the mean of values that come in independent groups, as tokens do in a file's rows, with its interval.
 
     It is the ratio of two sums over the groups. How far it may be off follows from what each group's sum is away from
     what the ratio says, with Student's t of the groups. Source: Cochran, Sampling Techniques, 6.3.

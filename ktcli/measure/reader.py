@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import Engine, Sequence
-from ktcli.engine.adapters import set_aside
 from ktcli.engine.logits import F32Array
 from ktcli.native import Batch
 
@@ -106,7 +105,7 @@ class TextReader:
 
     def _run(self, step: Several[Piece], skips: list[int]) -> F32Array:
         """Runs pieces as one batch; returns the logits after the first ids of each, as many as `skips` says."""
-        with nullcontext() if self._adapted else set_aside(self._engine.pools):
+        with nullcontext() if self._adapted else self._engine.pools.adapter_aside():
             while len(self._lines) < len(step):
                 self._lines.append(self._engine.sequence())
         lines = self._lines[: len(step)]

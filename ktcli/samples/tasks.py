@@ -134,7 +134,9 @@ def read_tasks(
             else:
                 found.append(task)
     if not found:
-        said = "; ".join(f"{each.reason} ({each.rows:,}, first {each.first})" for each in drops.counts)
+        said = "; ".join(
+            f"{each.reason} ({each.rows:,}, first {each.first})" for each in drops.counts
+        )
         raise BadData(f"{source.name} has no question with a right answer: {said or 'no rows'}")
     return TaskSet(source.name, tuple(found), count, drops.counts)
 

@@ -36,7 +36,8 @@ def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dic
             "rows": len(loss.where),
             "trained_tokens": int(loss.tokens.sum()),
             "dropped": [
-                {"reason": each.reason, "rows": each.rows, "first": each.first} for each in read.dropped
+                {"reason": each.reason, "rows": each.rows, "first": each.first}
+                for each in read.dropped
             ],
             "notes": list(read.notes),
         },
@@ -45,7 +46,11 @@ def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dic
         "first": loss.results[0].way.label,
         "results": [_result(each) for each in loss.results],
         "rows": [
-            {"where": where, "tokens": int(tokens), "loss": [float(each.rows[n]) for each in loss.results]}
+            {
+                "where": where,
+                "tokens": int(tokens),
+                "loss": [float(each.rows[n]) for each in loss.results],
+            }
             for n, (where, tokens) in enumerate(zip(loss.where, loss.tokens, strict=True))
         ],
         "text": None if text is None else quality.document(text),
@@ -85,23 +90,25 @@ def words(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> str:
     """Returns the tables for people, and what their columns mean."""
     width = min(80, out.width or 80)
     dropped = sum(each.rows for each in loss.data.read.dropped)
-    left = f"; of {counted(dropped, 'row')} something was left out or cut: --json says why" if dropped else ""
+    left = (
+        f"; of {counted(dropped, 'row')} something was left out or cut: --json says why"
+        if dropped
+        else ""
+    )
     head = (
         f"{', '.join(map(safe, files))}: {counted(len(loss.where), 'row')},"
         f" {counted(int(loss.tokens.sum()), 'trained token')}{left}"
     )
     first, *others = loss.results
-    rows = [
-        (each.way.label, _shown(each.loss), f"{_exp(each.loss.mean)}") for each in loss.results
-    ]
+    rows = [(each.way.label, _shown(each.loss), f"{_exp(each.loss.mean)}") for each in loss.results]
     table = out.table(rows, ("", "loss, nats per token", "perplexity"), right=(1, 2))
     lines = [*wrap(head, out.width or 1000), "", table]
     if others:
-        rows = [(each.way.label, *_compared(each.against)) for each in others if each.against]
+        compared = [(each.way.label, *_compared(each.against)) for each in others if each.against]
         top = (
             f"against {safe(first.way.label)}", "loss", "KL", "same top token", "rows better", "worse",
         )  # fmt: skip
-        lines += ["", out.table(rows, top, right=(1, 2, 3, 4, 5)), "", *_worst(loss)]
+        lines += ["", out.table(compared, top, right=(1, 2, 3, 4, 5)), "", *_worst(loss)]
     method = METHOD
     if len(loss.where) < LEAST_GROUPS:
         method = f"fewer than {LEAST_GROUPS} rows say nothing about others, so there is no interval"
