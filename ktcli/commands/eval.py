@@ -145,7 +145,7 @@ OutOpt = Annotated[
 SettingsArg = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE|FILE]...",
+        metavar="KEY=VALUE|FILE",
         help="Settings of --data and --tasks as of kt finetune, such as cutoff_len=4096, or its YAML file.",
     ),
 ]

@@ -63,7 +63,7 @@ def evaluate_tasks(said: TaskWords) -> None:
     sources = sources_of((), None, said.files)
     threads, numa = said.placed
     how = AskedHow(said.max_tokens or MAX_TOKENS, threads, asked_numa(numa))
-    ready, model = _prepared(said.model, settings, how.max_tokens)
+    ready, model = _prepared(said.model, settings)
     models = _models(ready)
     samples = settings.samples
     recurrent = model.spec.sequence_elements > 0
@@ -88,14 +88,13 @@ def evaluate_tasks(said: TaskWords) -> None:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _prepared(name: str, settings: FinetuneSettings, most: int) -> tuple[Ready, Model]:
+def _prepared(name: str, settings: FinetuneSettings) -> tuple[Ready, Model]:
     """The model, pulled and converted if need be.
 
     Raises:
         UsageError: its context is too short.
     """
-    wanted = Wanted(settings.cutoff_len + most)
-    ready = prepare(name, wanted, lambda name, folder: load_tokenizer(folder), listener=out)
+    ready = prepare(name, Wanted(), lambda name, folder: load_tokenizer(folder), listener=out)
     with library.repairable(ready.pack):
         model = build(Pack.open(ready.pack).config)
     require_text(ready.name, embeds=model.spec.embeds)
