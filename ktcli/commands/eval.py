@@ -175,7 +175,7 @@ def evaluate(
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Measure how well a model predicts a text, or your data, and answers questions.
+    """Measure how well a model predicts text and answers questions.
 
     Reports the negative log-likelihood per token with its 95 % interval. With several conversions,
     deferral depths or caches, the first is the reference for the others, token by token: how much
