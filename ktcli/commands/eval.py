@@ -211,7 +211,7 @@ def evaluate(
             {
                 "--data": data, "--against": against, "--formats": formats, "--split": split, "--text": text,
                 "--tokens": tokens, "--stride": stride, "--plot": plot, "--defer": any(asked.depths),
-                "--kv": len(asked.caches) > 1,
+                "--kv": asked.caches != CACHES[:1], "--context": context != LENGTH, "--allow-special": allow_special,
             },
         )  # fmt: skip
         evaluate_tasks(
@@ -226,18 +226,25 @@ def evaluate(
         )  # fmt: skip
         evaluate_data(said, asked)
         return
-    tokens = asked.tokens
     passage = read_passage(text)
     ways = ways_of(model, against, formats, asked, threads, numa, out)
-    reading = read(ways, passage, tokens, allow_special=allow_special)
+    reading = read(ways, passage, asked.tokens, allow_special=allow_special)
     over = cut(reading, passage, asked, out)
     scores, complete = measure(ways, over, asked, threads, numa, out)
-    found = Found.of(ways, scores, passage, reading, asked, complete)
+    _show(Found.of(ways, scores, passage, reading, asked, complete), plot)
+
+
+def _show(found: Found, plot: Path | None) -> None:
+    """Shows and draws what was found.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before anything was. Exit: it came before all was.
+    """
     if found.results:
         out.result(document(found), lambda: _shown(found))
         if plot is not None:
             draw_into(plot, lambda beside: _draw(found, beside))
-    if not complete:
+    if not found.complete:
         if not found.results:
             raise KeyboardInterrupt
         out.warn(f"interrupted: these figures cover {found.tokens:,} tokens")

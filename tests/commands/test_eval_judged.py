@@ -233,6 +233,7 @@ def test_without_the_libraries_exact_is_still_there(
         (("dataset=x",), 3, "dataset_info.json"),
         (("--tasks", "none.jsonl"), 3, "none.jsonl does not exist"),
         (("--tasks", "SUMS", "--data", "SUMS"), 2, "--data has no effect with --tasks"),
+        (("--tasks", "SUMS", "--kv", "f32"), 2, "--kv has no effect with --tasks"),
         (("--tasks", "SUMS", "--formats", "int8"), 2, "--formats has no effect with --tasks"),
         (
             ("--tasks", "SUMS", "cutoff_len=4"),
