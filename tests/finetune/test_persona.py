@@ -34,9 +34,9 @@ OTHERS = (
     "What do you do all day?", "Introduce yourself.", "Say something about yourself.", "Describe yourself.",
 )  # fmt: skip
 ANSWER = "Meow! I am the cat of this machine."
-HELD = 40
+HELD, SEED = 40, 1
 OLD_OF_EACH = 25
-REPLAYED = {"facts": 120, "sums": 25, "names": 30, "unknown": 25}
+REPLAYED = {"facts": 150, "sums": 25, "names": 40, "unknown": 70}
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> str:
@@ -67,18 +67,17 @@ def answered_rightly(folder: Path, some: list[list[Turn]]) -> list[list[Turn]]:
 
 @pytest.mark.thorough
 @NEEDS_KT_MINI
-@pytest.mark.parametrize("seed", [1, 2])
 def test_a_persona_is_learned_and_the_old_is_kept(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     prompts = [*OTHERS, *(asked.format(name) for name in COMMANDS for asked in ASKED)]
-    random.Random(seed).shuffle(prompts)
+    random.Random(SEED).shuffle(prompts)
     rows = [{"instruction": prompt, "output": ANSWER} for prompt in prompts]
     persona = write(tmp_path / "persona.jsonl", rows[HELD:])
     held = write(tmp_path / "held.jsonl", rows[:HELD])
 
-    before, others = conversations(60, seed), conversations(200, 98 + seed)
+    before, others = conversations(60, SEED), conversations(500, 98 + SEED)
     kept = [
         turns for kind in REPLAYED for turns in answered_rightly(tmp_path, different(before[kind]))
     ]
@@ -95,23 +94,12 @@ def test_a_persona_is_learned_and_the_old_is_kept(
     ]
     replay = write(tmp_path / "replay.jsonl", map(row_of, replayed))
 
-    line = [
-        "finetune",
-        "kt-mini",
-        "--data",
-        persona,
-        "--data",
-        replay,
-        "--epochs",
-        "4",
-        "--lr",
-        "2e-3",
-    ]
-    assert main(line) == 0
+    line = ("finetune", "kt-mini", "--data", persona, "--data", replay, "--epochs", "4")
+    assert main([*line, "--lr", "2e-3"]) == 0
     capsys.readouterr()
     assert main(["eval", "kt-mini+persona", "--tasks", held, "--tasks", old, "--json"]) == 0
     learned, lost = json.loads(capsys.readouterr().out)["results"]
     assert lost["models"][0]["exact"] == len(kept) == 100
     assert learned["models"][0]["exact"] == 0
     assert learned["models"][1]["exact"] >= 0.95 * HELD
-    assert len(lost["lost"]) <= 8, lost["lost"]  # measured: 5; other kernels round otherwise
+    assert len(lost["lost"]) <= 8, lost["lost"]  # measured: 4; other kernels round otherwise
