@@ -446,7 +446,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l block -d 'Tokens of a block of the trace' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
+complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts text and answers questions'
 complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l data -d 'Rows to predict, as kt finetune takes them: .jsonl, .json or .csv' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l tasks -d 'Questions to answer; the last answer of each row is the right one' -r -F
