@@ -245,13 +245,13 @@ _kt() {
             esac ;;
         'eval')
             case $before in
+                --data|--tasks|--out|--text|--plot) files='any' ;;
+                --max-tokens|--defer|--tokens|--context|--stride|--threads)  ;;
                 --against) names='all' files='.gguf' ;;
                 --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
-                --defer|--tokens|--context|--stride|--threads)  ;;
                 --kv) words='bf16 f32 fp8' ;;
-                --text|--plot) files='any' ;;
                 --numa) words='auto off' ;;
-                *) options='--against --formats --defer --kv --split --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--data --tasks --max-tokens --out --against --formats --defer --kv --split --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;

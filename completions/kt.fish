@@ -449,15 +449,19 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l block -d 'Tokens of a block of the trace' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from cache' -l help -d 'Show this message and exit'
-complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
+complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts text and answers questions'
 complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l data -d 'Rows to predict, as kt finetune takes them: .jsonl, .json or .csv' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l tasks -d 'Questions to answer; the last answer of each row is the right one' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l max-tokens -d 'Maximum tokens per answer to --tasks' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l out -d 'File for the answers to --tasks, as JSON lines' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Model or conversion to compare with, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that finish one layer later, e.g. 0,3,6' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8' -x -a 'bf16 f32 fp8'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l split -d 'Show what a conversion’s weights, activations and cache each cost, against the model in f32'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text file to predict' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Maximum number of tokens to read' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Maximum number of tokens of the text' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens per window; each window starts with an empty context' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result as an SVG file' -r -F

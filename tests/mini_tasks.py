@@ -38,28 +38,21 @@ class Task:
     answer: int
 
 
-def tasks(n_of_each: int, seed: int) -> dict[str, list[Task]]:
+Turn = tuple[str, str]  # role and text
+
+
+def conversations(n_of_each: int, seed: int) -> dict[str, list[list[Turn]]]:
     """What kt-mini was trained to do: arithmetic, looking an answer up, copying a name that was said some turns
-    ago, small talk, saying that it does not know.
+    ago, small talk, saying that it does not know. The last turn of each is the right answer.
 
     The seed is none of train.py's, which are 1000 and more. Sums and facts are few, so that most were asked
     in the training too, in these or other words.
     """
     with recipe():
-        from corpus import BOS, END, ROLE, make_dialogues
+        from corpus import make_dialogues
         from dialogues import sum_turn
-        from tokenizers import Tokenizer
 
         made = make_dialogues()
-    tokenizer = Tokenizer.from_file(str(MINI / "tokenizer.json"))
-
-    def task(turns: list[tuple[str, str]]) -> Task:
-        ids, answer = [BOS], 0
-        for role, text in turns:
-            answer = len(ids) + 1
-            ids += [ROLE[role], *tokenizer.encode(text, add_special_tokens=False).ids, END]
-        return Task(tuple(ids), answer)
-
     rows = {fact.id for fact in made.rows}
     learned = [fact for fact in made.phrases.facts if fact.id not in rows]
     makers = {
@@ -71,7 +64,24 @@ def tasks(n_of_each: int, seed: int) -> dict[str, list[Task]]:
         "unknown": made.decline_turn,
     }
     rng = random.Random(seed)
-    return {kind: [task(make(rng)) for _ in range(n_of_each)] for kind, make in makers.items()}
+    return {kind: [make(rng) for _ in range(n_of_each)] for kind, make in makers.items()}
+
+
+def tasks(n_of_each: int, seed: int) -> dict[str, list[Task]]:
+    """The conversations as ids."""
+    with recipe():
+        from corpus import BOS, END, ROLE
+        from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(str(MINI / "tokenizer.json"))
+
+    def task(turns: list[Turn]) -> Task:
+        ids, answer = [BOS], 0
+        for role, text in turns:
+            answer = len(ids) + 1
+            ids += [ROLE[role], *tokenizer.encode(text, add_special_tokens=False).ids, END]
+        return Task(tuple(ids), answer)
+
+    return {kind: list(map(task, each)) for kind, each in conversations(n_of_each, seed).items()}
 
 
 def is_right(session: Session, task: Task, depth: int) -> bool:

@@ -15,7 +15,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
 from ktcli.assembly.prepare import prepare
-from ktcli.assembly.ready import Ready, meant
+from ktcli.assembly.ready import Ready, adapted, meant
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import require_text
 from ktcli.errors import NotEnoughMemory, UsageError
@@ -131,6 +131,7 @@ class Way:
         cache: the format of the cache, a name of CACHES.
         part: the part of a conversion's loss that it measures; None: it belongs to no split.
         rounding: the recipe of the conversion whose rounding of activations it repeats; None: of none.
+        host: the adapter of another way, in whose engine it runs without that; empty: it has an engine of its own.
     """
 
     ready: Ready
@@ -140,6 +141,12 @@ class Way:
     cache: str = CACHES[0]
     part: SplitPart | None = None
     rounding: Recipe | None = None
+    host: str = ""
+
+    @property
+    def loaded(self) -> Ready:
+        """What is loaded to run it."""
+        return adapted(self.ready, self.host)
 
     @property
     def conversion(self) -> str:
@@ -174,7 +181,7 @@ class Way:
     @property
     def engine(self) -> tuple[Path, str, bool, str, Recipe | None]:
         """The key of the engine that runs it: ways with the same key share one."""
-        return self.ready.pack, self.ready.adapter, self.exact, self.cache, self.rounding
+        return self.ready.pack, self.loaded.adapter, self.exact, self.cache, self.rounding
 
     @property
     def logits_bytes(self) -> int:
@@ -239,7 +246,19 @@ def ways_of(
         for depth in asked.depths
         for cache in asked.caches
     )
-    return (*first, *more)
+    return _sharing((*first, *more))
+
+
+def _sharing(ways: Sequence[Way]) -> tuple[Way, ...]:
+    """Ways without an adapter in the engine of one that has an adapter, where the two differ in nothing else."""
+
+    def program(way: Way) -> tuple[Path, bool, str, Recipe | None]:
+        return way.ready.pack, way.exact, way.cache, way.rounding
+
+    hosts = {program(way): way.ready.adapter for way in reversed(ways) if way.ready.adapter}
+    return tuple(
+        way if way.ready.adapter else replace(way, host=hosts.get(program(way), "")) for way in ways
+    )
 
 
 def _split(reference: Way, conversions: Sequence[Way], caches: Sequence[str]) -> tuple[Way, ...]:
@@ -382,12 +401,12 @@ def measure(
         some = [ways[i] for i in group]
         try:
             engines = {
-                way.engine: load(way.ready, wanted(way, at_once), listener)
+                way.engine: load(way.loaded, wanted(way, at_once), listener)
                 for way in {way.engine: way for way in some}.values()
             }
         except KeyboardInterrupt:
             return found, False
-        cases = [EvalCase(engines[way.engine], way.defer) for way in some]
+        cases = [EvalCase(engines[way.engine], way.defer, not way.host) for way in some]
         job = _Job(cases, over, at_once, compare=0 in group)
         scores, complete = _scores(job, listener)
         for i, each in zip(group, scores, strict=True):
@@ -459,5 +478,5 @@ def _groups(
 
 
 def _plan(way: Way, wanted: Wanted) -> Plan:
-    room = with_room(way.ready, wanted, way.model)
+    room = with_room(way.loaded, wanted, way.model)
     return planner_of(way.model, way.recipe, room, way.ready.pack).place()

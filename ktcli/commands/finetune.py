@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from ktcli import smallfiles
 from ktcli.assembly.training import require_torch
+from ktcli.commands.cli.assignments import LINE, assignments, settings_file
 from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
 from ktcli.errors import KtError, UsageError, counted
 from ktcli.hardware.numa import asked_numa
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from ktcli.finetune.run import FinetuneRun, RunResult, StepReport
     from ktcli.finetune.settings import FinetuneSettings
 
-_FILES = (".yaml", ".yml", ".json")
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _USUAL = "mine"  # name of an adapter, where the data has none that one could have
-_LINE = "the command line"
 _TENSORBOARD = "tensorboard"
 
 WordsArg = Annotated[
@@ -141,22 +138,15 @@ def finetune(
 
 def _settings(words: list[str], options: dict[str, Any]) -> FinetuneSettings:
     """The settings of a command line and of the file that it names."""
-    from ktcli.finetune.document import read_document
     from ktcli.finetune.settings import read_given
 
-    given: list[tuple[str, dict[str, Any]]] = []
-    pairs = {found[1]: found[2] for word in words if (found := _ASSIGNMENT.fullmatch(word))}
-    others = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
+    pairs, others = assignments(words)
     if len(others) > 1:
         raise UsageError(
             f"{others[1][:80]!r} is a second model or file", hint="settings are given as key=value"
         )
-    for word in others:
-        if word.lower().endswith(_FILES):
-            given.append((word[:200], read_document(Path(word).expanduser())))
-        else:
-            given.append((_LINE, {"model_name_or_path": word}))
-    read = read_given([*given, (_LINE, options | pairs)])
+    given = [settings_file(word) or (LINE, {"model_name_or_path": word}) for word in others]
+    read = read_given([*given, (LINE, options | pairs)])
     for said in read.ignored:
         out.note(said)
     return read.settings

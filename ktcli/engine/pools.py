@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,6 +65,16 @@ class Pools:
     adapter: AttachedAdapter | None = None
     depth: int = 0
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
+
+    @contextmanager
+    def adapter_aside(self) -> Iterator[AttachedAdapter | None]:
+        """Yields the adapter of sequences that name none; those that begin within the context have none, unless they
+        name it."""
+        kept, self.adapter = self.adapter, None
+        try:
+            yield kept
+        finally:
+            self.adapter = kept
 
     def later(self, close: Callable[[], None]) -> None:
         """Closes a sequence that nobody refers to any more: now, or behind the operation that is going on."""

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -139,7 +139,8 @@ def _dropped(read: SampleSet) -> str:
 def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
     """Returns the conversion of the model, pulled and made if need be, and its texts; raises as `prepare`."""
     ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
-    return ready, read_text_model(ready.base, ready.pack, chats=False)  # texts need no template
+    texts = read_text_model(ready.base, ready.pack, chats=False)  # texts need no template
+    return ready, replace(texts, rows=None)  # an adapter's chats are not told kt's tables either
 
 
 def plan_asked(

@@ -41,10 +41,12 @@ class EvalCase:
     Attributes:
         defer: the number of experts of each token that are deferred, at every position: as if all the text were an
             answer.
+        adapted: whether the engine's adapter is used, if it has one.
     """
 
     engine: Engine
     defer: int = 0
+    adapted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,8 @@ def score(
     done = at = read = 0
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(closing(TextReader(each.engine, each.defer))) for each in cases
+            stack.enter_context(closing(TextReader(each.engine, each.defer, adapted=each.adapted)))
+            for each in cases
         ]
         for step in steps(cuts, rows, at_once):
             n = sum(piece.ids.size for piece in step)

@@ -19,6 +19,7 @@ MOST_BLOCKS = 32  # more of them would be shorter, and alike; fewer would make t
 LEAST_BLOCKS = 8
 LEAST_BLOCK = 32  # values
 LEAST_VALUES = LEAST_BLOCKS * LEAST_BLOCK
+LEAST_GROUPS = 8
 
 _Z = 1.959963984540054  # quantile of the normal distribution, two-sided 95 %
 
@@ -59,6 +60,25 @@ def interval(values: NDArray[np.float64]) -> Interval:
     means = block_means(values)
     mean, n = float(values.mean()), len(means)
     half = student(n - 1) * float(means.std(ddof=1)) / sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+def grouped_interval(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Interval:
+    """Returns the mean of values that come in independent groups, as tokens do in a file's rows, with its interval.
+
+    It is the ratio of two sums over the groups. How far it may be off follows from what each group's sum is away from
+    what the ratio says, with Student's t of the groups. Source: Cochran, Sampling Techniques, 6.3.
+
+    Args:
+        sums: the sum of each group's values [G], at least LEAST_GROUPS.
+        counts: the number of each group's values [G], 1 or more.
+    """
+    n = len(sums)
+    if n < LEAST_GROUPS:
+        raise ValueError(f"{n} groups, {LEAST_GROUPS} are needed")
+    mean = float(sums.sum() / counts.sum())
+    off = sums - mean * counts
+    half = student(n - 1) * sqrt(float(off @ off) * n / (n - 1)) / float(counts.sum())
     return Interval(mean, mean - half, mean + half)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,10 +79,11 @@ class TextReader:
 
     Args:
         defer: the number of experts of each token that are deferred, at every position.
+        adapted: whether the engine's adapter is used, if it has one.
     """
 
-    def __init__(self, engine: Engine, defer: int = 0) -> None:
-        self._engine, self._defer = engine, defer
+    def __init__(self, engine: Engine, defer: int = 0, *, adapted: bool = True) -> None:
+        self._engine, self._defer, self._adapted = engine, defer, adapted
         self._lines: list[Sequence] = []
 
     def read(self, step: Several[Piece]) -> F32Array:
@@ -104,8 +106,9 @@ class TextReader:
 
     def _run(self, step: Several[Piece], skips: list[int]) -> F32Array:
         """Runs pieces as one batch; returns the logits after the first ids of each, as many as `skips` says."""
-        while len(self._lines) < len(step):
-            self._lines.append(self._engine.sequence())
+        with nullcontext() if self._adapted else self._engine.pools.adapter_aside():
+            while len(self._lines) < len(step):
+                self._lines.append(self._engine.sequence())
         lines = self._lines[: len(step)]
         if step[0].begins:
             for line in self._lines:

@@ -22,7 +22,7 @@ from ktcli.samples.rows import DataRow, rows
 from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
-from ktcli.text.template import ConversationRefused
+from ktcli.text.template import ChatTemplate, ConversationRefused
 
 _FORM = 1  # of what is hashed
 _DUPLICATE = "same as an earlier sample"
@@ -144,29 +144,18 @@ class _SampleMaker:
         with listener.progress(title, size) if listener else nullcontext() as bar:
             told = (lambda done: bar.update(done=done)) if bar else None
             format = None
-            for row in self._chosen(source, rows(source.path, told)):
+            for row in chosen_rows(source, rows(source.path, told), self._settings):
                 self.count += 1
                 format = format or format_of(source, row)
                 found += self._samples(content_of(row, format), row.where)
         return found
-
-    def _chosen(self, source: DataSource, found: Iterator[DataRow]) -> Iterable[DataRow]:
-        """Returns the rows of a source that are to be read: as many as it draws by chance, and the first of these."""
-        if source.num_samples is not None:
-            found = iter(_drawn(found, source.num_samples, self._settings.seed))
-        return islice(found, self._settings.max_samples)
 
     def _samples(self, content: TrainedConversation | TrainedText, where: str) -> Iterator[Sample]:
         """Yields the samples of what a row says."""
         if isinstance(content, TrainedText):
             yield from self._checked([self._encoder.text(content.text)], where)
             return
-        if not self._template.source:
-            raise BadData(
-                f"{where}: the row is a conversation, but {self._template.name} has no chat template"
-                " (base models have none)",
-                hint='train on plain text, {"text": "…"}, or use the instruction-tuned version',
-            )
+        require_template(self._template, where)
         if not content.answers:
             self._drop(_EMPTY if content.has_empty else _UNANSWERED, where)
             return
@@ -210,6 +199,29 @@ class _SampleMaker:
         count, first = self._dropped.get(reason, (0, where))
         if self._last.get(reason) != where:
             self._dropped[reason], self._last[reason] = (count + 1, first), where
+
+
+def chosen_rows(
+    source: DataSource, found: Iterator[DataRow], settings: SampleSettings
+) -> Iterable[DataRow]:
+    """Returns the rows of a source that are to be read: as many as it draws by chance, and the first of these."""
+    if source.num_samples is not None:
+        found = iter(_drawn(found, source.num_samples, settings.seed))
+    return islice(found, settings.max_samples)
+
+
+def require_template(template: ChatTemplate, where: str) -> None:
+    """Checks that a conversation can be rendered.
+
+    Raises:
+        BadData: the model has no chat template.
+    """
+    if not template.source:
+        raise BadData(
+            f"{where}: the row is a conversation, but {template.name} has no chat template"
+            " (base models have none)",
+            hint='train on plain text, {"text": "…"}, or use the instruction-tuned version',
+        )
 
 
 def _drawn(found: Iterable[DataRow], count: int, seed: int) -> list[DataRow]:

@@ -145,7 +145,7 @@ COMMANDS: dict[str, Row] = {
     ),
     "eval": Row(
         "ktcli.commands.eval:evaluate",
-        "Measure how well a model predicts a text.",
+        "Measure how well a model predicts text and answers questions.",
         "Measure",
         least_bytes=_ENGINE,
     ),

@@ -1,0 +1,32 @@
+"""Reads settings of fine-tuning as they stand on a command line: key=value, and files of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LINE = "the command line"
+Given = tuple[str, dict[str, Any]]  # where keys are given, and their values
+_FILES = (".yaml", ".yml", ".json")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+
+
+def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the keys and values among words, and the other words."""
+    pairs = {found[1]: found[2] for word in words if (found := _ASSIGNMENT.fullmatch(word))}
+    return pairs, [word for word in words if not _ASSIGNMENT.fullmatch(word)]
+
+
+def settings_file(word: str) -> Given | None:
+    """Returns what the file that a word names says; None: the word does not look like a file of settings.
+
+    Raises:
+        NotFound, UsageError: see `finetune.document.read_document`.
+    """
+    if not word.lower().endswith(_FILES):
+        return None
+    from ktcli.finetune.document import read_document
+
+    return word[:200], read_document(Path(word).expanduser())

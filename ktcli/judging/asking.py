@@ -1,0 +1,315 @@
+"""Asks a model, with its adapter and without, and keeps what it answers.
+
+All prompts go through one scheduler on one engine. A question that names its choices is also decided by likelihood:
+that choice is taken which the model would most probably give, its end included, as the whole answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.answers.events import AnswerPiece
+from ktcli.answers.format import AnswerFormat
+from ktcli.api.result import GenerationResult
+from ktcli.assembly.listener import SILENT, Bar, Listener
+from ktcli.assembly.load import load
+from ktcli.assembly.ready import Ready
+from ktcli.assembly.request import Wanted
+from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, Ended, Said
+from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.dialogue.shared import SharedScheduler
+from ktcli.engine import Engine
+from ktcli.engine.request import Answer, GenerationRequest
+from ktcli.engine.sampler import Sampler
+from ktcli.engine.scheduler import Limits
+from ktcli.errors import NotEnoughMemory
+from ktcli.hardware.numa import Numa
+from ktcli.interrupt import Interrupt
+from ktcli.judging.questions import AskedModel, Choice, TaskQuestion
+from ktcli.judging.scores import is_right
+from ktcli.measure.evaluate import EvalCase, score, windows_at_once
+from ktcli.sampling import SamplingSettings
+
+PARALLEL = 8  # prompts that are answered at the same time
+_CUT = ("length", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedHow:
+    """How the models are asked.
+
+    Attributes:
+        max_tokens: the most tokens of an answer.
+        threads, numa: as of a chat.
+    """
+
+    max_tokens: int
+    threads: int | None = None
+    numa: Numa | None = None
+
+    def wanted(self, questions: Sequence[TaskQuestion], most: int, streams: int) -> Wanted:
+        """Returns how the engine is to be loaded.
+
+        Args:
+            most: the positions that the model can have.
+        """
+        context = min(most, max(each.longest for each in questions) + self.max_tokens)
+        scored = any(each.choices for each in questions)
+        return Wanted(context, self.threads, all_logits=scored, streams=streams, numa=self.numa)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAnswer:
+    """An answer of a model.
+
+    Attributes:
+        text: without thoughts, and without blanks around it.
+        cut: whether it was ended before the model ended it.
+        chosen: the number of the likeliest choice; None: the answer is free.
+    """
+
+    text: str
+    cut: bool
+    chosen: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A question, and the answer of each model."""
+
+    question: TaskQuestion
+    answers: tuple[GivenAnswer, ...]
+
+    def is_right(self, model: int) -> bool:
+        """Returns whether a model is right: by its choice where there are some, else to the letter."""
+        task, given = self.question.task, self.answers[model]
+        if given.chosen is not None:
+            return given.chosen == task.right
+        return is_right(given.text, task.reference)
+
+
+def ask(
+    ready: Ready,
+    models: Sequence[AskedModel],
+    questions: Sequence[TaskQuestion],
+    how: AskedHow,
+    most: int,
+    listener: Listener = SILENT,
+) -> list[Answered]:
+    """Returns the questions with the answers of all models; after Ctrl-C those that all had answered.
+
+    Args:
+        ready: the model with its adapter, if one of `models` is adapted.
+        most: the positions that the model can have.
+    Raises:
+        NotEnoughMemory: it does not fit. KeyboardInterrupt: Ctrl-C came before the first answer.
+    """
+    asked = _Inquiry(models, questions, how.max_tokens)
+    engine, streams = _loaded(ready, lambda streams: how.wanted(questions, most, streams), listener)
+    with Interrupt() as interrupt:
+        chosen = _choices(engine, streams, asked, listener, interrupt)
+        given = _generate(engine, streams, asked, listener, interrupt)
+    found = []
+    for number, question in enumerate(questions):
+        results = [given[number, model] for model in range(len(models)) if (number, model) in given]
+        chances = [chosen.get((number, model)) for model in range(len(models))]
+        if len(results) < len(models) or (question.choices and None in chances):
+            continue
+        pairs = zip(results, chances, strict=True)
+        found.append(Answered(question, tuple(_given(result, chance) for result, chance in pairs)))
+    if not found:
+        raise KeyboardInterrupt
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Inquiry:
+    """Who is asked what."""
+
+    models: Sequence[AskedModel]
+    questions: Sequence[TaskQuestion]
+    max_tokens: int
+
+
+def _loaded(
+    ready: Ready, wanted: Callable[[int], Wanted], listener: Listener
+) -> tuple[Engine, int]:
+    """The engine, and the sequences that it has room for: PARALLEL, or one where there is no memory for more."""
+    try:
+        return load(ready, wanted(PARALLEL), listener), PARALLEL
+    except NotEnoughMemory:
+        return load(ready, wanted(1), listener), 1
+
+
+def _given(result: GenerationResult, chosen: int | None) -> GivenAnswer:
+    return GivenAnswer(result.text.strip(), result.finish in _CUT, chosen)
+
+
+# --- choices ----------------------------------------------------------------------------------------
+
+
+def _choices(
+    engine: Engine,
+    streams: int,
+    asked: _Inquiry,
+    listener: Listener,
+    cancelled: Callable[[], bool],
+) -> dict[tuple[int, int], int]:
+    """The likeliest choice of each question, by the numbers of question and model, as far as they were read."""
+    with_choices = [n for n, question in enumerate(asked.questions) if question.choices]
+    found: dict[tuple[int, int], int] = {}
+    if not with_choices:
+        return found
+    total = sum(_tokens(each) for n in with_choices for each in asked.questions[n].choices)
+    with listener.progress("Reading choices", total, unit="tokens") as bar:
+        done = 0
+        for number, model in enumerate(asked.models):
+            choices = [each for n in with_choices for each in asked.questions[n].choices[number]]
+            over = [window for window, _ in choices]
+            (scores,) = score(
+                [EvalCase(engine, adapted=model.adapted)],
+                over,
+                at_once=min(streams, windows_at_once(over, engine.spec.vocab)),
+                compare=False,
+                progress=partial(_advance, bar, done),
+                cancelled=cancelled,
+            )
+            done += _tokens(choices)
+            losses = _losses(scores.nll, choices)
+            for n in with_choices:
+                own = list(islice(losses, len(asked.questions[n].task.choices)))
+                if len(own) == len(asked.questions[n].task.choices):
+                    found[n, number] = int(np.argmin(own))
+    return found
+
+
+def _tokens(choices: Sequence[Choice]) -> int:
+    return sum(len(window.ids) - 1 for window, _ in choices)
+
+
+def _advance(bar: Bar, before: int, done: int) -> None:
+    bar.update(done=before + done)
+
+
+def _losses(nll: NDArray[np.float64], choices: Sequence[Choice]) -> Iterator[float]:
+    """Yields the negative log-likelihood of each choice, as far as they were read."""
+    at = 0
+    for window, mask in choices:
+        here = nll[at : at + window.counted]
+        if here.size < window.counted:
+            return
+        yield float(here[mask].sum())
+        at += window.counted
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+def _generate(
+    engine: Engine,
+    streams: int,
+    asked: _Inquiry,
+    listener: Listener,
+    cancelled: Callable[[], bool],
+) -> dict[tuple[int, int], GenerationResult]:
+    """The greedy answers, by the numbers of question and model, as far as they are whole."""
+    greedy, most = SamplingSettings(temperature=0.0), asked.max_tokens
+    formats = [AnswerFormat.of(model.texts) for model in asked.models]
+    with (
+        engine.pools.adapter_aside() as adapter,
+        closing(SharedScheduler(engine, Limits(active=streams))) as scheduler,
+        listener.progress("Answering", _answers(asked), unit="answers") as bar,
+    ):
+        waiting: deque[_Answering] = deque()
+        for n, question in enumerate(
+            asked.questions
+        ):  # all models side by side, for whoever presses Ctrl-C
+            for number, model in enumerate(asked.models):
+                own = adapter if model.adapted else None
+                options = AnswerOptions(greedy, max_tokens=most, adapter=own)
+                place, prompt = (n, number), question.prompts[number]
+                waiting.append(
+                    _Answering(place, formats[number], engine.context, prompt, options, scheduler)
+                )
+        return _finished(waiting, scheduler, bar, cancelled)
+
+
+def _answers(asked: _Inquiry) -> int:
+    return len(asked.models) * len(asked.questions)
+
+
+def _finished(
+    waiting: deque[_Answering],
+    scheduler: SharedScheduler,
+    bar: Bar,
+    cancelled: Callable[[], bool],
+) -> dict[tuple[int, int], GenerationResult]:
+    """Does steps until all answers have ended, or nobody wants them any more."""
+    found: dict[tuple[int, int], GenerationResult] = {}
+    going: list[_Answering] = []
+    while (waiting or going) and not cancelled():
+        while waiting and scheduler.has_room:
+            going.append(waiting.popleft())
+            going[-1].run.submit()
+        scheduler.step()
+        ended = [each for each in going if each.has_ended()]
+        going = [each for each in going if each not in ended]
+        found |= {each.place: each.result for each in ended}
+        bar.update(done=len(found))
+    return found
+
+
+class _Answering:
+    """The answer to one prompt while it is made.
+
+    Attributes:
+        place: the numbers of its question and of its model.
+    """
+
+    def __init__(
+        self,
+        place: tuple[int, int],
+        answers: AnswerFormat,
+        context: int,
+        prompt: EncodedPrompt,
+        options: AnswerOptions,
+        scheduler: SharedScheduler,
+    ) -> None:
+        self.place, self._scheduler = place, scheduler
+        self._pieces: list[AnswerPiece] = []
+        self._error: Exception | None = None
+        self.run = AnswerRun(answers, context, prompt, options, self._submit, self._take)
+
+    @property
+    def result(self) -> GenerationResult:
+        """The whole answer."""
+        return GenerationResult.of(self.run, self._pieces)
+
+    def has_ended(self) -> bool:
+        """Whether the answer is whole.
+
+        Raises:
+            Exception: it failed.
+        """
+        if self._error is not None:
+            raise self._error
+        return self.run.finish is not None
+
+    def _submit(
+        self, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
+    ) -> Answer:
+        return self._scheduler.submit(request, self.run.hear, sampler, goes_on=goes_on)
+
+    def _take(self, event: AnswerEvent) -> None:
+        if isinstance(event, Said):
+            self._pieces += [each for each in event.events if isinstance(each, AnswerPiece)]
+        elif isinstance(event, Ended):
+            self._error = event.error

@@ -1,0 +1,274 @@
+"""Measures how well ways of running a model predict held-out rows: the loss that training counts, row by row.
+
+Every row is a document of its own, read from an empty cache, and only its trained tokens count. Tokens of a row are
+alike, rows are not, so intervals are those of means over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.ways import EvalRequest, Way, measure
+from ktcli.errors import UsageError
+from ktcli.finetune.order import split
+from ktcli.finetune.settings import FinetuneSettings
+from ktcli.measure.evaluate import Scores, Window
+from ktcli.measure.intervals import LEAST_GROUPS, Interval, grouped_interval
+from ktcli.samples.read import read_samples
+from ktcli.samples.sample import Sample, SampleSet
+from ktcli.samples.source import DataSource
+from ktcli.text.model import TextModel, read_text_model
+
+F64 = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class HeldOutData:
+    """The samples that are held out.
+
+    Attributes:
+        read: all samples of the data.
+        samples: those that are held out; without val_size all of them.
+    """
+
+    read: SampleSet
+    samples: tuple[Sample, ...]
+
+    @cached_property
+    def windows(self) -> tuple[tuple[Window, Mask], ...]:
+        """Each sample as a window, and which of its predictions are of trained tokens."""
+        return tuple(window_of(each.ids, each.trained) for each in self.samples)
+
+    @property
+    def predictions(self) -> int:
+        """The predictions of all windows."""
+        return sum(window.counted for window, _ in self.windows)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Those of them that count."""
+        return sum(int(mask.sum()) for _, mask in self.windows)
+
+    @property
+    def longest(self) -> int:
+        """The most ids that a window reads."""
+        return max(len(window.ids) - 1 for window, _ in self.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowMean:
+    """A mean over the tokens of rows.
+
+    Attributes:
+        interval: its 95 % interval; None: there are fewer than LEAST_GROUPS rows.
+    """
+
+    mean: float
+    interval: Interval | None
+
+    @classmethod
+    def of(cls, sums: F64, counts: F64) -> RowMean:
+        """Makes it of the sum and the count of each row's tokens."""
+        found = grouped_interval(sums, counts) if len(sums) >= LEAST_GROUPS else None
+        return cls(float(sums.sum() / counts.sum()), found)
+
+
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """How the predictions of a way differ from those of the first, token by token.
+
+    Attributes:
+        loss: nats per token. same_best: the share of tokens for which both find the same one likeliest.
+        kl: the divergence of the first way's predictions from its own, nats per token; None: not known.
+        better, worse: the rows whose loss is lower, and higher.
+    """
+
+    loss: RowMean
+    same_best: RowMean
+    kl: RowMean | None
+    better: int
+    worse: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutResult:
+    """The result of one way.
+
+    Attributes:
+        loss: nats per trained token. rows: that of each row.
+        against: the difference from the first way; None: this is the first.
+    """
+
+    way: Way
+    loss: RowMean
+    rows: F64
+    against: RowDifference | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """The results of all ways that read a row at least.
+
+    Attributes:
+        where: the rows that all of them read. tokens: the trained tokens of each.
+        complete: whether these are all.
+    """
+
+    data: HeldOutData
+    where: tuple[str, ...]
+    tokens: NDArray[np.int64]
+    results: tuple[HeldOutResult, ...]
+    complete: bool
+
+
+def window_of(ids: Sequence[int], trained: Sequence[bool]) -> tuple[Window, Mask]:
+    """Returns a document as a window up to its last trained token, and for each prediction that the window counts
+    whether it is of a trained token."""
+    marked = np.array(trained, dtype=np.bool_)
+    marked[0] = False  # predicted from nothing
+    at = np.flatnonzero(marked)
+    first, end = int(at[0]), int(at[-1]) + 1
+    return Window(np.array(ids[:end], dtype=np.int32), first - 1), marked[first:end]
+
+
+def read_held_out(
+    ways: Sequence[Way],
+    sources: Sequence[DataSource],
+    settings: FinetuneSettings,
+    listener: Listener = SILENT,
+) -> HeldOutData:
+    """Returns the samples of data files as `kt finetune` makes them, the same for all ways.
+
+    Raises:
+        UsageError: the data is not what it should be, or two models make different samples of it.
+    """
+    packs = {way.ready.pack: way for way in ways}
+    for way in packs.values():
+        if settings.cutoff_len > way.model.spec.context:
+            raise UsageError(
+                f"cutoff_len {settings.cutoff_len:,} is more than the {way.model.spec.context:,} tokens of"
+                f" {way.ready.base}",
+                hint=f"use cutoff_len={way.model.spec.context}",
+            )
+    found = {
+        pack: read_samples(sources, trained_texts(way), settings.samples, listener)
+        for pack, way in packs.items()
+    }
+    read = found[ways[0].ready.pack]
+    for way in ways:
+        if _learned(found[way.ready.pack]) != _learned(read):
+            raise UsageError(
+                f"{way.conversion} and {ways[0].conversion} make different tokens of the data, so their losses cannot"
+                " be compared",
+                hint="measure each on its own",
+            )
+    for note in read.notes:
+        listener.note(note)
+    if not settings.val_size:
+        return HeldOutData(read, read.samples)
+    _, held = split(len(read.samples), settings.val_size, settings.seed)
+    return HeldOutData(read, tuple(read.samples[number] for number in held))
+
+
+def trained_texts(way: Way) -> TextModel:
+    """Returns the texts of a model as it is trained: it is not told what kt's tables say."""
+    texts = read_text_model(way.ready.base, way.ready.pack, chats=False)
+    return replace(texts, rows=None)
+
+
+def _learned(read: SampleSet) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
+    return [(each.ids, each.trained) for each in read.samples]
+
+
+def measure_with_text(
+    ways: Sequence[Way],
+    data: HeldOutData,
+    text: Sequence[Window],
+    asked: EvalRequest,
+    placed: tuple[int | None, str | None],
+    listener: Listener = SILENT,
+) -> tuple[HeldOutLoss, list[Scores]]:
+    """Measures how each way predicts the rows, and a text behind them; returns the loss of the rows and the scores of
+    the text.
+
+    Args:
+        text: windows of the text; (): there is none.
+        placed: threads and numa.
+    Raises:
+        NotEnoughMemory: one of the ways does not fit alone. KeyboardInterrupt: Ctrl-C came before the first row.
+    """
+    over = [*(window for window, _ in data.windows), *text]
+    longest = max(len(window.ids) - 1 for window in over)
+    scores, complete = measure(ways, over, replace(asked, length=longest), *placed, listener)
+    count = data.predictions
+    rows = held_out_loss(ways, data, [each.first(count) for each in scores])
+    if not rows.results:
+        raise KeyboardInterrupt
+    return replace(rows, complete=rows.complete and complete), [
+        _behind(each, count) for each in scores
+    ]
+
+
+def _behind(scores: Scores, count: int) -> Scores:
+    kl = None if scores.kl is None else scores.kl[count:]
+    return Scores(scores.nll[count:], scores.best[count:], kl)
+
+
+def held_out_loss(ways: Sequence[Way], data: HeldOutData, scores: Sequence[Scores]) -> HeldOutLoss:
+    """Returns the loss of rows from the scores of their windows; rows that a way has not read whole are left out."""
+    measured = [(way, each) for way, each in zip(ways, scores, strict=True) if len(each.nll)]
+    done = min((len(each.nll) for _, each in measured), default=0)
+    rows = _WholeRows(data, done)
+    results: list[HeldOutResult] = []
+    for way, each in measured if len(rows.where) else ():
+        sums = rows.sums(each.nll)
+        against = _difference(rows, each, measured[0][1]) if results else None
+        results.append(
+            HeldOutResult(way, RowMean.of(sums, rows.counts), sums / rows.counts, against)
+        )
+    tokens = rows.counts.astype(np.int64)
+    return HeldOutLoss(data, rows.where, tokens, tuple(results), done == data.predictions)
+
+
+class _WholeRows:
+    """The rows of which all predictions are among the first `done`."""
+
+    def __init__(self, data: HeldOutData, done: int) -> None:
+        ends = np.cumsum([window.counted for window, _ in data.windows])
+        numbers: Mapping[str, int] = {}
+        numbers = {where: n for n, where in enumerate(dict.fromkeys(s.where for s in data.samples))}
+        of = np.array([numbers[each.where] for each in data.samples])
+        whole = np.ones(len(numbers), dtype=np.bool_)
+        whole[of[ends > done]] = False
+        self.where = tuple(where for where, n in numbers.items() if whole[n])
+        place = np.cumsum(whole) - 1
+        masks = np.concatenate([mask for _, mask in data.windows])[:done]
+        owner = np.repeat(of, [window.counted for window, _ in data.windows])[:done]
+        self._kept = np.flatnonzero(masks & whole[owner])
+        self._owner = place[owner[self._kept]]
+        self.counts = self.sums(np.ones(done))
+
+    def sums(self, values: F64) -> F64:
+        """Returns the sum of each row's values, of one for each prediction."""
+        kept = values[self._kept]
+        found = np.bincount(self._owner, weights=kept, minlength=len(self.where))
+        return found.astype(np.float64)
+
+
+def _difference(rows: _WholeRows, this: Scores, first: Scores) -> RowDifference:
+    n = min(len(this.nll), len(first.nll))
+    one, two = this.first(n), first.first(n)
+    loss = rows.sums(one.nll - two.nll)
+    same = RowMean.of(rows.sums((one.best == two.best).astype(np.float64)), rows.counts)
+    if same.interval is not None:
+        same = replace(same, interval=same.interval.within(0.0, 1.0))
+    kl = None if one.kl is None else RowMean.of(rows.sums(one.kl), rows.counts)
+    better, worse = int((loss < 0).sum()), int((loss > 0).sum())
+    return RowDifference(RowMean.of(loss, rows.counts), same, kl, better, worse)
