@@ -80,7 +80,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         (asks("q", "A", choices="A, B"), "line 1: choices is not JSON: 'A, B'"),
         (asks("q", "0", choices=[str(n) for n in range(300)]), "at most 256 are read"),
         (asks("q", ""), "a.jsonl has no question with a right answer: no right answer"),
-        ({"q": 1}, "a.jsonl, line 1: no format that kt knows has the keys q"),
+        ({"q": 1}, "a.jsonl, line 1: the keys q do not belong to a format that kt knows"),
     ],
 )
 def test_what_makes_no_sense_names_its_line(tmp_path: Path, row: dict[str, Any], said: str) -> None:
