@@ -112,7 +112,7 @@ def application(state: ServerState) -> App:
         state.metrics.asked(entry)
         state.log(entry)
 
-    return Guard(app, state.rules, state.drain, refused, log)
+    return Guard(app, state.rules, state.drain, refused, log, state.trace)
 
 
 def _others(
