@@ -102,8 +102,9 @@ class ChatReply:
 
     def begin(self) -> bytes:
         """Returns the beginning of a stream: for each choice, a chunk with its role."""
+        # Null, as llama.cpp sends: it says that no text has come yet, where "" looks like a piece of it.
         return b"".join(
-            self._chunk(choice, {"role": "assistant", "content": ""})
+            self._chunk(choice, {"role": "assistant", "content": None})
             for choice in range(len(self._choices))
         )
 
