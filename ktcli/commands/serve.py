@@ -181,6 +181,9 @@ def serve(
     up to 65536 tokens where a quarter of the free memory holds them. Ctrl-C and kt stop let
     answers finish for --drain seconds; new requests are refused meanwhile.
 
+    Where OTEL_EXPORTER_OTLP_ENDPOINT names a receiver of OpenTelemetry traces, each request is traced (needs
+    pip install 'ktcli[otel]'); the traces contain counts and times, no texts.
+
     With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.
 
     Examples:
@@ -205,6 +208,7 @@ def serve(
     from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.serving import Service, Serving
     from ktcli.server.process.supervisor import SupervisedListener, Supervisor
+    from ktcli.server.tracing.provider import tracing
 
     if background and print_unit:
         raise UsageError("--background and --print-unit cannot be used together")
@@ -233,7 +237,12 @@ def serve(
         _in_background(here, prepared(model, how).name, port)
         return
     ports = (port, OLLAMA_PORT) if ollama else (port,)
-    with _libraries_heard(), sockets_at(host, ports) as listening, owners_socket(port) as owners:
+    with (
+        _libraries_heard(),
+        sockets_at(host, ports) as listening,
+        owners_socket(port) as owners,
+        tracing(listener) as trace,
+    ):
         recorder = None if record_trace is None else _recorder(record_trace)
         ready_model = prepared(model, how)
         roomy = replace(how, wanted=with_rooms(ready_model, wanted, adapter or ()))
@@ -263,7 +272,7 @@ def serve(
         limits = Limits(active=parallel, pause_s=max_pause)
         sockets, again = [*listening, *owners], _reload_of(keys, api_key_file)
         service = Service(
-            own, sockets, rules, others, wanted, limits, out, log, ready, again, recorder
+            own, sockets, rules, others, wanted, limits, out, log, trace, ready, again, recorder
         )
         Serving(service).run()
     out.note("the server has stopped")

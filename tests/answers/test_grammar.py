@@ -478,7 +478,51 @@ def test_a_chat_is_held_to_a_form_behind_a_thought_that_is_cut(
         ),
         ({"type": "string", "maxLength": 2.5}, {"type": "string", "maxLength": 2.5}),
         ({"type": "object", "propertyNames": {"type": "string"}}, {"type": "object"}),
-        ({"propertyNames": {"pattern": "^a"}}, {"propertyNames": {"pattern": "^a"}}),
+        ({"propertyNames": {"minLength": 2}}, {"propertyNames": {"minLength": 2}}),
+        (
+            {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+            {"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},
+        ),
+        (  # zod's record of an enum, pydantic's dict of one
+            {"propertyNames": {"type": "string", "enum": ["a", "b"]}, "required": ["a", "b"]},
+            {
+                "properties": {"a": {}, "b": {}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"propertyNames": {"const": "a"}, "properties": {"a": {"type": "null"}, "b": {}}},
+            {"properties": {"a": {"type": "null"}}, "additionalProperties": False},
+        ),
+        (
+            {"propertyNames": {"enum": ["a"]}, "additionalProperties": False},
+            {"properties": {}, "additionalProperties": False},
+        ),
+        (
+            {"propertyNames": {"$ref": "#", "pattern": "a"}, "type": "object"},
+            {"propertyNames": {"$ref": "#", "pattern": "a"}, "type": "object"},
+        ),
+        ({"type": "array", "uniqueItems": False}, {"type": "array"}),
+        ({"type": "array", "uniqueItems": True}, {"type": "array", "uniqueItems": True}),
+        (
+            {"type": "array", "uniqueItems": True, "maxItems": 1},
+            {"type": "array", "maxItems": 1},
+        ),
+        ({"type": "string", "then": {"const": "x"}, "else": {}}, {"type": "string"}),
+        ({"type": "string", "if": {"const": "x"}}, {"type": "string"}),
+        (
+            {"type": "object", "dependentRequired": {}, "dependencies": {"then": ["b"]}},
+            {"type": "object", "dependencies": {"then": ["b"]}},
+        ),
+        (
+            {"type": "object", "unevaluatedProperties": False},
+            {"type": "object", "additionalProperties": False},
+        ),
+        (
+            {"allOf": [{}], "unevaluatedProperties": False},
+            {"allOf": [{}], "unevaluatedProperties": False},
+        ),
         ({"type": "integer", "enum": None, "multipleOf": None, "title": None}, {"type": "integer"}),
         ({"const": None}, {"const": None}),
         ({"enum": [None, 1.0]}, {"enum": [None, 1.0]}),
@@ -488,6 +532,31 @@ def test_a_schema_is_read_as_libraries_mean_it(said: dict[str, Any], meant: dict
     assert checked_schema(said, "x") == meant
     inner = checked_schema({"anyOf": [said], "$defs": {"format": said}}, "x")
     assert inner == {"anyOf": [meant], "$defs": {"format": meant}}
+
+
+def test_names_of_many_properties_are_no_flood() -> None:
+    def record(n_names: int, n_values: int) -> dict[str, Any]:
+        names, others = (
+            [f"{each}{at}" for at in range(n)] for each, n in (("k", n_names), ("v", n_values))
+        )
+        return {"propertyNames": {"enum": names}, "additionalProperties": {"enum": others}}
+
+    assert "propertyNames" not in checked_schema(record(1, 5_000), "x")
+    assert "propertyNames" in checked_schema(record(5_000, 5_000), "x")
+    with pytest.raises(UsageError, match="has more than"):
+        checked_schema({"anyOf": [record(50, 100)] * 100}, "x")
+
+
+def test_names_may_be_limited_by_a_schema_elsewhere() -> None:
+    said = {
+        "type": "object",
+        "propertyNames": {"$ref": "#/$defs/Color", "description": "a color"},
+        "additionalProperties": {"type": "integer"},
+        "$defs": {"Color": {"type": "string", "enum": ["red", "blue"], "title": "Color"}},
+    }
+    meant = checked_schema(said, "x")
+    assert "propertyNames" not in meant and meant["additionalProperties"] is False
+    assert meant["properties"] == {"red": {"type": "integer"}, "blue": {"type": "integer"}}
 
 
 def test_a_property_may_be_called_like_a_word_of_schemas() -> None:

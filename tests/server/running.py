@@ -27,6 +27,7 @@ from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.listening import tcp_socket
 from ktcli.server.process.serving import Service, Serving
+from ktcli.server.tracing.spans import Trace
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer
 
@@ -90,9 +91,12 @@ def running(
     limits: Limits | None = None,
     more: Sequence[socket.socket] = (),
     log: Callable[[dict[str, Any]], None] = lambda entry: None,
+    trace: Trace | None = None,
 ) -> Iterator[Running]:
     """Serves a model while the context lasts, at further sockets too."""
-    with serving_models([ScriptedModel(backend)], rules, limits, more, log=log) as found:
+    with serving_models(
+        [ScriptedModel(backend)], rules, limits, more, log=log, trace=trace
+    ) as found:
         yield found
 
 
@@ -106,6 +110,7 @@ def serving_models(
     begun: bool = True,
     library: Callable[[], ModelIndex] | None = None,
     log: Callable[[dict[str, Any]], None] = lambda entry: None,
+    trace: Trace | None = None,
     listener: Listener = SILENT,
 ) -> Iterator[Running]:
     """Serves a library of models, the first of which is the server's own, while the context lasts.
@@ -128,6 +133,7 @@ def serving_models(
         limits or Limits(),
         listener=listener,
         log=log,
+        trace=trace,
         ready=ready.set,
     )
     serving = Serving(service)

@@ -78,7 +78,8 @@ def test_thoughts_and_calls_are_blocks(client: Anthropic) -> None:
     }
     whole = client.messages.create(**given)
     with client.messages.stream(**given) as stream:
-        inputs = [event.partial_json for event in stream if event.type == "input_json"]
+        events = list(stream)
+        inputs = [event.partial_json for event in events if event.type == "input_json"]
         last = stream.get_final_message()
     for message in (whole, last):
         assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
@@ -87,6 +88,12 @@ def test_thoughts_and_calls_are_blocks(client: Anthropic) -> None:
         assert (call["name"], call["input"]) == ("get_weather", ARGUMENTS)
         assert message.stop_reason == "tool_use"
     assert json.loads("".join(inputs)) == ARGUMENTS
+    kinds = [(event.type, getattr(getattr(event, "delta", None), "type", "")) for event in events]
+    end = kinds.index(("content_block_stop", ""))
+    assert kinds[end - 2 : end] == [
+        ("content_block_delta", "signature_delta"),
+        ("signature", ""),
+    ]  # of the thought, which comes first
 
 
 def test_a_result_goes_back(client: Anthropic) -> None:

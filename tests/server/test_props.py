@@ -37,6 +37,7 @@ def test_a_conversation_is_rendered_as_it_would_be_answered(server: Running) -> 
         found = post(server, RENDER, **asked).json()
         answered = post(server, "/v1/chat/completions", **asked).json()
         assert found["count"] == len(found["token_ids"]) == answered["usage"]["prompt_tokens"]
+        assert post(server, "/apply-template", **asked).json() == {"prompt": found["prompt"]}
         assert found["token_ids"] == post(server, "/tokenize", **asked).json()["tokens"]
         said = post(server, "/detokenize", tokens=found["token_ids"]).json()["content"]
         assert found["prompt"] == said and "hello" in said and found["model"] == "fake"

@@ -7,27 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from ktcli.answers.calls.values import referred
+from ktcli.answers.grammar.meaning import VALUES, followed, meant_schema
 from ktcli.errors import UsageError
 
 SCHEMA_BYTES = 256 << 10
 SCHEMA_DEPTH = 64  # lists and objects in each other
-# Keys whose values are no schemas.
-_VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
 _OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
-# Keys whose values map names to schemas, and so are no schemas themselves.
-_NAMING = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_COUNTS = frozenset(
-    "minItems maxItems minLength maxLength minProperties maxProperties minContains maxContains".split()
-)
-# The formats that texts are held to. Every other one is an annotation, as JSON Schema has it.
-_FORMATS = frozenset(
-    "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
-)
-_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})  # each name of a property is a text
 _PAIRS = 10_000  # of branches that are compared
-_REFS = 16  # references that are followed, one to the next
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
@@ -45,35 +32,11 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         raise UsageError(f"{field} is not a JSON schema: it must be an object")
     _require_small(schema, field)
-    size = len(json.dumps(schema))
-    if size > SCHEMA_BYTES:
-        raise _too_large(field)
-    schema = _meant(schema)
+    _require_short(schema, field)
+    schema = meant_schema(schema)
+    _require_short(schema, field)
     found = _Branches(schema).apart(schema)
     return dict(found if _combines(found) else _closed(found))
-
-
-def _meant(schema: Any) -> Any:
-    """Returns a schema in the spelling that is compiled, without what says nothing: null for a word that is not there,
-    2.0 for 2, formats that nobody checks, names of properties that may be any text."""
-    if isinstance(schema, list):
-        return [_meant(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _VALUES:  # in which null is a value like others, unless a list is due
-            if value is not None or key != "enum":
-                found[key] = value
-        elif value is None or (key == "propertyNames" and value in _ANY_NAME):
-            continue
-        elif key in _NAMING and isinstance(value, Mapping):
-            found[key] = {name: _meant(each) for name, each in value.items()}
-        elif key in _COUNTS and isinstance(value, float) and value.is_integer():
-            found[key] = int(value)
-        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
-            found[key] = _meant(value)
-    return found
 
 
 def _require_small(schema: Any, field: str) -> None:
@@ -96,6 +59,11 @@ def _require_small(schema: Any, field: str) -> None:
     raise UsageError(f"{field} is nested deeper than {SCHEMA_DEPTH} levels")
 
 
+def _require_short(schema: Any, field: str) -> None:
+    if len(json.dumps(schema)) > SCHEMA_BYTES:
+        raise _too_large(field)
+
+
 def _too_large(field: str) -> UsageError:
     return UsageError(f"{field} has more than {SCHEMA_BYTES:,} bytes")
 
@@ -108,7 +76,7 @@ def _schemas_in(schema: Any) -> list[Mapping[str, Any]]:
         each = left.pop()
         if isinstance(each, Mapping):
             found.append(each)
-            left += [value for key, value in each.items() if key not in _VALUES]
+            left += [value for key, value in each.items() if key not in VALUES]
         elif isinstance(each, list):
             left += each
     return found
@@ -131,7 +99,7 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: value if key in _VALUES else _closed(value) for key, value in schema.items()}
+    found = {key: value if key in VALUES else _closed(value) for key, value in schema.items()}
     properties = found.get("properties")
     if (
         isinstance(properties, Mapping)
@@ -156,7 +124,7 @@ class _Branches:
         if not isinstance(schema, Mapping):
             return schema
         found = {
-            key: value if key in _VALUES else self.apart(value) for key, value in schema.items()
+            key: value if key in VALUES else self.apart(value) for key, value in schema.items()
         }
         branches = found.get("oneOf")
         if isinstance(branches, list) and "anyOf" not in found and self._exclude(branches):
@@ -168,7 +136,7 @@ class _Branches:
         self._left -= len(branches) * (len(branches) - 1) // 2
         if self._left < 0:
             return False
-        known = [_followed(each, self._root) for each in branches]
+        known = [followed(each, self._root) for each in branches]
         return all(_differ(one, other, self._root) for one, other in combinations(known, 2))
 
 
@@ -193,18 +161,8 @@ def _fixed_apart(
     """Returns whether a property has values in one schema that it cannot have in another; both are of objects."""
     if _types(one) != {"object"} or _types(other) != {"object"}:
         return False
-    mine, theirs = (_fixed(_followed(_property(each, name), root)) for each in (one, other))
+    mine, theirs = (_fixed(followed(_property(each, name), root)) for each in (one, other))
     return mine is not None and theirs is not None and mine.isdisjoint(theirs)
-
-
-def _followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the schema that a reference inside the document means; the schema itself if it is none."""
-    for _ in range(_REFS):
-        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(ref, str):
-            break
-        schema = referred(ref, root)
-    return schema if isinstance(schema, Mapping) else {}
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Any:

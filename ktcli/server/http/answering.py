@@ -14,6 +14,7 @@ from ktcli.dialogue.answer import AnswerEvent, Ended
 from ktcli.engine.request import Finish
 from ktcli.server.http.refusals import Refusal, refusal_of
 from ktcli.server.models.generation import Generation, Generations
+from ktcli.server.tracing.inference import INFERENCE
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -71,6 +72,7 @@ class Answering:
             self._generation.cancel()
             leaving.cancel()
             scope["kt.noted"] |= self._generation.counts
+            scope[INFERENCE] = self._generation.inference
 
     async def _cancel_when_gone(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -14,6 +14,7 @@ from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import ServerState
 from ktcli.server.models.embedding import EmbeddingRun, Embeddings, F32Array
 from ktcli.server.models.textids import EmbeddingRequest, Text, require_few, shortened
+from ktcli.server.tracing.inference import INFERENCE
 
 _ROWS = 32  # vectors that are written at once
 USUAL = "qwen3-embedding-0.6b"  # the model of the catalogue that refusals name
@@ -120,6 +121,7 @@ class VectorsReply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = {"prompt_tokens": self.found.tokens, "cached_tokens": self.found.reused}
         scope["kt.noted"] |= {**counts, "tokens": 0}
+        scope[INFERENCE] = self.found.inference
         with contextlib.suppress(TimeoutError):  # the client takes nothing any more
             await send_start(send, 200, "application/json", {})
             await send_body(send, self.begin)

@@ -31,6 +31,7 @@ from ktcli.server.http.paths import meant_path
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import KEY_NAME, Rules
 from ktcli.server.process.drain import Drain, cut_off
+from ktcli.server.tracing.spans import Trace
 
 BODY_BYTES = 16 << 20
 BODY_S = 30.0  # in which a body must have arrived
@@ -51,11 +52,20 @@ class Guard:
         drain: counts the requests in progress, and accepts no more once the server shuts down.
         refuse: returns the body and headers of an error response, given a path.
         log: called after each request with its log entry, which has no text of a client in it.
+        trace: called after each request with its scope, and when it began; None: nobody traces requests.
     """
 
-    def __init__(self, app: App, rules: Rules, drain: Drain, refuse: Refuse, log: Log) -> None:
+    def __init__(
+        self,
+        app: App,
+        rules: Rules,
+        drain: Drain,
+        refuse: Refuse,
+        log: Log,
+        trace: Trace | None = None,
+    ) -> None:
         self._app, self._rules, self._refuse, self._log = app, rules, refuse, log
-        self._drain = drain
+        self._drain, self._trace = drain, trace
         self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +95,8 @@ class Guard:
         finally:
             about = {"method": scope["method"], "path": _plain(asked[:200]), **noted}
             self._tell(scope.get("client"), about, began_s)
+            if self._trace is not None:
+                self._trace(scope, began_s)
 
     def malformed(self, client: tuple[str, int] | None) -> None:
         """Logs that a client sent something that is not an HTTP request."""

@@ -21,7 +21,7 @@ from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import chat, generate
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
-from ktcli.server.http.openai.chat import chat_completions, render
+from ktcli.server.http.openai.chat import apply_template, chat_completions, render
 from ktcli.server.http.openai.embeddings import EmbeddingsBody, embeddings
 from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.openai.fields import ChatBody, TextBody
@@ -35,6 +35,7 @@ BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
     own.detokenize: own.DetokenizeBody,
     chat_completions: ChatBody,
     render: ChatBody,
+    apply_template: ChatBody,
     completions: TextBody,
     embeddings: EmbeddingsBody,
     responses: ResponseBody,
@@ -50,7 +51,12 @@ BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
     ollama_library.delete: ollama_library.DeleteBody,
     ollama_library.copy: ollama_library.CopyBody,
 }
-_COUNTING = {input_tokens, count_tokens, render}  # that read a field `stream` and send none
+_COUNTING = {
+    input_tokens,
+    count_tokens,
+    render,
+    apply_template,
+}  # that read a field `stream` and send none
 _COMPONENTS = "#/components/schemas/"
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _OTHER_TYPES = {"/metrics": ["text/plain"], "/": ["text/html", "text/plain"]}

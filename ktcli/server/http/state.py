@@ -36,6 +36,7 @@ from ktcli.server.models.source import AdaptedModel, ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.server.process.requestrecorder import RequestRecorder
+from ktcli.server.tracing.spans import Trace
 from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.infill import Infill
 from ktcli.text.settings import Settings
@@ -108,7 +109,7 @@ class ServerState:
     Attributes:
         editor: pulls and removes models for clients; None: it is not allowed.
         listener: receives warnings.
-        log: called after each request, see `Guard`.
+        log, trace: called after each request, see `Guard`.
         recorder: records requests for replays; None: nobody asked for it.
         begun: whether the server's own model has been loaded once.
         since: when the server began, seconds since 1970.
@@ -126,6 +127,7 @@ class ServerState:
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
     recorder: RequestRecorder | None = None
+    trace: Trace | None = None
     begun: bool = False
     abilities: dict[tuple[str, str], ModelAbilities] = field(default_factory=dict)
     since: int = field(default_factory=lambda: int(time.time()))

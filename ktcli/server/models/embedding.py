@@ -8,6 +8,7 @@ few of them are with the engine at once: it computes short ones together, and ot
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from ktcli.models.pooling import TextPooling
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.textids import TOKENS_MOST, EmbeddingRequest, TextCutter, TextIds
+from ktcli.server.tracing.inference import Inference
 
 _AT_ONCE = 32  # texts that are with the engine at once, of one request
 
@@ -36,11 +38,13 @@ class Embeddings:
         vectors: one for each text, in order.
         tokens: the tokens of all texts, with those around them.
         reused: those of them that were in the cache.
+        inference: what a trace says of it.
     """
 
     vectors: Sequence[F32Array]
     tokens: int
     reused: int
+    inference: Inference
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -72,6 +76,7 @@ class EmbeddingRun:
             UsageError, ContextFull: a text cannot be embedded; its number is named.
             QueueFull, Busy, KtError: see `EngineThread.submit`, and where the engine fails.
         """
+        began_s = time.monotonic()
         cutter = TextCutter(self.model, self.pooling, self.asked)
         prompts: list[TextIds] = []
         for some in cutter.parts():
@@ -85,7 +90,10 @@ class EmbeddingRun:
         finally:
             self.cancel()
         vectors, reused = [each for each, _ in found], sum(each for _, each in found)
-        return Embeddings(vectors, sum(each.ids.size for each in prompts), reused)
+        tokens, ended_s = sum(each.ids.size for each in prompts), time.monotonic()
+        name = self.model.name
+        done = Inference(name, "", began_s, None, ended_s, tokens, reused, 0)
+        return Embeddings(vectors, tokens, reused, done)
 
     async def _computed(self, prompts: Sequence[TextIds]) -> list[tuple[F32Array, int]]:
         """Returns the embeddings of all texts, in order, each with the number of its tokens that were in the cache;

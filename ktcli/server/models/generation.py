@@ -23,6 +23,7 @@ from ktcli.engine.request import Answer, Finish, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.models.loaded import Lease
+from ktcli.server.tracing.inference import Inference, finish_of
 
 
 class Generation:
@@ -55,6 +56,8 @@ class Generation:
         self._events: deque[AnswerEvent] = deque()
         # When the last token of each answer came, `time.monotonic`.
         self._token_s: dict[int, float] = {}
+        self._first_s: float | None = None  # when the first one of all came
+        self._finishes: dict[int, str] = {}  # why answers have ended
         self.came = asyncio.Event()  # set with each event
         self.ended: Callable[[int], None] = lambda tokens: None
         self._cancelled = False
@@ -75,6 +78,21 @@ class Generation:
         """Returns the token counts for the log."""
         cached, prompt = self.reused_tokens, len(self.prompt.ids)
         return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
+
+    @property
+    def inference(self) -> Inference:
+        """Returns what a trace says of it, at its end."""
+        return Inference(
+            self.name,
+            self.id,
+            self._began_s,
+            self._first_s,
+            time.monotonic(),
+            len(self.prompt.ids),
+            self.reused_tokens,
+            self.tokens,
+            [self._finishes[each] for each in sorted(self._finishes)],
+        )
 
     @property
     def reused_tokens(self) -> int:
@@ -142,6 +160,7 @@ class Generation:
             self._time(event.choice)
         if isinstance(event, Ended):
             self._open -= 1
+            self._finishes[event.choice] = finish_of(event)
         # Once the prompt is read its pages are there for the other answers.
         if self._others_wait and not isinstance(event, PromptProgress):
             self._others_wait = False
@@ -174,6 +193,7 @@ class Generation:
         now, before = time.monotonic(), self._token_s.get(choice)
         if before is None:
             self._metrics.first_token.observe(now - self._began_s)
+            self._first_s = now if self._first_s is None else self._first_s
         else:
             self._metrics.gap.observe(now - before)
         self._token_s[choice] = now
@@ -220,6 +240,22 @@ class Generations:
         """Returns the token counts for the log."""
         cached, prompt = self.reused_tokens, self.prompt_tokens
         return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
+
+    @property
+    def inference(self) -> Inference:
+        """Returns what a trace says of them together, at their end."""
+        of = [each.inference for each in self._of]
+        return Inference(
+            self.name,
+            self.id,
+            min(each.began_s for each in of),
+            min((each.first_s for each in of if each.first_s is not None), default=None),
+            max(each.ended_s for each in of),
+            self.prompt_tokens,
+            self.reused_tokens,
+            self.tokens,
+            [finish for each in of for finish in each.finishes],
+        )
 
     @property
     def failure(self) -> Exception | None:

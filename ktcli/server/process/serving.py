@@ -32,6 +32,7 @@ from ktcli.server.process.drain import cut_off
 from ktcli.server.process.listening import IDLE_S, Connection
 from ktcli.server.process.requestrecorder import RequestRecorder
 from ktcli.server.process.terminal import StartingTerminal
+from ktcli.server.tracing.spans import Trace
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer
 from ktcli.threads import Daemon, Threads
@@ -53,6 +54,7 @@ class Service:
         limits: of each model.
         listener: receives warnings.
         log: called after each request with its log entry.
+        trace: called after each request with its scope, and when it began; None: nobody traces requests.
         ready: called on the loop's thread when the model is loaded.
         recorder: records requests, and is closed at the end; None: nobody asked for it.
         reload: called on the loop's thread at SIGHUP: reads files again; None: SIGHUP ends the process as ever.
@@ -66,6 +68,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     listener: Listener = SILENT
     log: Callable[[dict[str, Any]], None] = lambda entry: None
+    trace: Trace | None = None
     ready: Callable[[], None] = lambda: None
     reload: Callable[[], None] | None = None
     recorder: RequestRecorder | None = None
@@ -189,6 +192,7 @@ class Serving:
             service.listener,
             service.log,
             service.recorder,
+            service.trace,
         )
         loading = asyncio.create_task(self._load(residency))
         try:

@@ -162,7 +162,10 @@ class MessageReply:
         block, at = self._blocks[-1], len(self._blocks) - 1
         if block["type"] == "tool_use":
             block["input"] = _object(block["input"])
-        return _event({"type": "content_block_stop", "index": at})
+        # Clients wait for the signature of a thought before they keep it; here it is empty.
+        signed = block["type"] == "thinking"
+        data = self._delta({"type": "signature_delta", "signature": ""}) if signed else b""
+        return data + _event({"type": "content_block_stop", "index": at})
 
     def _message(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
         return {

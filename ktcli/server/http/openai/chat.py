@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
 from ktcli.dialogue.answer import AnswerEvent, Ended, PromptProgress, Said
+from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Candidate, Finish, Token
 from ktcli.server.http.answering import Answering
 from ktcli.server.http.body import body_of
@@ -47,6 +48,20 @@ async def chat_completions(request: Request) -> Answering:
 
 async def render(request: Request) -> Response:
     """Returns the prompt of a conversation, as text and as token ids, without answering it."""
+    name, prompt = await _rendered(request)
+    ids = list(prompt.ids)
+    said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}
+    return Response(encode(said), media_type="application/json")
+
+
+async def apply_template(request: Request) -> Response:
+    """Returns the text of the prompt of a conversation, as llama.cpp's server does."""
+    _, prompt = await _rendered(request)
+    return Response(encode({"prompt": prompt.text}), media_type="application/json")
+
+
+async def _rendered(request: Request) -> tuple[str, EncodedPrompt]:
+    """Returns the name of the model that a request for an answer names, and the prompt that it would have."""
     state = state_of(request)
     body = await body_of(request, ChatBody)
     with await state.lease(body.model) as lease:
@@ -54,10 +69,7 @@ async def render(request: Request) -> Response:
         body.chat_options(settings)  # what could not be answered is refused here, too
         asked = body.chat_request(settings, caller_of(request))
         prompt = await state.prompt(lease.model, lease.of_messages(asked))
-        name = lease.name
-    ids = list(prompt.ids)
-    said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}
-    return Response(encode(said), media_type="application/json")
+        return lease.name, prompt
 
 
 @dataclass(slots=True)
@@ -90,8 +102,9 @@ class ChatReply:
 
     def begin(self) -> bytes:
         """Returns the beginning of a stream: for each choice, a chunk with its role."""
+        # Null, as llama.cpp sends: it says that no text has come yet, where "" looks like a piece of it.
         return b"".join(
-            self._chunk(choice, {"role": "assistant", "content": ""})
+            self._chunk(choice, {"role": "assistant", "content": None})
             for choice in range(len(self._choices))
         )
 

@@ -10,6 +10,10 @@ from ktcli.sampling import SamplingSettings
 from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.refusals import Refusal
 
+# What a response says of a function, and of a schema, for which a request leaves these fields out.
+_FUNCTION = {"description": None, "parameters": None, "strict": None}
+_SCHEMA = {"description": None, "strict": None}
+
 
 def response_document(
     body: ResponseBody, model: str, id: str = "", sampling: SamplingSettings | None = None
@@ -48,9 +52,9 @@ def response_document(
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": used.used_temperature,
-        "text": {"format": form or {"type": "text"}},
+        "text": {"format": _format(form)},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [each for each in body.tools or [] if each.get("type") == "function"],
+        "tools": [_FUNCTION | each for each in body.tools or [] if each.get("type") == "function"],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": used.top_p,
         "truncation": "disabled",
@@ -62,3 +66,10 @@ def failure(refusal: Refusal) -> dict[str, Any]:
     """Returns the fields of a response that failed."""
     error = {"code": refusal.code or "server_error", "message": refusal.message}
     return {"status": "failed", "error": error}
+
+
+def _format(asked: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the format of an answer's text with every field that it has in a response."""
+    if asked is None:
+        return {"type": "text"}
+    return _SCHEMA | asked if asked.get("type") == "json_schema" else asked

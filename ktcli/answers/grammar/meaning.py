@@ -1,0 +1,129 @@
+"""Rewrites JSON schemas into the words that are compiled, where they mean the same: what says nothing is left out, and
+what can be said in other words is. Whatever is left of unknown words is refused by the compiler, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.answers.calls.values import referred
+
+# Keys whose values are no schemas.
+VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
+# Keys whose values map names to schemas, and so are no schemas themselves.
+_NAMING = frozenset(
+    "properties patternProperties $defs definitions dependentSchemas dependentRequired dependencies".split()
+)
+_COUNTS = frozenset(
+    "minItems maxItems minLength maxLength minProperties maxProperties minContains maxContains".split()
+)
+# The formats that texts are held to. Every other one is an annotation, as JSON Schema has it.
+_FORMATS = frozenset(
+    "date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split()
+)
+_ANY_NAME: tuple[Any, ...] = (True, {}, {"type": "string"})  # each name of a property is a text
+_REFS = 16  # references that are followed, one to the next
+# Words beside which a property may be evaluated elsewhere.
+_ELSEWHERE = frozenset(
+    "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas patternProperties".split()
+)
+_NAMED_BYTES = 64 << 10  # of the properties that take the place of a limit of names
+_NOTES = frozenset({"$comment", "description", "title", "type"})  # beside what limits a name
+
+
+def meant_schema(schema: Mapping[str, Any]) -> Any:
+    """Returns a schema in the spelling that is compiled: 2.0 is 2, names that are limited to some are properties of
+    these names; without what says nothing, such as null for a word, formats that nobody checks, `then` without `if`."""
+    return _meant(schema, schema)
+
+
+def _meant(schema: Any, root: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_meant(each, root) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in VALUES:  # in which null is a value like others, unless a list is due
+            if value is not None or key != "enum":
+                found[key] = value
+        elif value is None or (key == "propertyNames" and value in _ANY_NAME):
+            continue
+        elif key in _NAMING and isinstance(value, Mapping):
+            found[key] = {name: _meant(each, root) for name, each in value.items()}
+        elif key in _COUNTS and isinstance(value, float) and value.is_integer():
+            found[key] = int(value)
+        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+            found[key] = _meant(value, root)
+    _leave_out_empty(found)
+    _close_evaluated(found)
+    _name_properties(found, root)
+    return found
+
+
+def _leave_out_empty(schema: dict[str, Any]) -> None:
+    """Removes words that allow everything where they stand."""
+    if schema.get("uniqueItems") is False or schema.get("maxItems") in (0, 1):
+        schema.pop("uniqueItems", None)
+    for key in ("dependencies", "dependentRequired", "dependentSchemas"):
+        if schema.get(key) == {}:
+            del schema[key]
+    if "if" not in schema:
+        schema.pop("then", None)
+        schema.pop("else", None)
+    elif "then" not in schema and "else" not in schema:
+        del schema["if"]
+
+
+def _close_evaluated(schema: dict[str, Any]) -> None:
+    """Says `additionalProperties` for `unevaluatedProperties` where nothing else can evaluate a property."""
+    if "unevaluatedProperties" in schema and _ELSEWHERE.isdisjoint(schema):
+        others = schema.pop("unevaluatedProperties")
+        schema.setdefault("additionalProperties", others)
+
+
+def _name_properties(schema: dict[str, Any], root: Mapping[str, Any]) -> None:
+    """Says properties, or properties of a pattern, for the names that `propertyNames` allows."""
+    names = schema.get("propertyNames")
+    allowed, properties = followed(names, root), schema.get("properties", {})
+    is_known = isinstance(names, Mapping) and (
+        "$ref" not in names or names.keys() <= _NOTES | {"$ref"}
+    )
+    is_text = allowed.get("type", "string") == "string"
+    if (
+        not is_known
+        or not is_text
+        or "patternProperties" in schema
+        or "unevaluatedProperties" in schema
+    ):
+        return
+    if not isinstance(properties, Mapping):
+        return
+    others = schema.get("additionalProperties", {})
+    others = {} if others is True else others
+    limits = allowed.keys() - _NOTES
+    if limits == {"pattern"} and not properties:
+        schema["patternProperties"] = {} if others is False else {allowed["pattern"]: others}
+    elif limits == {"enum"} or limits == {"const"}:
+        names = allowed["enum"] if "enum" in allowed else [allowed["const"]]
+        if not isinstance(names, list):
+            return
+        if len(names) * len(json.dumps(others)) > _NAMED_BYTES:
+            return
+        known = {name: properties.get(name, others) for name in names if isinstance(name, str)}
+        schema["properties"] = {name: each for name, each in known.items() if each is not False}
+    else:
+        return
+    schema["additionalProperties"] = False
+    del schema["propertyNames"]
+
+
+def followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the schema that a reference inside the document means; the schema itself if it is none."""
+    for _ in range(_REFS):
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str):
+            break
+        schema = referred(ref, root)
+    return schema if isinstance(schema, Mapping) else {}

@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests, where its packages are installed and its variables name a receiver."""
