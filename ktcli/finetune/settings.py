@@ -105,7 +105,7 @@ class FinetuneSettings:
     optim: str = _key("adamw_torch", one_of("adamw_torch", "adamw_torch_fused"))
     adam_beta1: float = _key(0.9, real(0, 0.999999))
     adam_beta2: float = _key(0.999, real(0, 0.999999))
-    adam_epsilon: float = _key(1e-8, real(0, 1, above=True))
+    adam_epsilon: float = _key(1e-8, real(1e-30, 1))  # a smaller one is 0 in f32, and 0 / 0 NaN
     seed: int = _key(42, whole(0, (1 << 63) - 1))
     # How a step is computed.
     disable_gradient_checkpointing: bool = _key(False, switch)

@@ -6,6 +6,7 @@ routers have chosen; in the backward pass each layer is computed again, unless g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ktcli.engine.loader import PackSource, Progress, TensorSource, expert_rows, load
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import NotFinite, UsageError
 from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.ops.native import Loaded
@@ -156,7 +157,7 @@ class TrainableModel:
             masks: for each id whether it is trained; every trained token of the step counts the same.
         Raises:
             UsageError: a document or a mask is not valid.
-            KtError: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
+            NotFinite: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
         """
         step = self._packed(documents, masks)
         for each in self.factors.values():
@@ -173,7 +174,10 @@ class TrainableModel:
         """Returns the loss of a step, without gradients; raises as `loss_and_gradients`."""
         step = self._packed(documents, masks)
         with torch.no_grad():
-            return mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
+            loss = mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
+        if not math.isfinite(loss):
+            raise NotFinite("the output head")
+        return loss
 
     def logits(self, documents: Sequence[Ids]) -> tuple[Tensor, ...]:
         """Returns the logits [tokens, vocab] f32 of each document; raises as `loss_and_gradients`."""
@@ -260,10 +264,7 @@ def _require_finite(x: Tensor, what: str) -> None:
     """Checks that all numbers are finite.
 
     Raises:
-        KtError: one is NaN or infinite.
+        NotFinite: one is NaN or infinite.
     """
     if not bool(torch.isfinite(x).all()):
-        raise KtError(
-            f"{what} contains NaN or infinite numbers",
-            hint="the training has diverged: continue from an earlier step with a lower learning rate",
-        )
+        raise NotFinite(what)

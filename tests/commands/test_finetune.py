@@ -203,6 +203,54 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     assert (found["adapter"], found["steps"]) == ("other", 2)
 
 
+def test_nan_keeps_the_adapter_of_the_step_before(
+    capsys: Capture,
+    shared_home: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a run of only so many steps leaves it; earlier checkpoints stay, and it can be used like any other."""
+    from ktcli.training.model import TrainableModel
+
+    real, calls = TrainableModel._backward, list[int]()
+
+    def backward(self: TrainableModel, layer: int, *given: Any) -> Any:
+        calls.append(layer)
+        found = real(self, layer, *given)
+        bad = layer == 0 and calls.count(0) == 5
+        for each in self.factors.values() if bad else ():
+            each.gradient_a.fill_(float("nan"))
+        return found
+
+    words = [MINI, "--data", str(data), "lr_scheduler_type=constant", "save_total_limit=1"]
+    broken = [*words, "--as", "broken", f"output_dir={tmp_path / 'out'}", "save_steps=2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainableModel, "_backward", backward)
+        found = document(capsys, *broken, "--steps", "9", code=1)["error"]
+    kept = tmp_path / "out" / "checkpoint-4"
+    assert found["message"].startswith("step 5 of 9: the norm of the gradient contains NaN")
+    assert f"{kept} has the adapter of step 4, the last good one" in found["message"]
+    assert f"adapter_name_or_path={kept}" in found["hint"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainableModel, "_backward", backward)
+        calls.clear()
+        again = [*broken[:-1], "overwrite_output_dir=true", "save_steps=3", "--steps", "9"]
+        assert (
+            "checkpoint-4 has the adapter" in document(capsys, *again, code=1)["error"]["message"]
+        )
+    assert {each.name for each in (tmp_path / "out").glob("checkpoint-*")} == {
+        "checkpoint-3",
+        "checkpoint-4",
+    }
+    document(capsys, *words, "--as", "four", "--steps", "4", f"output_dir={tmp_path / 'four'}")
+    same = [folder / "adapter_model.safetensors" for folder in (kept, tmp_path / "four")]
+    assert same[0].read_bytes() == same[1].read_bytes()
+    assert main(["adapter", "import", str(kept), "--as", "kept"]) == 0
+    capsys.readouterr()
+    assert document(capsys, *again, "resume_from_checkpoint=true")["steps"] == 9
+
+
 def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:
     """The adapter at the end has the same bits as that of a run that nobody stopped."""
     words = ["finetune", MINI, "--data", str(data), "--steps", "12"]

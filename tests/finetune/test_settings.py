@@ -132,6 +132,7 @@ def test_what_comes_later_comes_first() -> None:
         ({"output_dir": "\ud800"}, "output_dir must be a text"),
         ({"dataset": "a\0b"}, "dataset must be names"),
         ({"dataset": date(2026, 1, 1)}, "dataset must be names separated by commas, not 2026-01-01"),
+        ({"adam_epsilon": 1e-300}, "adam_epsilon must be a number from 1e-30 to 1"),
         ({"seed": -1}, "seed must be a whole number from 0"),
     ],
 )  # fmt: skip
