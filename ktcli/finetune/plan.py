@@ -22,7 +22,7 @@ from ktcli.ops.recording import record
 from ktcli.ops.table.rowwise import Linear
 from ktcli.planner.spec import weight_bytes
 from ktcli.samples.sample import DropCount, Sample, SampleSet
-from ktcli.training.lora import LoraSettings, TrainedFactors, described_factors
+from ktcli.training.lora import DenseFactors, LoraSettings, TrainedFactors, described_factors
 from ktcli.training.loss import CHUNK_ELEMENTS
 from ktcli.training.model import USUAL
 from ktcli.training.recorded import products_of
@@ -34,6 +34,7 @@ _PER_NUMBER = 16
 # fitted to measured peaks of steps of 256 to 4,096 tokens through two or three layers of the shapes of qwen3-30b-a3b,
 # qwen3-4b, deepseek-v2-lite and gpt-oss-20b; the plan is 6 % below to 2 % above these.
 _COPIES = 4.5
+_THINNED_BYTES = 5  # of a number of which dropout keeps or drops a copy: that, and which
 # The interpreter with torch, 370 MiB, and what a step of few tokens adds to it.
 _PROCESS_BYTES = 512 << 20
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -166,7 +167,12 @@ class TrainingSplit:
 def lora_of(settings: FinetuneSettings) -> LoraSettings:
     """Returns what is trained, as `training` takes it."""
     return LoraSettings(
-        settings.lora_rank, settings.alpha, settings.lora_target, settings.use_rslora, settings.seed
+        settings.lora_rank,
+        settings.alpha,
+        settings.lora_target,
+        settings.use_rslora,
+        settings.seed,
+        settings.lora_dropout,
     )
 
 
@@ -197,13 +203,12 @@ def most_tokens(data: TrainingSplit) -> int:
 def _planned(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> FinetunePlan:
     factors = described_factors(about.model, lora_of(settings))
     parts = _parts(factors)
-    numbers = sum(each.a.numel() + each.b.numel() for each in factors)
     on_disk = sum(each.parameters for each in parts)
     return FinetunePlan(
         about.name,
         settings.lora_rank,
         parts,
-        _memory(about, settings, numbers, tokens),
+        _memory(about, settings, factors, tokens),
         about.available_bytes,
         tokens,
         settings.documents,
@@ -213,12 +218,18 @@ def _planned(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> Fi
 
 
 def _memory(
-    about: PlannedModel, settings: FinetuneSettings, numbers: int, tokens: int
+    about: PlannedModel,
+    settings: FinetuneSettings,
+    factors: Sequence[TrainedFactors],
+    tokens: int,
 ) -> tuple[MemoryPart, ...]:
     spec, model = about.model.spec, about.model
+    numbers = sum(each.a.numel() + each.b.numel() for each in factors)
     rows = min(tokens, USUAL.max_rows)
     of_layer, of_products = about.elements
     graph = round(_COPIES * of_layer) * tokens * 4
+    if settings.lora_dropout:
+        graph += _THINNED_BYTES * dropped_elements(factors) * tokens
     layers = "graphs of all layers, retained" if settings.retains else "graph of a layer"
     return (
         MemoryPart("weights", weight_bytes(model, about.recipe)),
@@ -242,6 +253,15 @@ def program_elements(model: Model) -> int:
     )
     rows = max((each.down.n for each in found.experts), default=0)
     return widest + rows + found.top_k * slots
+
+
+def dropped_elements(factors: Sequence[TrainedFactors]) -> int:
+    """Returns the numbers that the dense factors of a layer read of one row: each drops others of them."""
+    found = Counter[int | None]()
+    for each in factors:
+        if isinstance(each, DenseFactors):
+            found[each.layer] += each.target.k
+    return max(found.values(), default=0)
 
 
 def layer_elements(model: Model) -> int:

@@ -187,7 +187,7 @@ class FinetuneRun:
         samples = self._samples(self.step)
         before = time.perf_counter()
         share = self._schedule.share(self.step)
-        found = self._trained.loss_and_gradients(*_documents(samples))
+        found = self._trained.loss_and_gradients(*_documents(samples), self.step)
         norm = self._optimizer.step(share)
         self.step += 1
         self._seconds += time.perf_counter() - before
@@ -196,7 +196,10 @@ class FinetuneRun:
         self._since.append(found.loss)
         report = self._report(found.loss, share, norm, begun)
         if report.logged:
-            self._note(loss=_mean(self._since), grad_norm=norm, learning_rate=report.rate)
+            figures = {} if found.balance is None else {"aux_loss": found.balance}
+            self._note(
+                loss=_mean(self._since), grad_norm=norm, learning_rate=report.rate, **figures
+            )
             self._since.clear()
         watcher.stepped(report)
 

@@ -251,6 +251,18 @@ def test_nan_keeps_the_adapter_of_the_step_before(
     assert document(capsys, *again, "resume_from_checkpoint=true")["steps"] == 9
 
 
+def test_dropout_and_the_loss_of_routers(
+    capsys: Capture, shared_home: Path, data: Path, tmp_path: Path
+) -> None:
+    """What neither changes is said."""
+    words = ["finetune", MINI, "--data", str(data), "--steps", "2", f"output_dir={tmp_path}"]
+    assert main([*words, "--as", "dropped", "lora_dropout=0.1", "moe_aux_loss_coef=0.01"]) == 0
+    said = capsys.readouterr().err
+    assert "routed experts are trained without dropout" in said
+    assert "ignored, as models of the family deepseek_v3 have no auxiliary loss" in said
+    assert "lora_dropout: 0.1" in (tmp_path / "training_args.yaml").read_text()
+
+
 def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:
     """The adapter at the end has the same bits as that of a run that nobody stopped."""
     words = ["finetune", MINI, "--data", str(data), "--steps", "12"]

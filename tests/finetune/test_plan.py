@@ -77,6 +77,7 @@ def test_steps_and_tokens_are_those_of_the_data() -> None:
         ({"cutoff_len": 1024}, True),
         ({"gradient_accumulation_steps": 4}, True),
         ({"kt_cpu_activation": "retain"}, False),
+        ({"lora_dropout": 0.1}, False),
     ],
 )
 def test_memory_follows_the_settings(changed: dict[str, object], fewer: bool) -> None:

@@ -138,6 +138,19 @@ def test_entries_are_means_of_their_steps(pack_of: Callable[..., Pack], tmp_path
     assert run.log.losses == [(step, pytest.approx(loss)) for step, loss in expected]
 
 
+def test_the_loss_of_routers_is_logged_beside_that_of_tokens(
+    pack_of: Callable[..., Pack], tmp_path: Path
+) -> None:
+    losses = []
+    for at, factor in enumerate((0.0, 10.0)):
+        settings = with_steps(SHORT, 3, moe_aux_loss_coef=factor, lr_scheduler_type="constant")
+        run = begun(opened(pack_of("qwen3"), settings), settings, tmp_path / str(at))
+        run.train(Seen())
+        losses.append([each["loss"] for each in run.log.entries])
+    assert losses[0][0] == losses[1][0] and losses[0][2] != losses[1][2]
+    assert all(each["aux_loss"] > 1 for each in run.log.entries)
+
+
 def test_the_first_step_of_a_warm_up_moves_nothing_but_moments(
     pack_of: Callable[..., Pack], tmp_path: Path
 ) -> None:
