@@ -259,7 +259,7 @@ def test_dropout_and_the_loss_of_routers(
     assert main([*words, "--as", "dropped", "lora_dropout=0.1", "moe_aux_loss_coef=0.01"]) == 0
     said = capsys.readouterr().err
     assert "routed experts are trained without dropout" in said
-    assert "ignored, as models of the family deepseek_v3 have no auxiliary loss" in said
+    assert "ignored, as models of the family deepseek have no auxiliary loss" in said
     assert "lora_dropout: 0.1" in (tmp_path / "training_args.yaml").read_text()
 
 
