@@ -35,6 +35,7 @@ from ktcli.finetune.plan import (
     PlannedModel,
     TrainingSplit,
     lora_of,
+    most_evaluated,
     most_tokens,
     order_of,
     plan_run,
@@ -162,7 +163,7 @@ def plan_asked(
     subject = find_subject(asked.settings.model_name_or_path)
     recipe = subject.recipe if ready is None else Pack.open(ready.pack).recipe
     name = f"{subject.name}@{recipe.name}"
-    about = PlannedModel(name, build(subject.config), recipe, host.room_bytes)
+    about = PlannedModel(name, build(subject.config), recipe, host.room_bytes, host.rates, host.isa)
     return plan_run(about, asked.settings, data)
 
 
@@ -302,7 +303,7 @@ def _loaded(
     pool = team_here(asked.threads, asked.numa)
     pack = Pack.open(ready.pack)
     context = max(len(each.ids) for each in (*data.read.samples, *data.evaluated))
-    rows = max(most_tokens(data), context)
+    rows = max(most_tokens(data), most_evaluated(data, s), context)
     usual = TrainingOptions()
     options = TrainingOptions(
         context,

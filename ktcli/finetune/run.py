@@ -20,7 +20,7 @@ from ktcli.finetune import checkpoint
 from ktcli.finetune.checkpoint import RunIdentity, SavedState
 from ktcli.finetune.log import RunLog, has_overfitted
 from ktcli.finetune.optimizer import FactorOptimizer
-from ktcli.finetune.plan import TrainingSplit
+from ktcli.finetune.plan import TrainingSplit, evaluation_size
 from ktcli.finetune.schedule import RateSchedule
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import write_trained
@@ -173,7 +173,7 @@ class FinetuneRun:
     def evaluate(self) -> float | None:
         """Returns the mean loss of the trained tokens of held-out samples; None: there are none."""
         total, tokens = 0.0, 0
-        size = min(self._settings.per_device_eval_batch_size, self._settings.documents)
+        size = evaluation_size(self._settings)
         for first in range(0, len(self._held), size):
             some = self._held[first : first + size]
             count = sum(sum(each.trained[1:]) for each in some)
