@@ -11,7 +11,8 @@ import sys
 import time
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 from mini_library import NEEDS_KT_MINI
@@ -67,7 +68,7 @@ def test_from_a_file_to_an_adapter_that_chats(
     assert {
         "adapter_config.json", "adapter_model.safetensors", "checkpoint-2", "trainer_log.jsonl",
         "trainer_state.json", "training_args.yaml", "training_loss.svg",
-    } == {path.name for path in output.iterdir()}  # fmt: skip
+    } == {path.name for path in output.iterdir()} - {"training_loss.png"}  # fmt: skip
     assert "<polyline" in (output / "training_loss.svg").read_text()
     assert main(["adapter", "verify", "numbers"]) == 0
     assert main(["adapter", "show", "numbers"]) == 0
@@ -261,6 +262,45 @@ def test_dropout_and_the_loss_of_routers(
     assert "routed experts are trained without dropout" in said
     assert "ignored, as models of the family deepseek have no auxiliary loss" in said
     assert "lora_dropout: 0.1" in (tmp_path / "training_args.yaml").read_text()
+
+
+class FakeWriter:
+    """Keeps what TensorBoard's writer would write."""
+
+    written: ClassVar[list[tuple[str, float, int]]] = []
+
+    def __init__(self, folder: str) -> None:
+        assert folder.endswith("runs")
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.written.append((name, value, step))
+
+    def flush(self) -> None:
+        pass
+
+
+def test_figures_are_reported_to_tensorboard(
+    capsys: Capture, shared_home: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setattr("ktcli.commands.finetune.find_spec", lambda name: name == "tensorboard")
+    words = [MINI, "--data", str(data), "--steps", "2", "val_size=1", "--as", "board"]
+    found = document(capsys, *words, "report_to=tensorboard")
+    seen = {(name, step): value for name, value, step in FakeWriter.written}
+    assert seen.keys() == {
+        (name, step) for name in ("train/loss", "train/learning_rate") for step in (1, 2)
+    } | {("eval/loss", 2)}
+    assert seen["eval/loss", 2] == found["eval_loss"]
+
+
+def test_losses_are_a_png_too_where_matplotlib_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from ktcli.commands.view.finetune import draw_losses_with_matplotlib
+
+    draw_losses_with_matplotlib(tmp_path / "loss.png", [(1, 2.0), (2, 1.5)], [(2, 1.8)])
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:

@@ -161,6 +161,27 @@ def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
     write(picture, path)
 
 
+def draw_losses_with_matplotlib(path: Path, losses: Points, evaluations: Points) -> None:
+    """Draws the same into a file of any kind that matplotlib can write, without a display.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure((_WIDTH / 100, _HEIGHT / 100), layout="tight")
+    axes = figure.subplots()
+    for points, colour, what in (
+        (losses, COLOUR, "training loss"),
+        (evaluations, _ORANGE, "evaluation loss"),
+    ):
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, label=what)
+    axes.set_xlabel("step")
+    axes.legend()
+    figure.savefig(path)
+
+
 def _thinned(points: Points) -> Points:
     return points[:: -(-len(points) // _MOST_POINTS)]
 
