@@ -73,7 +73,7 @@ class StepLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepForecast:
     """The predicted seconds of a step.
 
     Attributes:
@@ -106,7 +106,7 @@ class Forecaster:
     isa: str
     factors: Sequence[TrainedFactors]
 
-    def step(self, load: StepLoad, *, retain: bool) -> StepTimes:
+    def step(self, load: StepLoad, *, retain: bool) -> StepForecast:
         """Returns the seconds of a step.
 
         Args:
@@ -126,7 +126,7 @@ class Forecaster:
         layers = forward + (0.0 if retain else again) + backward + attention
         layers += self._rows_s(load.tokens, _BYTES * passes / _PASSES, passes)
         numbers = sum(each.a.numel() + each.b.numel() for each in self.factors)
-        return StepTimes(
+        return StepForecast(
             layers,
             self._head_s(load.trained, backward=True),
             self._moved_s(_NUMBER_BYTES * numbers),

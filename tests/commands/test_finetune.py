@@ -289,9 +289,8 @@ def test_figures_are_reported_to_tensorboard(
     words = [MINI, "--data", str(data), "--steps", "2", "val_size=1", "--as", "board"]
     found = document(capsys, *words, "report_to=tensorboard")
     seen = {(name, step): value for name, value, step in FakeWriter.written}
-    assert seen.keys() == {
-        (name, step) for name in ("train/loss", "train/learning_rate") for step in (1, 2)
-    } | {("eval/loss", 2)}
+    names = "train/loss", "train/learning_rate", "eval/loss"
+    assert seen.keys() == {(name, step) for name in names for step in (1, 2)}
     assert seen["eval/loss", 2] == found["eval_loss"]
 
 

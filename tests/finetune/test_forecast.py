@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ktcli.finetune.forecast import Forecaster, StepLoad, StepTimes
+from ktcli.finetune.forecast import Forecaster, StepForecast, StepLoad
 from ktcli.models import build, cut
 from ktcli.planner.cost import Rates
 from ktcli.store.catalog import find
@@ -36,7 +36,7 @@ def forecaster(
 
 def times(
     f: Forecaster, documents: int, length: int, trained: int, retain: bool = False
-) -> StepTimes:
+) -> StepForecast:
     return f.step(StepLoad(((length, documents),), trained), retain=retain)
 
 
