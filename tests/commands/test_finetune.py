@@ -285,7 +285,8 @@ def test_figures_are_reported_to_tensorboard(
     board = ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
-    monkeypatch.setattr("ktcli.commands.finetune.find_spec", lambda name: name == "tensorboard")
+    known = {"tensorboard": "installed"}
+    monkeypatch.setattr("ktcli.commands.finetune.find_spec", known.get)
     words = [MINI, "--data", str(data), "--steps", "2", "val_size=1", "--as", "board"]
     found = document(capsys, *words, "report_to=tensorboard")
     seen = {(name, step): value for name, value, step in FakeWriter.written}
