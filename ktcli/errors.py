@@ -9,6 +9,7 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     ├── NotEnoughMemory
     ├── NoMemoryLeft
     ├── NotEnoughDisk
+    ├── NotFinite
     ├── BadCheckpoint
     │   └── BadPack
     ├── NetworkError
@@ -174,6 +175,16 @@ class NotEnoughDisk(KtError):
         super().__init__(
             f"{what} needs {gib(need)} on disk, but only {gib(have)} is free in {where}",
             hint="free some space (kt list shows sizes, kt rm NAME removes a model) and run the command again",
+        )
+
+
+class NotFinite(KtError):
+    """A training step gives NaN or infinite numbers."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} contains NaN or infinite numbers",
+            hint="the training has diverged: begin with an earlier adapter, and use a lower learning rate",
         )
 
 

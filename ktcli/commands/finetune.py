@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ktcli.finetune.settings import FinetuneSettings
 
 _USUAL = "mine"  # name of an adapter, where the data has none that one could have
-_TENSORBOARD = "tensorboard"
+_TENSORBOARD, _MATPLOTLIB = "tensorboard", "matplotlib"
 
 WordsArg = Annotated[
     list[str],
@@ -309,12 +309,15 @@ def _write_arguments(asked: Asked) -> None:
 
 def _draw(run: FinetuneRun, asked: Asked) -> None:
     from ktcli.commands.bench.plotting import draw_into
-    from ktcli.commands.view.finetune import draw_losses
+    from ktcli.commands.view.finetune import draw_losses, draw_losses_with_matplotlib
 
     if not asked.settings.plot_loss or not run.log.losses:
         return
-    path = asked.output / "training_loss.svg"
-    draw_into(path, lambda beside: draw_losses(beside, run.log.losses, run.log.evaluations))
+    both = run.log.losses, run.log.evaluations
+    draw_into(asked.output / "training_loss.svg", lambda beside: draw_losses(beside, *both))
+    if find_spec(_MATPLOTLIB) is not None:
+        png = asked.output / "training_loss.png"
+        draw_into(png, lambda beside: draw_losses_with_matplotlib(beside, *both))
 
 
 def _finish(asked: Asked, result: RunResult, *, chats: bool) -> None:

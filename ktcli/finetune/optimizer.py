@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ktcli.errors import KtError
+from ktcli.errors import NotFinite
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.training.lora import TrainedFactors
 
@@ -55,14 +55,11 @@ class FactorOptimizer:
         Args:
             share: of the highest learning rate.
         Raises:
-            KtError: the norm is not finite; no factor has changed.
+            NotFinite: the norm is not finite; no factor has changed.
         """
         norm = self._norm()
         if not math.isfinite(norm):
-            raise KtError(
-                "the norm of the gradient is not finite",
-                hint="the training has diverged: continue from an earlier step with a lower learning rate",
-            )
+            raise NotFinite("the norm of the gradient")
         if self._limit and norm > self._limit:
             for each in self._tensors.values():
                 assert each.grad is not None

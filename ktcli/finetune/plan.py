@@ -1,8 +1,6 @@
 """What a run will train, read and need, before anything is loaded: pure, from a model's declarations and its samples.
 
-Memory is the weights as a chat has them, 16 bytes for each number of the factors (value, gradient, two moments), the
-residual before each layer, the graph of one layer, the buffers of the native products, and a chunk of logits. The graph
-is an estimate from measured peaks. How long a step takes is measured, not predicted.
+`memory` says what takes memory, `forecast` predicts how long a step takes.
 """
 
 from __future__ import annotations
@@ -14,28 +12,19 @@ from functools import cached_property
 from math import ceil
 
 from ktcli.errors import KtError, NotEnoughMemory, gib
+from ktcli.finetune.forecast import Forecaster, StepLoad
+from ktcli.finetune.memory import MemoryPart, layer_elements, memory_of, program_elements
 from ktcli.finetune.order import StepOrder, units_of
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.models import Model
 from ktcli.ops.part import ModelPart
-from ktcli.ops.recording import record
-from ktcli.ops.table.rowwise import Linear
+from ktcli.planner.cost import Rates
 from ktcli.planner.spec import weight_bytes
 from ktcli.samples.sample import DropCount, Sample, SampleSet
 from ktcli.training.lora import LoraSettings, TrainedFactors, described_factors
-from ktcli.training.loss import CHUNK_ELEMENTS
-from ktcli.training.model import USUAL
-from ktcli.training.recorded import products_of
 from ktcli.weights.recipe import Recipe
 
 _ON_DISK = 12  # bytes of a trained number in a checkpoint: its value and two moments
-_PER_NUMBER = 16
-# Numbers in the graph of a layer for each that its dense products give: copies, their gradients, and attention. So
-# fitted to measured peaks of steps of 256 to 4,096 tokens through two or three layers of the shapes of qwen3-30b-a3b,
-# qwen3-4b, deepseek-v2-lite and gpt-oss-20b; the plan is 6 % below to 2 % above these.
-_COPIES = 4.5
-# The interpreter with torch, 370 MiB, and what a step of few tokens adds to it.
-_PROCESS_BYTES = 512 << 20
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -54,14 +43,6 @@ class TrainedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPart:
-    """What takes memory during a run."""
-
-    name: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class FinetunePlan:
     """The plan of a run.
 
@@ -76,6 +57,9 @@ class FinetunePlan:
         documents: of a step.
         dropped: rows that became no sample.
         checkpoint_bytes, kept: the size of a checkpoint, and how many are kept.
+        step_s: the predicted seconds of a mean step, without the data of a full one. evaluation_s: those of an
+            evaluation, of which there are `evaluations`; None: not known without the data.
+        assumed: whether the times follow from rates that nobody measured; `basis` says where these come from.
     """
 
     model: str
@@ -95,6 +79,11 @@ class FinetunePlan:
     per_epoch: int | None = None
     dropped: tuple[DropCount, ...] = ()
     advice: str = ""
+    step_s: float | None = None
+    evaluation_s: float | None = None
+    evaluations: int = 0
+    assumed: bool = True
+    basis: str = ""
 
     @property
     def parameters(self) -> int:
@@ -105,6 +94,13 @@ class FinetunePlan:
     def need_bytes(self) -> int:
         """The bytes of memory that the run takes."""
         return sum(each.size_bytes for each in self.memory)
+
+    @property
+    def run_s(self) -> float | None:
+        """The predicted seconds of all steps and evaluations; None: not known without the data."""
+        if self.step_s is None or self.steps is None:
+            return None
+        return self.steps * self.step_s + self.evaluations * (self.evaluation_s or 0.0)
 
     @property
     def fits(self) -> bool:
@@ -129,12 +125,15 @@ class PlannedModel:
 
     Attributes:
         name: for people.
+        rates, isa: of the machine's threads, and their row of kernels.
     """
 
     name: str
     model: Model
     recipe: Recipe
     available_bytes: int
+    rates: Rates
+    isa: str
 
     @cached_property
     def elements(self) -> tuple[int, int]:
@@ -166,7 +165,12 @@ class TrainingSplit:
 def lora_of(settings: FinetuneSettings) -> LoraSettings:
     """Returns what is trained, as `training` takes it."""
     return LoraSettings(
-        settings.lora_rank, settings.alpha, settings.lora_target, settings.use_rslora, settings.seed
+        settings.lora_rank,
+        settings.alpha,
+        settings.lora_target,
+        settings.use_rslora,
+        settings.seed,
+        settings.lora_dropout,
     )
 
 
@@ -181,9 +185,11 @@ def plan_run(
         UsageError: the settings name no target of the model, or a rank exceeds a dimension.
     """
     tokens = settings.documents * settings.cutoff_len if data is None else most_tokens(data)
-    made = _planned(about, settings, tokens)
+    evaluated = 0 if data is None else most_evaluated(data, settings)
+    made = _planned(about, settings, tokens, evaluated)
     if data is not None:
         made = _with_data(made, settings, data)
+    made = _with_times(made, about, settings, data)
     return made if made.fits else replace(made, advice=_advice(about, settings, tokens))
 
 
@@ -194,63 +200,46 @@ def most_tokens(data: TrainingSplit) -> int:
     return sum(units[: data.order.per_step])
 
 
-def _planned(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> FinetunePlan:
+def evaluation_size(settings: FinetuneSettings) -> int:
+    """Returns how many documents of an evaluation go through the model together: no more than in a step."""
+    return min(settings.per_device_eval_batch_size, settings.documents)
+
+
+def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
+    """Returns the most tokens of an evaluation that go through the model together."""
+    lengths, size = [len(each.ids) for each in data.evaluated], evaluation_size(settings)
+    return max(
+        (sum(lengths[first : first + size]) for first in range(0, len(lengths), size)), default=0
+    )
+
+
+def evaluations(settings: FinetuneSettings, steps: int, per_epoch: int) -> int:
+    """Returns the number of evaluations of a run that has samples for them: the last step always has one."""
+    if settings.eval_strategy == "no":
+        return 0
+    each = settings.eval_steps if settings.eval_strategy != "epoch" else None
+    return ceil(steps / (each or per_epoch))
+
+
+def _planned(
+    about: PlannedModel, settings: FinetuneSettings, tokens: int, evaluated: int = 0
+) -> FinetunePlan:
     factors = described_factors(about.model, lora_of(settings))
     parts = _parts(factors)
-    numbers = sum(each.a.numel() + each.b.numel() for each in factors)
     on_disk = sum(each.parameters for each in parts)
     return FinetunePlan(
         about.name,
         settings.lora_rank,
         parts,
-        _memory(about, settings, numbers, tokens),
+        memory_of(
+            (about.model, about.recipe), about.elements, settings, factors, (tokens, evaluated)
+        ),
         about.available_bytes,
         tokens,
         settings.documents,
         _ON_DISK * on_disk,
         settings.save_total_limit,
     )
-
-
-def _memory(
-    about: PlannedModel, settings: FinetuneSettings, numbers: int, tokens: int
-) -> tuple[MemoryPart, ...]:
-    spec, model = about.model.spec, about.model
-    rows = min(tokens, USUAL.max_rows)
-    of_layer, of_products = about.elements
-    graph = round(_COPIES * of_layer) * tokens * 4
-    layers = "graphs of all layers, retained" if settings.retains else "graph of a layer"
-    return (
-        MemoryPart("weights", weight_bytes(model, about.recipe)),
-        MemoryPart("factors, gradients, moments", _PER_NUMBER * numbers),
-        MemoryPart("residuals of layers", 2 * tokens * spec.hidden * (spec.layers + 2)),
-        MemoryPart(layers, graph * (spec.layers if settings.retains else 1)),
-        MemoryPart("native products", of_products * rows * 4),
-        MemoryPart("logits", 3 * 4 * CHUNK_ELEMENTS),
-        MemoryPart("program", _PROCESS_BYTES),
-    )
-
-
-def program_elements(model: Model) -> int:
-    """Returns the numbers that the native products hold of one row: the widest input, output and row of experts, and
-    what the slots of its experts have forward and backward."""
-    found = products_of(model)
-    body = [each.weight for each in found.linear if each.weight.part is not ModelPart.HEAD]
-    widest = max((each.k for each in body), default=0) + max((each.n for each in body), default=0)
-    slots = max(
-        (2 * each.gate_up.n + 2 * each.down.k + each.down.n for each in found.experts), default=0
-    )
-    rows = max((each.down.n for each in found.experts), default=0)
-    return widest + rows + found.top_k * slots
-
-
-def layer_elements(model: Model) -> int:
-    """Returns the numbers that the dense products of a model's widest layer give for one token."""
-    found = Counter[int]()
-    for each in record(model.forward).records:
-        if isinstance(each.operation, Linear) and each.layer is not None:
-            found[each.layer] += each.operation.weight.n
-    return max(found.values(), default=0)
 
 
 def _parts(factors: Sequence[TrainedFactors]) -> tuple[TrainedPart, ...]:
@@ -279,6 +268,37 @@ def _with_data(made: FinetunePlan, settings: FinetuneSettings, data: TrainingSpl
         steps=order.steps(settings),
         per_epoch=order.steps_per_epoch,
         dropped=data.read.dropped,
+    )
+
+
+def _with_times(
+    made: FinetunePlan,
+    about: PlannedModel,
+    settings: FinetuneSettings,
+    data: TrainingSplit | None,
+) -> FinetunePlan:
+    """The plan with the predicted times."""
+    factors = described_factors(about.model, lora_of(settings))
+    forecast = Forecaster(about.model, about.recipe, about.rates, about.isa, factors)
+    length, count = settings.cutoff_len, settings.documents
+    load, held, times = StepLoad(((length, count),), length * count), None, 0
+    if data is not None and made.steps is not None and made.per_epoch is not None:
+        chosen = (data.read.samples[number] for unit in data.order.units for number in unit)
+        load = StepLoad.of((len(each.ids) for each in chosen), made.trained_tokens, made.per_epoch)
+        if data.evaluated:
+            trained = sum(sum(each.trained[1:]) for each in data.evaluated)
+            whole = StepLoad.of((len(each.ids) for each in data.evaluated), trained, 1)
+            batches = ceil(len(data.evaluated) / evaluation_size(settings))
+            held = batches * forecast.evaluation_s(whole.shared(batches))
+            times = evaluations(settings, made.steps, made.per_epoch)
+    rates = about.rates
+    return replace(
+        made,
+        step_s=forecast.step(load, retain=settings.retains).step_s,
+        evaluation_s=held,
+        evaluations=times,
+        assumed=not rates.measured,
+        basis=rates.basis,
     )
 
 

@@ -35,6 +35,7 @@ from ktcli.finetune.plan import (
     PlannedModel,
     TrainingSplit,
     lora_of,
+    most_evaluated,
     most_tokens,
     order_of,
     plan_run,
@@ -43,12 +44,14 @@ from ktcli.finetune.run import FinetuneRun, RunPlace
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import fill_factors
 from ktcli.hardware.numa import Numa
-from ktcli.models import build
+from ktcli.models import Model, build
 from ktcli.samples.read import read_samples
 from ktcli.samples.sample import SampleSet
 from ktcli.samples.source import DataSource
 from ktcli.store.reference import parse, split_adapter
 from ktcli.text.model import TextModel, read_text_model
+from ktcli.training.balance import has_auxiliary_loss
+from ktcli.training.lora import ExpertFactors, described_factors
 from ktcli.training.model import TrainableModel, TrainingOptions
 from ktcli.training.recorded import products_of
 from ktcli.weights.pack import Pack
@@ -160,7 +163,7 @@ def plan_asked(
     subject = find_subject(asked.settings.model_name_or_path)
     recipe = subject.recipe if ready is None else Pack.open(ready.pack).recipe
     name = f"{subject.name}@{recipe.name}"
-    about = PlannedModel(name, build(subject.config), recipe, host.room_bytes)
+    about = PlannedModel(name, build(subject.config), recipe, host.room_bytes, host.rates, host.isa)
     return plan_run(about, asked.settings, data)
 
 
@@ -261,6 +264,8 @@ def open_run(
         checkpoint.require_identity(saved.identity, identity, resumed)
         for said in _changed(saved.settings, s):
             listener.note(said)
+    for said in _without_effect(s, build(Pack.open(ready.pack).config)):
+        listener.note(said)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     trained = _loaded(asked, ready, data, listener, exact)
@@ -279,6 +284,18 @@ def open_run(
     return run
 
 
+def _without_effect(settings: FinetuneSettings, model: Model) -> Iterator[str]:
+    """Yields what of the settings changes nothing in this model, a sentence each."""
+    if settings.moe_aux_loss_coef and not has_auxiliary_loss(model):
+        yield f"ignored, as models of the family {model.spec.family} have no auxiliary loss: moe_aux_loss_coef"
+    trained = described_factors(model, lora_of(settings))
+    if settings.lora_dropout and any(isinstance(each, ExpertFactors) for each in trained):
+        yield (
+            "lora_dropout changes attention and dense parts only: routed experts are trained without dropout, "
+            "as peft does not have it for them either"
+        )
+
+
 def _loaded(
     asked: Asked, ready: Ready, data: TrainingSplit, listener: Listener, exact: bool
 ) -> TrainableModel:
@@ -286,9 +303,15 @@ def _loaded(
     pool = team_here(asked.threads, asked.numa)
     pack = Pack.open(ready.pack)
     context = max(len(each.ids) for each in (*data.read.samples, *data.evaluated))
-    rows = max(most_tokens(data), context)
+    rows = max(most_tokens(data), most_evaluated(data, s), context)
     usual = TrainingOptions()
-    options = TrainingOptions(context, exact, s.retains, max_rows=min(usual.max_rows, rows))
+    options = TrainingOptions(
+        context,
+        exact,
+        s.retains,
+        max_rows=min(usual.max_rows, rows),
+        balance=s.moe_aux_loss_coef if has_auxiliary_loss(build(pack.config)) else 0.0,
+    )
     with listener.progress(f"Loading {ready.name}") as bar:
         return TrainableModel.load(
             build(pack.config), pack.recipe, PackSource(pack, pool), pool, lora_of(s), options,

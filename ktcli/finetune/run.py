@@ -15,12 +15,12 @@ from typing import Protocol
 
 import psutil
 
-from ktcli.errors import KtError
+from ktcli.errors import KtError, NotFinite
 from ktcli.finetune import checkpoint
 from ktcli.finetune.checkpoint import RunIdentity, SavedState
 from ktcli.finetune.log import RunLog, has_overfitted
 from ktcli.finetune.optimizer import FactorOptimizer
-from ktcli.finetune.plan import TrainingSplit
+from ktcli.finetune.plan import TrainingSplit, evaluation_size
 from ktcli.finetune.schedule import RateSchedule
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import write_trained
@@ -146,15 +146,21 @@ class FinetuneRun:
         Args:
             stop: asked behind each step whether the run is to end there.
         Raises:
-            KtError: a loss or a gradient is not finite, or a checkpoint cannot be written; earlier ones are kept.
+            KtError: a loss or a gradient is not finite, or a checkpoint cannot be written; earlier ones are kept. In
+                the first case the adapter as it was before that step is saved.
         """
         self._written(lambda: self.log.begin(self._place.output))
         begun = time.perf_counter(), self.step, self._tokens
         while self.step < self.steps:
-            self._one_step(watcher, begun)
-            last = self.step == self.steps
-            if self._is_evaluated(last):
-                self._evaluate(watcher)
+            doing = f"step {self.step + 1} of {self.steps}"
+            try:
+                self._one_step(watcher, begun)
+                last = self.step == self.steps
+                doing = f"the evaluation behind step {self.step} of {self.steps}"
+                if self._is_evaluated(last):
+                    self._evaluate(watcher)
+            except NotFinite as error:
+                raise self._diverged(doing, error) from error
             ends = last or stop()
             if ends or self.step % self._settings.save_steps == 0:
                 self._save()
@@ -167,7 +173,7 @@ class FinetuneRun:
     def evaluate(self) -> float | None:
         """Returns the mean loss of the trained tokens of held-out samples; None: there are none."""
         total, tokens = 0.0, 0
-        size = min(self._settings.per_device_eval_batch_size, self._settings.documents)
+        size = evaluation_size(self._settings)
         for first in range(0, len(self._held), size):
             some = self._held[first : first + size]
             count = sum(sum(each.trained[1:]) for each in some)
@@ -178,14 +184,11 @@ class FinetuneRun:
     # --- one step ---------------------------------------------------------------------------------
 
     def _one_step(self, watcher: RunWatcher, begun: tuple[float, int, int]) -> None:
-        samples = [self._data.read.samples[n] for n in self._data.order.samples(self.step)]
+        samples = self._samples(self.step)
         before = time.perf_counter()
         share = self._schedule.share(self.step)
-        try:
-            found = self._trained.loss_and_gradients(*_documents(samples))
-            norm = self._optimizer.step(share)
-        except KtError as error:
-            raise self._diverged(error) from error
+        found = self._trained.loss_and_gradients(*_documents(samples), self.step)
+        norm = self._optimizer.step(share)
         self.step += 1
         self._seconds += time.perf_counter() - before
         self._tokens += sum(len(each.ids) for each in samples)
@@ -193,7 +196,10 @@ class FinetuneRun:
         self._since.append(found.loss)
         report = self._report(found.loss, share, norm, begun)
         if report.logged:
-            self._note(loss=_mean(self._since), grad_norm=norm, learning_rate=report.rate)
+            figures = {} if found.balance is None else {"aux_loss": found.balance}
+            self._note(
+                loss=_mean(self._since), grad_norm=norm, learning_rate=report.rate, **figures
+            )
             self._since.clear()
         watcher.stepped(report)
 
@@ -214,13 +220,41 @@ class FinetuneRun:
             self.step % self._settings.logging_steps == 0 or self.step == self.steps,
         )
 
-    def _diverged(self, error: KtError) -> KtError:
-        kept = checkpoint.checkpoints(self._place.output)
-        where = f"; {kept[-1]} is the last that was saved" if kept else ""
-        return KtError(
-            f"step {self.step + 1} of {self.steps}: {error}{where}",
-            hint=error.hint or "use a lower learning_rate",
-        )
+    def _samples(self, step: int) -> list[Sample]:
+        """The samples of step 0, 1, …"""
+        return [self._data.read.samples[n] for n in self._data.order.samples(step)]
+
+    # --- numbers that are not finite --------------------------------------------------------------
+
+    def _diverged(self, doing: str, error: NotFinite) -> KtError:
+        """Returns the error with which the run ends. No factor has changed since the last step, so the adapter of that
+        is saved, beside all earlier checkpoints: unless it gives such numbers of that step's own samples, too."""
+        kept = ""
+        if self.step and self._saved != self.step:
+            if self._is_sound():
+                try:
+                    self._save(limited=False)
+                except KtError as unsaved:
+                    kept = f"; the adapter of step {self.step} could not be saved: {unsaved}"
+            else:
+                kept = f"; the adapter of step {self.step} gives such numbers of any sample"
+        hint = error.hint
+        if self._saved is not None:
+            folder = self._place.output / f"checkpoint-{self._saved}"
+            kept += f"; {folder} has the adapter of step {self._saved}, the last good one"
+            hint = (
+                "train on from it, into another output_dir, with a lower learning rate: "
+                f"adapter_name_or_path={folder}; or use it as it is: kt adapter import {folder}"
+            )
+        return KtError(f"{doing}: {error}{kept}", hint=hint)
+
+    def _is_sound(self) -> bool:
+        """Whether the adapter gives finite numbers of the samples that it was trained with last."""
+        try:
+            self._trained.loss(*_documents(self._samples(self.step - 1)))
+        except NotFinite:
+            return False
+        return True
 
     # --- evaluation -------------------------------------------------------------------------------
 
@@ -255,7 +289,8 @@ class FinetuneRun:
             lambda: self.log.append(self._place.output, entry, self._seconds, self._tokens)
         )
 
-    def _save(self) -> None:
+    def _save(self, *, limited: bool = True) -> None:
+        """Writes a checkpoint; `limited`: then removes the earliest beyond `save_total_limit`."""
         state = SavedState(
             self.step, self._place.identity, self._settings.document, self._tokens, self._seconds, self._since,
         )  # fmt: skip
@@ -263,7 +298,8 @@ class FinetuneRun:
             self._place.output, state, self._optimizer, self._write, self._place.checkpoint_bytes
         )
         self._saved = self.step
-        checkpoint.limit(self._place.output, self._settings.save_total_limit)
+        if limited:
+            checkpoint.limit(self._place.output, self._settings.save_total_limit)
 
     def _write(self, folder: Path) -> None:
         self.write_adapter(folder)

@@ -56,7 +56,7 @@ class FinetuneSettings:
     # The adapter.
     lora_rank: int = _key(8, whole(1, MAX_RANK))
     lora_alpha: float | None = _key(None, real(0, 1e6, above=True))  # None: 2 r
-    lora_dropout: float = _key(0.0, real(0, 1))
+    lora_dropout: float = _key(0.0, real(0, 0.99))  # of what dense matrices read; experts have none
     lora_target: tuple[str, ...] = _key(("all",), names)
     use_rslora: bool = _key(False, switch)
     loraplus_lr_ratio: float | None = _key(None, real(0, 1e4, above=True))  # None: 1
@@ -105,7 +105,7 @@ class FinetuneSettings:
     optim: str = _key("adamw_torch", one_of("adamw_torch", "adamw_torch_fused"))
     adam_beta1: float = _key(0.9, real(0, 0.999999))
     adam_beta2: float = _key(0.999, real(0, 0.999999))
-    adam_epsilon: float = _key(1e-8, real(0, 1, above=True))
+    adam_epsilon: float = _key(1e-8, real(1e-30, 1))  # a smaller one is 0 in f32, and 0 / 0 NaN
     seed: int = _key(42, whole(0, (1 << 63) - 1))
     # How a step is computed.
     disable_gradient_checkpointing: bool = _key(False, switch)
@@ -220,16 +220,6 @@ def require_possible(settings: FinetuneSettings) -> None:
         UsageError: kt cannot do what is asked for.
     """
     s = settings
-    if s.lora_dropout:
-        raise UsageError(
-            f"lora_dropout {s.lora_dropout:g}: kt computes training steps without dropout yet",
-            hint="use lora_dropout=0; weight_decay or fewer epochs also keep an adapter from learning rows by heart",
-        )
-    if s.moe_aux_loss_coef:
-        raise UsageError(
-            f"moe_aux_loss_coef {s.moe_aux_loss_coef:g}: kt has no auxiliary loss of routers yet",
-            hint="use moe_aux_loss_coef=0",
-        )
     if not s.do_train:
         raise UsageError(
             "do_train is false, so nothing is to be trained", hint="kt eval measures a model"

@@ -6,6 +6,7 @@ length. All is f32, as in a chat whose cache is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch.nn.functional import pad
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.attention import attend, attend_from_start
 from ktcli.ops.torch.functions import Rows
+
+Rowwise = Callable[[Tensor, int], Tensor]
 
 # Queries that attend at once where a mask is needed: bounds it, [queries, keys].
 _BLOCK_QUERIES = 1024
@@ -53,27 +56,29 @@ def mla(
     q: Tensor,
     latent: Tensor,
     uk_in: None,
-    uk_out: Tensor,
-    uv: Tensor,
+    uk_out: Rowwise,
+    uv: Rowwise,
     shape: MlaShape,
     chosen: Any = None,
     *,
     rows: Rows,
+    first: int,
 ) -> Tensor:
     """Returns causal latent attention of documents of one length, with keys and values expanded.
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
         uk_in: uk_out transposed, which only the absorbed form reads.
-        uk_out, uv: [heads, nope, lora] and [heads, v, lora], f32.
+        uk_out, uv: the products of rows [T, lora] with the matrices of all heads, [T, heads * nope] and [T, heads * v].
         chosen: None: a choice of positions has no gradient here.
+        first: the number of the first row in its step.
     Returns:
         [T, heads * v] f32.
     """
     assert chosen is None, "a model that chooses positions is refused"
     s = shape
     low, rotated = torch.split(latent, [s.lora, s.rope], -1)
-    nope, values = (_heads(low @ w.flatten(0, 1).mT, s.heads, rows.run) for w in (uk_out, uv))
+    nope, values = (_heads(product(low, first), s.heads, rows.run) for product in (uk_out, uv))
     shared = _heads(rotated, 1, rows.run).expand(*nope.shape[:3], s.rope)
     query = _heads(q, s.heads, rows.run)
     mixed = _attend(query, torch.cat((nope, shared), -1), values, s.scale)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Route
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.torch import functions
@@ -50,6 +52,9 @@ class DifferentiableBackend(TorchBackend):
         chosen: the ids int32 [T, K] that routers have chosen before, in order, of which only the gates are computed
             anew; None: they choose.
         again: whether the layers are computed for their gradients alone: what these do not depend on is left out.
+
+    Attributes:
+        router_logits: those of each router [T, E], in order.
     """
 
     def __init__(
@@ -63,9 +68,12 @@ class DifferentiableBackend(TorchBackend):
         experts = weights.experts_again if again else weights.experts
         super().__init__(Weights({}, weights.vectors), step, _KERNELS, experts)
         self._matrices, self._given_ids = weights.matrices, chosen
+        self.router_logits: list[Tensor] = []
 
     def do(self, operation: Operation) -> Any:
         """Executes one operation; returns its result."""
+        if isinstance(operation, Route):
+            self.router_logits.append(operation.logits)
         if isinstance(operation, Route) and self._given_ids is not None:
             ids = self._given_ids[len(self.routings)]
             self.routings.append(self._weighed(operation, ids))
@@ -83,13 +91,15 @@ class DifferentiableBackend(TorchBackend):
         )
 
     def _kept(self, operation: Operation, rows: Rows) -> Iterator[tuple[str, Any]]:
-        """Yields nothing: documents have neither pages nor states."""
-        yield from ()
+        """Yields the number of the first row for latent attention, whose factors drop elements of rows; documents have
+        neither pages nor states."""
+        if isinstance(operation, Mla):
+            before = takewhile(lambda part: part is not rows, self._step.parts)
+            yield "first", sum(len(each.positions) for each in before)
 
     def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
         if kind is FieldKind.MATRIX and value is not None:
-            found = self._matrices[value.name]
-            return found.values() if isinstance(found, HeadMatrices) else found
+            return self._matrices[value.name]
         return super()._resolved(kind, value)
 
 

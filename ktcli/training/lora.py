@@ -47,7 +47,8 @@ class LoraSettings:
         rank, alpha: of each target; the scale is alpha / rank, or with `rslora` alpha / sqrt(rank).
         targets: ends of the names of modules or parameters, as peft takes them: "q_proj", "experts.gate_up_proj",
             "mlp.gate"; "all": those of attention, MLPs and experts.
-        seed: of the random A. B is zero.
+        seed: of the random A, and of what is dropped. B is zero.
+        dropout: the share of what A reads that is dropped in a step. Experts read it whole.
     """
 
     rank: int = 8
@@ -55,6 +56,7 @@ class LoraSettings:
     targets: tuple[str, ...] = (ALL,)
     rslora: bool = False
     seed: int = 0
+    dropout: float = 0.0
 
     @property
     def scale(self) -> float:

@@ -6,6 +6,7 @@ routers have chosen; in the backward pass each layer is computed again, unless g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from ktcli.engine.loader import PackSource, Progress, TensorSource, expert_rows, load
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import NotFinite, UsageError
 from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.ops.native import Loaded
 from ktcli.ops.torch.backend import StepInputs
 from ktcli.training.backend import DifferentiableBackend
+from ktcli.training.balance import RouterBalance
 from ktcli.training.documents import Documents, pack_documents
+from ktcli.training.dropout import Dropout
 from ktcli.training.lora import DenseFactors, LoraSettings, TrainedFactors, factors_for
 from ktcli.training.loss import chunk_rows, mean_loss, token_loss
 from ktcli.training.products import Products
@@ -45,6 +48,7 @@ class TrainingOptions:
         residuals: the type in which the residual before each layer is kept, from which it is computed again; float32 or
             bfloat16. If exact, float32.
         max_rows: the most rows that go through a product at once; more read the weights again.
+        balance: the factor of the routers' auxiliary loss; see `balance`.
     """
 
     context: int = 2048
@@ -52,6 +56,7 @@ class TrainingOptions:
     retain: bool = False
     residuals: torch.dtype = torch.bfloat16
     max_rows: int = 4096
+    balance: float = 0.0
 
 
 USUAL = TrainingOptions()
@@ -65,11 +70,13 @@ class StepGradients:
         loss: the mean cross entropy of trained tokens, in nats.
         tokens: their number.
         embedded: the gradient [T, H] f32 at the first layer's residual.
+        balance: the routers' auxiliary loss, without its factor; None: it has none.
     """
 
     loss: float
     tokens: int
     embedded: Tensor
+    balance: float | None = None
 
 
 @dataclass(slots=True)
@@ -79,12 +86,13 @@ class _Passed:
     Attributes:
         x: the residual before it.
         chosen: the ids that its router has chosen, if it has one.
-        out: the residual behind it, if its graph is retained.
+        out: the residual behind it, if its graph is retained, and `logits` those of its router.
     """
 
     x: Tensor
     chosen: tuple[Tensor, ...]
     out: Tensor | None = None
+    logits: Sequence[Tensor] = ()
 
 
 class TrainableModel:
@@ -93,6 +101,7 @@ class TrainableModel:
     Attributes:
         factors: what is trained, by the names of targets.
         options: how steps are computed.
+        dropout: of what factors of dense matrices read.
     """
 
     def __init__(
@@ -103,10 +112,12 @@ class TrainableModel:
         products: Products,
         added: Sequence[bool],
         options: TrainingOptions,
+        dropout: Dropout | None = None,
     ) -> None:
         self.model, self.options = model, options
         self.factors = {each.name: each for each in factors}
-        self._weights = join_factors(model, loaded, products, factors, added)
+        self.dropout = dropout or Dropout(0.0, 0)
+        self._weights = join_factors(model, loaded, products, factors, added, self.dropout)
         self._embedding = embedding_of(model, loaded)
         rows = expert_rows(model)
         self._routed = [sum(each < i for each in rows) for i in range(model.spec.layers)]
@@ -146,34 +157,43 @@ class TrainableModel:
         loaded = load(model, recipe, source, pool, progress).by_name
         sizes = ProgramSizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
         products = NativeProducts(pool, loaded, found, factors, sizes)
-        return cls(model, loaded, factors, products, found.added, options)
+        dropout = Dropout(settings.dropout, settings.seed)
+        return cls(model, loaded, factors, products, found.added, options, dropout)
 
-    def loss_and_gradients(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> StepGradients:
+    def loss_and_gradients(
+        self, documents: Sequence[Ids], masks: Sequence[Mask], number: int = 0
+    ) -> StepGradients:
         """Returns the loss of a step, with its gradient written to the factors; what was there is forgotten.
 
         Args:
             documents: the ids of each.
             masks: for each id whether it is trained; every trained token of the step counts the same.
+            number: of the step, from which follows what is dropped.
         Raises:
             UsageError: a document or a mask is not valid.
-            KtError: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
+            NotFinite: a number is NaN or infinite; the message names the layer. The gradients are then not to be used.
         """
         step = self._packed(documents, masks)
         for each in self.factors.values():
             each.zero_gradients()
         passed: list[_Passed] = []
-        x = self._forward(step, passed)
-        loss, dx = token_loss(self._head, x, step, self.model.spec.vocab)
-        _require_finite(dx, "the gradient of the output head")
-        for layer in reversed(range(len(passed))):
-            dx = self._backward(layer, step, passed.pop(), dx)
-        return StepGradients(loss, len(step.rows), dx)
+        balance = self._balance()
+        with self.dropout.during(number):
+            x = self._forward(step, passed, balance)
+            loss, dx = token_loss(self._head, x, step, self.model.spec.vocab)
+            _require_finite(dx, "the gradient of the output head")
+            for layer in reversed(range(len(passed))):
+                dx = self._backward(layer, step, passed.pop(), dx, balance)
+        return StepGradients(loss, len(step.rows), dx, None if balance is None else balance.loss)
 
     def loss(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> float:
         """Returns the loss of a step, without gradients; raises as `loss_and_gradients`."""
         step = self._packed(documents, masks)
         with torch.no_grad():
-            return mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
+            loss = mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
+        if not math.isfinite(loss):
+            raise NotFinite("the output head")
+        return loss
 
     def logits(self, documents: Sequence[Ids]) -> tuple[Tensor, ...]:
         """Returns the logits [tokens, vocab] f32 of each document; raises as `loss_and_gradients`."""
@@ -189,7 +209,19 @@ class TrainableModel:
             documents, masks, vocab=self.model.spec.vocab, context=self.options.context
         )
 
-    def _forward(self, step: Documents, passed: list[_Passed] | None = None) -> Tensor:
+    def _balance(self) -> RouterBalance | None:
+        """What adds up the choices of a step's routers, if they have an auxiliary loss."""
+        spec = self.model.spec
+        if not self.options.balance or not spec.experts:
+            return None
+        return RouterBalance(spec.experts, spec.top_k)
+
+    def _forward(
+        self,
+        step: Documents,
+        passed: list[_Passed] | None = None,
+        balance: RouterBalance | None = None,
+    ) -> Tensor:
         """Returns the residual [T, H] behind the last layer; notes each layer in `passed`, if a gradient is wanted."""
         keeps = passed is not None and self.options.retain
         dtype = torch.float32 if self.options.exact else self.options.residuals
@@ -203,27 +235,44 @@ class TrainableModel:
                 out = self.model.layer(backend, entered, layer)
             x = out.detach()
             _require_finite(x, f"the output of layer {layer}")
+            if balance is not None:
+                balance.add(backend.router_logits)
             if passed is not None:
                 chosen = tuple(ids for ids, _ in backend.routings)
                 kept = (
-                    _Passed(entered, chosen, out) if keeps else _Passed(entered.to(dtype), chosen)
+                    _Passed(entered, chosen, out, backend.router_logits)
+                    if keeps
+                    else _Passed(entered.to(dtype), chosen)
                 )
                 passed.append(kept)
         return x
 
-    def _backward(self, layer: int, step: Documents, passed: _Passed, dout: Tensor) -> Tensor:
+    def _backward(
+        self,
+        layer: int,
+        step: Documents,
+        passed: _Passed,
+        dout: Tensor,
+        balance: RouterBalance | None = None,
+    ) -> Tensor:
         """Returns the gradient [T, H] of a layer's input from that of its output, and adds to those of its factors."""
-        x, out = passed.x, passed.out
+        x, out, logits = passed.x, passed.out, passed.logits
         if out is None:
             x = x.float().requires_grad_()
             backend = self._backend(step, x, layer, passed.chosen, again=True)
             with torch.enable_grad():
                 out = self.model.layer(backend, x, layer)
+            logits = backend.router_logits
+        outs, gradients = [out], [dout]
+        if balance is not None and logits:
+            with torch.enable_grad():
+                outs.append(balance.share(logits))
+            gradients.append(torch.tensor(self.options.balance))
         own = [each for each in self.factors.values() if each.layer == layer]
         dense = [each for each in own if isinstance(each, DenseFactors)]
         leaves = [leaf for each in dense for leaf in (each.a, each.b)]
         dx, *found = torch.autograd.grad(
-            out, [x, *leaves], dout, allow_unused=True, materialize_grads=True
+            outs, [x, *leaves], gradients, allow_unused=True, materialize_grads=True
         )
         for factors, da, db in zip(dense, found[::2], found[1::2], strict=True):
             factors.gradient_a += da
@@ -260,10 +309,7 @@ def _require_finite(x: Tensor, what: str) -> None:
     """Checks that all numbers are finite.
 
     Raises:
-        KtError: one is NaN or infinite.
+        NotFinite: one is NaN or infinite.
     """
     if not bool(torch.isfinite(x).all()):
-        raise KtError(
-            f"{what} contains NaN or infinite numbers",
-            hint="the training has diverged: continue from an earlier step with a lower learning rate",
-        )
+        raise NotFinite(what)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ktcli.ops.torch.backend import ExpertRunner
 from ktcli.ops.torch.packed import Packed, unpack_whole
+from ktcli.training.dropout import Dropout
 from ktcli.training.lora import DenseFactors
 
 
@@ -42,9 +43,14 @@ class DenseProduct:
     """A dense matrix with the factors that are trained of it."""
 
     def __init__(
-        self, name: str, n: int, products: Products, factors: Sequence[tuple[DenseFactors, Any]]
+        self,
+        name: str,
+        n: int,
+        products: Products,
+        factors: Sequence[tuple[DenseFactors, Any]],
+        dropout: Dropout,
     ) -> None:
-        self._name, self._n, self._products = name, n, products
+        self._name, self._n, self._products, self._dropout = name, n, products, dropout
         self._factors = factors  # each with (rows, taken), see `DenseFactors.placed`
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -52,9 +58,17 @@ class DenseProduct:
         y = _linear(x, self._products, self._name)
         if not self._factors:
             return y
-        wide = torch.cat([each.a * each.scale for each, _ in self._factors])
         tall = torch.cat([self._tall(each, *placed) for each, placed in self._factors], 1)
-        return torch.addmm(y, x @ wide.mT, tall.mT)
+        return torch.addmm(y, self._low(x), tall.mT)
+
+    def _low(self, x: Tensor) -> Tensor:
+        """What all A give of x, scaled [T, ranks]."""
+        scaled = [each.a * (each.scale * self._dropout.scale) for each, _ in self._factors]
+        if not self._dropout.active:
+            return x @ torch.cat(scaled).mT
+        names = (each.name for each, _ in self._factors)
+        read = (self._dropout.thinned(name, x) for name in names)
+        return torch.cat([own @ a.mT for own, a in zip(read, scaled, strict=True)], 1)
 
     def _tall(self, factors: DenseFactors, rows: Tensor, taken: Tensor) -> Tensor:
         """B as rows of the stored matrix [n, r], zero where it has none."""
@@ -65,16 +79,21 @@ class DenseProduct:
 class HeadMatrices:
     """One matrix per head of latent attention, with the factors that are trained of them."""
 
-    def __init__(self, packed: Packed, factors: Sequence[tuple[DenseFactors, Tensor]]) -> None:
-        self._packed = packed
+    def __init__(
+        self, packed: Packed, factors: Sequence[tuple[DenseFactors, Tensor]], dropout: Dropout
+    ) -> None:
+        self._packed, self._dropout = packed, dropout
         self._factors = factors  # each with the rows of B of each head
 
-    def values(self) -> Tensor:
-        """Returns the matrices [heads, n, k] f32, with the updates."""
-        whole = unpack_whole(self._packed, torch.float32)
+    def __call__(self, x: Tensor, first: int) -> Tensor:
+        """Returns x W^T [T, heads * n] f32 of x [T, k] and the matrices of all heads, with the updates; `first` is the
+        number of the first row in its step."""
+        y = x @ unpack_whole(self._packed, torch.float32).flatten(0, 1).mT
         for each, taken in self._factors:
-            whole = whole + each.scale * (each.b[taken] @ each.a)
-        return whole
+            a = each.a * (each.scale * self._dropout.scale)
+            low = self._dropout.thinned(each.name, x, first) @ a.mT
+            y = torch.addmm(y, low, each.b[taken].flatten(0, 1).mT)
+        return y
 
 
 class DifferentiableExperts(ExpertRunner):

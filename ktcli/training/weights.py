@@ -17,6 +17,7 @@ from ktcli.ops.tensors import Role
 from ktcli.ops.torch.packed import Extras
 from ktcli.training.backend import TrainedWeights
 from ktcli.training.decoded import DecodedExperts, DecodedProducts, packed_of
+from ktcli.training.dropout import Dropout
 from ktcli.training.lora import DenseFactors, TrainedFactors, factors_of
 from ktcli.training.products import (
     DenseProduct,
@@ -35,11 +36,13 @@ def join_factors(
     products: Products,
     factors: Sequence[TrainedFactors],
     added: Sequence[bool],
+    dropout: Dropout,
 ) -> TrainedWeights:
     """Returns what the operations of a model read: its loaded tensors with the trained factors.
 
     Args:
         added: see `ModelProducts`.
+        dropout: of what factors of dense matrices read.
     """
     matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
     for tensor in model.tensors:
@@ -48,10 +51,12 @@ def join_factors(
             matrices[tensor.name] = None  # keys for the absorbed form
         elif tensor.part is ModelPart.LATENT:
             of_heads = [(each, each.of_heads(tensor)) for each in own]
-            matrices[tensor.name] = HeadMatrices(packed_of(_weights(loaded, tensor)), of_heads)
+            matrices[tensor.name] = HeadMatrices(
+                packed_of(_weights(loaded, tensor)), of_heads, dropout
+            )
         elif tensor.role in (Role.DENSE, Role.KEPT):
             placed = [(each, each.placed(tensor)) for each in own]
-            matrices[tensor.name] = DenseProduct(tensor.name, tensor.n, products, placed)
+            matrices[tensor.name] = DenseProduct(tensor.name, tensor.n, products, placed, dropout)
     vectors = {
         tensor.name: vector_of(loaded, tensor)
         for tensor in model.tensors

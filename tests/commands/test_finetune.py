@@ -11,7 +11,8 @@ import sys
 import time
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
 from mini_library import NEEDS_KT_MINI
@@ -67,7 +68,7 @@ def test_from_a_file_to_an_adapter_that_chats(
     assert {
         "adapter_config.json", "adapter_model.safetensors", "checkpoint-2", "trainer_log.jsonl",
         "trainer_state.json", "training_args.yaml", "training_loss.svg",
-    } == {path.name for path in output.iterdir()}  # fmt: skip
+    } == {path.name for path in output.iterdir()} - {"training_loss.png"}  # fmt: skip
     assert "<polyline" in (output / "training_loss.svg").read_text()
     assert main(["adapter", "verify", "numbers"]) == 0
     assert main(["adapter", "show", "numbers"]) == 0
@@ -201,6 +202,105 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
         "checkpoint-2"
     ]
     assert (found["adapter"], found["steps"]) == ("other", 2)
+
+
+def test_nan_keeps_the_adapter_of_the_step_before(
+    capsys: Capture,
+    shared_home: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a run of only so many steps leaves it; earlier checkpoints stay, and it can be used like any other."""
+    from ktcli.training.model import TrainableModel
+
+    real, calls = TrainableModel._backward, list[int]()
+
+    def backward(self: TrainableModel, layer: int, *given: Any) -> Any:
+        calls.append(layer)
+        found = real(self, layer, *given)
+        bad = layer == 0 and calls.count(0) == 5
+        for each in self.factors.values() if bad else ():
+            each.gradient_a.fill_(float("nan"))
+        return found
+
+    words = [MINI, "--data", str(data), "lr_scheduler_type=constant", "save_total_limit=1"]
+    broken = [*words, "--as", "broken", f"output_dir={tmp_path / 'out'}", "save_steps=2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainableModel, "_backward", backward)
+        found = document(capsys, *broken, "--steps", "9", code=1)["error"]
+    kept = tmp_path / "out" / "checkpoint-4"
+    assert found["message"].startswith("step 5 of 9: the norm of the gradient contains NaN")
+    assert f"{kept} has the adapter of step 4, the last good one" in found["message"]
+    assert f"adapter_name_or_path={kept}" in found["hint"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainableModel, "_backward", backward)
+        calls.clear()
+        again = [*broken[:-1], "overwrite_output_dir=true", "save_steps=3", "--steps", "9"]
+        assert (
+            "checkpoint-4 has the adapter" in document(capsys, *again, code=1)["error"]["message"]
+        )
+    assert {each.name for each in (tmp_path / "out").glob("checkpoint-*")} == {
+        "checkpoint-3",
+        "checkpoint-4",
+    }
+    document(capsys, *words, "--as", "four", "--steps", "4", f"output_dir={tmp_path / 'four'}")
+    same = [folder / "adapter_model.safetensors" for folder in (kept, tmp_path / "four")]
+    assert same[0].read_bytes() == same[1].read_bytes()
+    assert main(["adapter", "import", str(kept), "--as", "kept"]) == 0
+    capsys.readouterr()
+    assert document(capsys, *again, "resume_from_checkpoint=true")["steps"] == 9
+
+
+def test_dropout_and_the_loss_of_routers(
+    capsys: Capture, shared_home: Path, data: Path, tmp_path: Path
+) -> None:
+    """What neither changes is said."""
+    words = ["finetune", MINI, "--data", str(data), "--steps", "2", f"output_dir={tmp_path}"]
+    assert main([*words, "--as", "dropped", "lora_dropout=0.1", "moe_aux_loss_coef=0.01"]) == 0
+    said = capsys.readouterr().err
+    assert "routed experts are trained without dropout" in said
+    assert "ignored, as models of the family deepseek have no auxiliary loss" in said
+    assert "lora_dropout: 0.1" in (tmp_path / "training_args.yaml").read_text()
+
+
+class FakeWriter:
+    """Keeps what TensorBoard's writer would write."""
+
+    written: ClassVar[list[tuple[str, float, int]]] = []
+
+    def __init__(self, folder: str) -> None:
+        assert folder.endswith("runs")
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.written.append((name, value, step))
+
+    def flush(self) -> None:
+        pass
+
+
+def test_figures_are_reported_to_tensorboard(
+    capsys: Capture, shared_home: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    known = {"tensorboard": "installed"}
+    monkeypatch.setattr("ktcli.commands.finetune.find_spec", known.get)
+    words = [MINI, "--data", str(data), "--steps", "2", "val_size=1", "--as", "board"]
+    found = document(capsys, *words, "report_to=tensorboard")
+    seen = {(name, step): value for name, value, step in FakeWriter.written}
+    names = "train/loss", "train/learning_rate", "eval/loss"
+    assert seen.keys() == {(name, step) for name in names for step in (1, 2)}
+    assert seen["eval/loss", 2] == found["eval_loss"]
+
+
+def test_losses_are_a_png_too_where_matplotlib_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from ktcli.commands.view.finetune import draw_losses_with_matplotlib
+
+    draw_losses_with_matplotlib(tmp_path / "loss.png", [(1, 2.0), (2, 1.5)], [(2, 1.8)])
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
 def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:

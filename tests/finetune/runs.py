@@ -48,7 +48,7 @@ def data_of(read: SampleSet, settings: FinetuneSettings) -> TrainingSplit:
 def opened(
     pack: Pack, settings: FinetuneSettings, *, threads: int = 1, exact: bool = True
 ) -> TrainableModel:
-    options = TrainingOptions(64, exact=exact)
+    options = TrainingOptions(64, exact=exact, balance=settings.moe_aux_loss_coef)
     return TrainableModel.open(pack, Pool(threads, spin_us=0), lora_of(settings), options)
 
 

@@ -53,7 +53,7 @@ def test_ten_steps_and_ten_are_twenty(
     name: str, half: int, exact: bool, pack_of: Callable[..., Pack], tmp_path: Path
 ) -> None:
     """Bit for bit: factors, moments and losses; the second half with other numbers of threads."""
-    pack, settings = pack_of(name), with_steps(SHORT, 2 * half, weight_decay=0.01)
+    pack, settings = pack_of(name), with_steps(SHORT, 2 * half, weight_decay=0.01, lora_dropout=0.1)
     whole, seen = opened(pack, settings, exact=exact), Seen()
     begun(whole, settings, tmp_path / "whole").train(seen)
     first = opened(pack, settings, exact=exact)

@@ -11,19 +11,27 @@ from finetune.runs import SHORT, begun, data_of, opened, samples
 from safetensors import safe_open
 
 from ktcli.assembly.subject import find_subject
+from ktcli.commands.view.finetune import plan_words
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.finetune.plan import PlannedModel, layer_elements, plan_run, program_elements
+from ktcli.finetune.memory import layer_elements, program_elements
+from ktcli.finetune.plan import PlannedModel, evaluations, plan_run
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.models import build
+from ktcli.planner.cost import Rates
 from ktcli.planner.spec import weight_bytes
+from ktcli.samples.sample import SampleSet
 from ktcli.weights.pack import Pack
 
 GIB = 1 << 30
 
 
-def about(name: str, available: int = 1 << 50) -> PlannedModel:
+RATES = Rates(30e9, 1.4e12, 330e9, True, "measured here")
+
+
+def about(name: str, available: int = 1 << 50, rates: Rates = RATES) -> PlannedModel:
     subject = find_subject(name)
-    return PlannedModel(name, build(subject.config), subject.recipe, available)
+    model = build(subject.config)
+    return PlannedModel(name, model, subject.recipe, available, rates, "avx512")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "gpt-oss"])
@@ -31,7 +39,9 @@ def test_parameters_are_those_that_are_written(
     name: str, pack_of: Callable[..., Pack], tmp_path: Path
 ) -> None:
     pack = pack_of(name)
-    plan = plan_run(PlannedModel(name, build(pack.config), pack.recipe, 1 << 50), SHORT, None)
+    plan = plan_run(
+        PlannedModel(name, build(pack.config), pack.recipe, 1 << 50, RATES, "avx512"), SHORT, None
+    )
     trained = opened(pack, SHORT)
     begun(trained, SHORT, tmp_path / "out").write_adapter(tmp_path)
     with safe_open(tmp_path / "adapter_model.safetensors", framework="np") as file:
@@ -77,6 +87,7 @@ def test_steps_and_tokens_are_those_of_the_data() -> None:
         ({"cutoff_len": 1024}, True),
         ({"gradient_accumulation_steps": 4}, True),
         ({"kt_cpu_activation": "retain"}, False),
+        ({"lora_dropout": 0.1}, False),
     ],
 )
 def test_memory_follows_the_settings(changed: dict[str, object], fewer: bool) -> None:
@@ -102,6 +113,59 @@ def test_a_plan_that_does_not_fit_says_what_would() -> None:
     ).fits
     nothing = plan_run(replace(model, available_bytes=weights), settings, None)
     assert "its weights alone take" in nothing.advice
+
+
+def test_an_evaluation_takes_memory_where_it_needs_more_than_a_step() -> None:
+    """All documents of a step, and those of an evaluation that are far longer."""
+    settings, model = replace(SHORT, per_device_eval_batch_size=2), about("qwen3-30b-a3b")
+    data, long = data_of(samples(6), settings), samples(3)
+    held = SampleSet(
+        tuple(replace(e, ids=e.ids[:1] * 900, trained=e.trained[:1] * 900) for e in long.samples),
+        (),
+        "",
+    )
+    plain = plan_run(model, settings, data)
+    found = plan_run(model, settings, replace(data, separate=held))
+    part = "evaluation, beyond a step"
+    sizes = [{e.name: e.size_bytes for e in each.memory} for each in (plain, found)]
+    assert sizes[0][part] == 0 and sizes[1][part] > 2 * 900 * 7296 * 4
+    assert found.need_bytes > plain.need_bytes
+    assert (
+        plan_run(
+            model, replace(settings, per_device_eval_batch_size=1), replace(data, separate=held)
+        ).need_bytes
+        < found.need_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "times"),
+    [
+        ({}, 10, 3),
+        ({"eval_steps": 4}, 10, 3),
+        ({"eval_steps": 5}, 10, 2),
+        ({"eval_strategy": "no"}, 10, 0),
+        ({"eval_strategy": "epoch", "eval_steps": 1}, 8, 2),
+    ],
+)
+def test_evaluations_are_counted_as_the_run_does_them(
+    settings: dict[str, object], steps: int, times: int
+) -> None:
+    assert evaluations(replace(SHORT, **settings), steps, 4) == times  # type: ignore[arg-type]
+
+
+def test_times_are_those_of_mean_steps_and_marked_where_rates_are_assumed() -> None:
+    settings = replace(SHORT, num_train_epochs=2, val_size=3, eval_steps=1)
+    data = data_of(samples(13), settings)
+    plan = plan_run(about("kt-mini"), settings, data)
+    assert plan.evaluations == plan.steps == 8
+    assert plan.step_s and plan.evaluation_s and plan.evaluation_s < plan.step_s
+    assert plan.run_s == pytest.approx(8 * (plan.step_s + plan.evaluation_s))
+    assert "~" not in plan_words(plan) and "s in all, with 8 evaluations of" in plan_words(plan)
+    guessed = plan_run(about("kt-mini", rates=replace(RATES, measured=False)), settings, None)
+    assert guessed.run_s is None and guessed.step_s
+    said = plan_words(guessed)
+    assert "~ marks estimates: these rates are assumed" in said and "per step, ~" in said
 
 
 def test_a_rank_that_a_matrix_cannot_have_is_refused_before_anything_is_loaded() -> None:

@@ -54,13 +54,33 @@ def test_numbers_that_end_stop_the_run_with_the_last_good_adapter(
 
     with pytest.raises(KtError) as found:
         begun(trained, settings, tmp_path).train(Seen(spoil))
-    assert "step 4 of 9: the output of layer 0 contains NaN or infinite numbers" in str(found.value)
-    assert f"{tmp_path / 'checkpoint-2'} is the last that was saved" in str(found.value)
+    said = str(found.value)
+    assert "step 4 of 9: the output of layer 0 contains NaN or infinite numbers" in said
+    assert "; the adapter of step 3 gives such numbers of any sample" in said
+    assert f"{tmp_path / 'checkpoint-2'} has the adapter of step 2, the last good one" in said
     assert "lower learning rate" in found.value.hint
     assert [each.name for each in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2"]
     other = opened(pack_of("qwen3"), settings)
     fill_factors(other, tmp_path / "checkpoint-2")
     assert all(torch.equal(good[key], each) for key, each in values(other).items())
+
+
+def test_an_evaluation_that_is_not_finite_stops_the_run_behind_its_step(
+    pack_of: Callable[..., Pack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = with_steps(SHORT, 9, val_size=2, eval_steps=3)
+    trained = opened(pack_of("qwen3"), settings)
+    run = begun(trained, settings, tmp_path)
+    monkeypatch.setattr(run, "evaluate", lambda: trained.loss([[1, 2]], [[True, True]]))
+    real = TrainableModel._head
+
+    def head(model: TrainableModel, x: torch.Tensor) -> torch.Tensor:
+        return real(model, x) * (torch.nan if len(x) == 1 else 1.0)
+
+    monkeypatch.setattr(TrainableModel, "_head", head)
+    with pytest.raises(KtError, match=r"the evaluation behind step 3 of 9: the output head .* NaN"):
+        run.train(Seen())
+    assert [each.name for each in checkpoint.checkpoints(tmp_path)] == ["checkpoint-3"]
 
 
 def test_held_out_samples_are_weighed_by_their_tokens(
@@ -116,6 +136,19 @@ def test_entries_are_means_of_their_steps(pack_of: Callable[..., Pack], tmp_path
     losses = list(seen.losses)
     expected = [(2, sum(losses[:2]) / 2), (4, sum(losses[2:4]) / 2), (5, losses[4])]
     assert run.log.losses == [(step, pytest.approx(loss)) for step, loss in expected]
+
+
+def test_the_loss_of_routers_is_logged_beside_that_of_tokens(
+    pack_of: Callable[..., Pack], tmp_path: Path
+) -> None:
+    losses = []
+    for at, factor in enumerate((0.0, 10.0)):
+        settings = with_steps(SHORT, 3, moe_aux_loss_coef=factor, lr_scheduler_type="constant")
+        run = begun(opened(pack_of("qwen3"), settings), settings, tmp_path / str(at))
+        run.train(Seen())
+        losses.append([each["loss"] for each in run.log.entries])
+    assert losses[0][0] == losses[1][0] and losses[0][2] != losses[1][2]
+    assert all(each["aux_loss"] > 1 for each in run.log.entries)
 
 
 def test_the_first_step_of_a_warm_up_moves_nothing_but_moments(

@@ -120,8 +120,8 @@ def test_what_comes_later_comes_first() -> None:
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type must be constant or .* not 'polynomial'"),
         ({"finetuning_type": "full"}, "finetuning_type must be lora, not 'full'"),
         ({"stage": "dpo"}, r"train.yaml: kt cannot train preferences \(stage: dpo\) yet"),
-        ({"lora_dropout": 0.1}, "lora_dropout 0.1: kt computes training steps without dropout yet"),
-        ({"moe_aux_loss_coef": 0.01}, "moe_aux_loss_coef 0.01: kt has no auxiliary loss"),
+        ({"lora_dropout": 1}, "lora_dropout must be a number from 0 to 0.99, not 1"),
+        ({"moe_aux_loss_coef": -1}, "moe_aux_loss_coef must be a number from 0"),
         ({"do_train": False}, "do_train is false"),
         ({"report_to": "wandb"}, "report_to: kt cannot report to 'wandb'"),
         ({"loraplus_lr_ratio": 5000, "learning_rate": 0.1}, "makes the learning rate of B 500"),
@@ -132,6 +132,7 @@ def test_what_comes_later_comes_first() -> None:
         ({"output_dir": "\ud800"}, "output_dir must be a text"),
         ({"dataset": "a\0b"}, "dataset must be names"),
         ({"dataset": date(2026, 1, 1)}, "dataset must be names separated by commas, not 2026-01-01"),
+        ({"adam_epsilon": 1e-300}, "adam_epsilon must be a number from 1e-30 to 1"),
         ({"seed": -1}, "seed must be a whole number from 0"),
     ],
 )  # fmt: skip

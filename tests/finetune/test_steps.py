@@ -21,6 +21,7 @@ from training.judge import reference_model
 from ktcli.finetune.run import FinetuneRun
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import fill_factors
+from ktcli.training.model import TrainableModel
 from ktcli.weights.pack import Pack
 
 # An epsilon above the rounding of gradients: an element whose true gradient is below it would else be moved by noise.
@@ -41,6 +42,7 @@ def judged(run: FinetuneRun, model: Any, settings: FinetuneSettings, steps: int)
     from transformers import get_scheduler
 
     named = [(n, p) for n, p in model.named_parameters() if "lora_" in n]
+    thinned = _thin(model, run._trained) if settings.lora_dropout else Thinned()
     for _, parameter in named:
         parameter.requires_grad_()
     rates = {"lora_A": 1.0, "lora_B": settings.loraplus_lr_ratio or 1.0}
@@ -56,18 +58,89 @@ def judged(run: FinetuneRun, model: Any, settings: FinetuneSettings, steps: int)
         total = sum(sum(each.trained[1:]) for each in chosen)
         adam.zero_grad()
         loss = 0.0
+        thinned.step, thinned.first = step, 0
+        thinned.rows = sum(len(each.ids) for each in chosen)
         for each in chosen:
             logits = model(torch.tensor([each.ids])).logits[0].float()
             rows = [at - 1 for at in range(1, len(each.ids)) if each.trained[at]]
             labels = torch.tensor([each.ids[row + 1] for row in rows])
             part = torch.nn.functional.cross_entropy(logits[rows], labels, reduction="sum") / total
             part.backward()
+            thinned.first += len(each.ids)
             loss += float(part.detach())
         torch.nn.utils.clip_grad_norm_([p for _, p in named], settings.max_grad_norm)
         adam.step()
         schedule.step()
         losses.append(loss)
     return losses
+
+
+class Thinned:
+    """The rows of a step that a judge computes: which step, how many rows, and the first of its document."""
+
+    step = rows = first = 0
+
+
+def _thin(model: Any, trained: TrainableModel) -> Thinned:
+    """Gives each module of peft the masks of kt in place of its own, which are random."""
+    at = Thinned()
+
+    class Dropped(torch.nn.Module):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dropout = trained.dropout
+            with dropout.during(at.step):
+                kept = dropout.thinned(self.name, torch.ones(at.rows, x.shape[-1]))
+                return x * kept[at.first : at.first + x.shape[-2]] * dropout.scale
+
+    found = 0
+    for name, module in model.named_modules():
+        if name.removeprefix("base_model.model.") in trained.factors:
+            module.lora_dropout["default"] = Dropped(name.removeprefix("base_model.model."))
+            found += 1
+    assert found == len(trained.factors)
+    return at
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("qwen3", 5), ("deepseek-v3", 5), pytest.param("gpt-oss", 50, marks=pytest.mark.thorough)],
+)
+def test_dropout_is_that_of_peft(
+    name: str,
+    steps: int,
+    pack_of: Callable[..., Pack],
+    checkpoint_of: Callable[[Case], Path],
+    tmp_path: Path,
+) -> None:
+    """In the same place of each module: with kt's masks in place of peft's the same parameters come out. Latent
+    attention has two stored matrices of one module; queries, keys and values are one of three."""
+    attention = {"deepseek-v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")}
+    usual = ("q_proj", "k_proj", "v_proj")
+    targets = (*attention.get(name, usual), "o_proj")
+    settings = with_steps(SETTINGS, steps, lora_dropout=0.25, lora_target=targets)
+    trained = opened(pack_of(name, "f32", "f32"), settings)
+    run = begun(trained, settings, tmp_path / "out", data_of(samples(10), settings))
+    (tmp_path / "begin").mkdir()
+    run.write_adapter(tmp_path / "begin")
+    case = case_named(name)
+    with quietly():
+        model = PeftModel.from_pretrained(
+            reference_model(case, checkpoint_of(case)), tmp_path / "begin", is_trainable=True
+        )
+    seen = Seen()
+    run.train(seen)
+    losses = judged(run, model.eval(), settings, steps)
+    assert seen.losses == pytest.approx(losses, abs=2e-6)
+    with quietly():
+        model.save_pretrained(tmp_path / "judge")
+    ours = values(trained)
+    fill_factors(trained, tmp_path / "judge")
+    theirs = values(trained)
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) <= 1e-6
 
 
 @pytest.mark.parametrize(

@@ -61,18 +61,7 @@ def judge_step(
     masks: Sequence[Sequence[bool]],
 ) -> JudgedStep:
     """The loss of a step and its gradients, each document by itself."""
-    leaves = {
-        name: tuple(f.clone().requires_grad_() for f in each.values)
-        for name, each in factors.items()
-    }
-    changed, weights = {}, dict(model.named_parameters())
-    for name, each in factors.items():
-        at = _parameter(weights, name)
-        a, b = leaves[name]
-        update = each.scale * (b @ a)
-        if _is_transposed(each, weights[at]):
-            update = update.mT
-        changed[at] = weights[at].detach() + update.reshape(weights[at].shape)
+    leaves, changed = joined(model, factors)
     tokens, total, embedded, every = sum(sum(m[1:]) for m in masks), torch.zeros(()), [], []
     first = next(m for n, m in model.named_modules() if n.endswith("layers.0") and _is_text(n))
 
@@ -96,6 +85,25 @@ def judge_step(
     pairs = zip(found[: len(flat) : 2], found[1 : len(flat) : 2], strict=True)
     rows = torch.cat([each[0] for each in found[len(flat) :]])
     return JudgedStep(float(loss.detach()), dict(zip(leaves, pairs, strict=True)), rows, every)
+
+
+def joined(
+    model: Any, factors: Mapping[str, TrainedFactors]
+) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
+    """The factors of each target as leaves of a graph, and the weights of the model with them."""
+    leaves = {
+        name: tuple(f.clone().requires_grad_() for f in each.values)
+        for name, each in factors.items()
+    }
+    changed, weights = {}, dict(model.named_parameters())
+    for name, each in factors.items():
+        at = _parameter(weights, name)
+        a, b = leaves[name]
+        update = each.scale * (b @ a)
+        if _is_transposed(each, weights[at]):
+            update = update.mT
+        changed[at] = weights[at].detach() + update.reshape(weights[at].shape)
+    return leaves, changed
 
 
 def _is_transposed(factors: TrainedFactors, weight: Tensor) -> bool:

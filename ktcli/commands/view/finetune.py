@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as xml
 
 from ktcli.commands.view.picture import COLOUR, GREY, line, new_picture, step_of, words, write
-from ktcli.errors import counted, gib
+from ktcli.errors import counted, gib, predicted
 from ktcli.output import out, safe
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def plan_document(plan: FinetunePlan) -> dict[str, Any]:
     return found | {
         "parameters": plan.parameters,
         "need_bytes": plan.need_bytes,
+        "run_s": plan.run_s,
         "fits": plan.fits,
         "advice": plan.advice or None,
     }
@@ -40,7 +41,7 @@ def plan_words(plan: FinetunePlan) -> str:
     """Returns a plan for people."""
     trained = [(each.part, f"{each.matrices:,}", f"{each.parameters:,}") for each in plan.parts]
     trained.append(("total", f"{sum(e.matrices for e in plan.parts):,}", f"{plan.parameters:,}"))
-    memory = [(each.name, gib(each.size_bytes)) for each in plan.memory]
+    memory = [(each.name, gib(each.size_bytes)) for each in plan.memory if each.size_bytes]
     memory.append(("total", f"{gib(plan.need_bytes)} of {gib(plan.available_bytes)}"))
     blocks = [
         f"{safe(plan.model)}, rank {plan.rank}",
@@ -67,6 +68,7 @@ def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
         rows.append(
             ("steps", "not known before the data is read, which needs the model's tokenizer")
         )
+    rows += _times(plan)
     rows += [
         (
             "dropped",
@@ -76,6 +78,26 @@ def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
     ]
     kept = "each" if plan.kept is None else f"at most {plan.kept:,} kept"
     rows.append(("checkpoint", f"{gib(plan.checkpoint_bytes)} of disk, {kept}"))
+    return rows
+
+
+def _times(plan: FinetunePlan) -> list[tuple[str, str]]:
+    """The predicted times, marked where they follow from rates that nobody measured."""
+    if plan.step_s is None:
+        return []
+    about = "~" if plan.assumed else ""
+    rate = plan.tokens / plan.per_epoch if plan.per_epoch else plan.step_tokens
+    said = (
+        f"{about}{duration(plan.step_s)} per step, {about}{predicted(rate / plan.step_s)} tokens/s"
+    )
+    if plan.run_s is not None:
+        said += f"; {about}{duration(plan.run_s)} in all"
+    if plan.evaluation_s:
+        said += f", with {counted(plan.evaluations, 'evaluation')} of {about}{duration(plan.evaluation_s)}"
+    rows = [("time", said)]
+    if plan.assumed:
+        rows.append(("", "~ marks estimates: these rates are assumed"))
+        rows += [("", why) for why in plan.basis.split("; ")]
     return rows
 
 
@@ -94,8 +116,10 @@ def step_figures(report: StepReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration for people: "45 s", "12 min", "3 h 20 min"."""
+    """Returns a duration for people: "0.3 s", "45 s", "12 min", "3 h 20 min"."""
     minutes = round(seconds / 60)
+    if seconds < 3:
+        return f"{seconds:.1f} s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
@@ -135,6 +159,27 @@ def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
             words(picture, what, at + 18, 20, size=12, anchor="start")
             line(picture, (at, 16), (at + 14, 16), colour)
     write(picture, path)
+
+
+def draw_losses_with_matplotlib(path: Path, losses: Points, evaluations: Points) -> None:
+    """Draws the same into a file of any kind that matplotlib can write, without a display.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure((_WIDTH / 100, _HEIGHT / 100), layout="tight")
+    axes = figure.subplots()
+    for points, colour, what in (
+        (losses, COLOUR, "training loss"),
+        (evaluations, _ORANGE, "evaluation loss"),
+    ):
+        if points:
+            axes.plot(*zip(*points, strict=True), color=colour, label=what)
+    axes.set_xlabel("step")
+    axes.legend()
+    figure.savefig(path)
 
 
 def _thinned(points: Points) -> Points:

@@ -1,0 +1,55 @@
+"""The auxiliary loss of routers: small where all experts are chosen alike, over all layers and rows of a step.
+
+With E experts it is E * sum over e of f_e * p_e: f_e is the mean number of times that a row chooses expert e, p_e the
+mean probability that its router gives it, both over all layers with experts together. Only p has a gradient.
+Source: Switch Transformers, section 2.2, as transformers computes it (`load_balancing_loss_func`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ktcli.models import Model
+
+# The families whose models in transformers add this loss; in others LLaMA-Factory's moe_aux_loss_coef changes nothing.
+_FAMILIES = frozenset(
+    """
+    ernie4_5_moe gpt_oss granitemoe laguna mellum mixtral olmoe qwen2_moe qwen3_moe qwen3_vl
+    """.split()
+)
+
+
+def has_auxiliary_loss(model: Model) -> bool:
+    """Tells whether transformers has this loss for a model."""
+    return model.spec.family in _FAMILIES and model.spec.experts > 0
+
+
+class RouterBalance:
+    """Adds up what the routers of a step do, and then gives the loss and its gradient."""
+
+    def __init__(self, experts: int, top_k: int) -> None:
+        self._chosen, self._probability = torch.zeros(experts), torch.zeros(experts)
+        self._experts, self._top_k, self._rows = experts, top_k, 0
+
+    def add(self, logits: Sequence[Tensor]) -> None:
+        """Counts the rows of a layer's routers, whose logits are [T, E] each."""
+        for each in logits:
+            probability = each.detach().softmax(-1)
+            chosen = probability.topk(self._top_k, -1).indices
+            self._chosen += torch.bincount(chosen.flatten(), minlength=self._experts)
+            self._probability += probability.sum(0)
+            self._rows += len(each)
+
+    @property
+    def loss(self) -> float:
+        """The loss of all rows that were counted; 0 if there are none."""
+        found = (self._chosen.double() * self._probability.double()).sum()
+        return float(found) * self._experts / self._rows**2 if self._rows else 0.0
+
+    def share(self, logits: Sequence[Tensor]) -> Tensor:
+        """Returns what the routers of a layer add to the loss, with a graph through their logits [T, E]."""
+        weight = self._chosen * (self._experts / self._rows**2)
+        return sum(((each.softmax(-1).sum(0) * weight).sum() for each in logits), torch.zeros(()))

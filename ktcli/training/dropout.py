@@ -1,0 +1,65 @@
+"""Dropout of the rows that factors read, as peft has it: what a dense matrix itself reads stays whole.
+
+Which elements are dropped follows from the seed, the step and the name of the target alone, so that a layer that is
+computed again, a run that goes on, and any number of threads drop the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DROPPED = 9  # beside the seed: for no other draws
+_VALUES = 1 << 16  # of a random number that decides on one element
+
+
+class Dropout:
+    """The dropout of a model's factors; it drops nothing outside of a step.
+
+    Args:
+        rate: the share of elements that are dropped, 0 to below 1.
+    """
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self._below = round(rate * _VALUES)
+        self._seed = seed
+        self._step: int | None = None
+
+    @contextmanager
+    def during(self, step: int) -> Iterator[None]:
+        """Drops elements while step 0, 1, … is computed."""
+        self._step = step if self._below else None
+        try:
+            yield
+        finally:
+            self._step = None
+
+    @property
+    def active(self) -> bool:
+        """Whether elements are dropped now."""
+        return self._step is not None
+
+    @property
+    def scale(self) -> float:
+        """The factor of what is left, with which its mean stays as it was; 1 outside of a step."""
+        return 1.0 if self._step is None else _VALUES / (_VALUES - self._below)
+
+    def thinned(self, name: str, x: Tensor, first: int = 0) -> Tensor:
+        """Returns x [T, k] as the target of this name reads it, without `scale`: zero where elements are dropped;
+        `first` is the number of the first row in its step."""
+        if self._step is None:
+            return x
+        return torch.where(self._kept(self._step, name, x, first), x, x.new_zeros(()))
+
+    def _kept(self, step: int, name: str, x: Tensor, first: int) -> Tensor:
+        """Which elements of x are kept, bool [T, k]."""
+        words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
+        numbers = np.random.SFC64([self._seed, _DROPPED, step, *words])
+        count = (first + len(x)) * x.shape[1]
+        drawn = numbers.random_raw(-(-count // 4)).view(np.uint16)[first * x.shape[1] : count]
+        return torch.from_numpy(drawn >= self._below).view(x.shape)
