@@ -52,7 +52,7 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
             "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
         )
     if file is not None:
-        return _keys_of(file)
+        return keys_of_file(file)
     return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
 
 
@@ -66,9 +66,11 @@ def _checked_key(key: str, where: str) -> str:
     return key.strip()
 
 
-def _keys_of(file: Path) -> list[NamedKey]:
+def keys_of_file(file: Path, option: str = "--api-key-file") -> list[NamedKey]:
     """Returns the keys in a file.
 
+    Args:
+        option: what names the file.
     Raises:
         UsageError: it cannot be read, holds no keys, or others may read it, too.
     """
@@ -77,10 +79,10 @@ def _keys_of(file: Path) -> list[NamedKey]:
         text = smallfiles.read_bounded(file, FILE_BYTES_MOST).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "it is not text"
-        raise UsageError(f"--api-key-file {str(file)[:300]}: {said}") from error
+        raise UsageError(f"{option} {str(file)[:300]}: {said}") from error
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise UsageError(
             f"other users can read the keys in {str(file)[:300]}",
             hint=f"chmod 600 {str(file)[:300]}",
         )
-    return keys_in(text, f"--api-key-file {str(file)[:300]}")
+    return keys_in(text, f"{option} {str(file)[:300]}")
