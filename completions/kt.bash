@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve route ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune engine cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        adapter|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        adapter|engine|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -47,6 +47,16 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
+        'route')
+            case $before in
+                --host) words='ADDRESS' ;;
+                --port|--metrics-port) words='PORT' ;;
+                --model)  ;;
+                --api-key-file|--control-key-file) files='any' ;;
+                --drain) words='SECONDS' ;;
+                --add|--remove) words='URL' ;;
+                *) options='--host --port --metrics-port --model --api-key-file --control-key-file --drain --add --remove --background --print-unit --dry-run --json --quiet --help' words='URL' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop')
@@ -144,6 +154,14 @@ _kt() {
                 --numa) words='auto off' ;;
                 *) options='--data --as --epochs --steps --rank --lr --show --plan --machine --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
+        'engine') options='--help' words='install list rm' ;;
+        'engine install')
+            case $before in
+                --from) words='FOLDER' ;;
+                *) options='--from --json --quiet --help' words='ENGINE' ;;
+            esac ;;
+        'engine list') options='--json --quiet --help' ;;
+        'engine rm') options='--yes --json --quiet --help' words='ENGINE' ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du') options='--json --quiet --help' ;;
         'cache ls') options='--json --quiet --help' ;;

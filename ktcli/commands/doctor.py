@@ -38,6 +38,8 @@ from ktcli.hardware.team import node_teams, on_nodes
 from ktcli.hardware.tuning import read_tuning
 from ktcli.measure import tiles
 from ktcli.output import out
+from ktcli.store import engines
+from ktcli.store.engines import InstalledEngine
 
 _MODELS = 3  # that run here, of those named
 
@@ -93,11 +95,13 @@ def doctor(
         machine = measure_machine(machine, threads.count, out)
     begin = None if native_error else _tiles(machine, kernels, threads.count, problems)
     verdict = begin.verdict if begin else None
+    here = _engines(problems)
     found = in_order(
         [*problems, *diagnose(machine, kernels, setting, verdict, read_tuning(SYSTEM_ROOT))]
     )
     code = max((problem.level for problem in found), default=Level.NOTE)
     models = _models(machine) if code is not Level.ERROR else ()
+    installed = [each.label for each in here]
     document = {
         "version": __version__,
         "machine": profile.document(machine),
@@ -108,17 +112,35 @@ def doctor(
         "home": setting.home,
         "problems": [{**asdict(problem), "level": problem.level.name.lower()} for problem in found],
         "models": [surveyed_document(each) for each in models],
+        "engines": installed,
         "exit_code": int(code),
     }
     if record is not None:
         record_machine(machine, record)
     if report is not None:
         write_report(document, report)
-    shown = Examination(machine, kernels, setting, threads, begin, found, models)
+    shown = Examination(machine, kernels, setting, threads, begin, found, models, tuple(installed))
     out.result(document, lambda: render_all(shown) if verbose else render(shown))
     _tell_written(record, report)
     if code:
         raise typer.Exit(int(code))
+
+
+def _engines(problems: list[Problem]) -> tuple[InstalledEngine, ...]:
+    """The programs by others that are installed; one that cannot be used becomes a problem."""
+    try:
+        found = engines.every()
+    except KtError:  # the library cannot be read, which is a problem already
+        return ()
+    for each in found:
+        again = f"kt engine rm {each.name}, then kt engine install {each.name}"
+        if each.problem:
+            said = f"{each.label} cannot be used: {each.problem}"
+            problems.append(Problem(Level.WARNING, said, again))
+        elif not each.is_current:
+            said = f"{each.label} is installed, and this kt uses another version"
+            problems.append(Problem(Level.NOTE, said, again))
+    return found
 
 
 def _tell_written(record: Path | None, report: Path | None) -> None:

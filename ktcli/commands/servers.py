@@ -1,4 +1,4 @@
-"""`kt ps` and `kt stop`: list and stop the running servers of this library."""
+"""`kt ps` and `kt stop`: list and stop the running servers and routers of this library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ DrainOpt = Annotated[
 def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the running servers of this library.
 
-    Further models that a server has loaded are listed on lines of their own.
+    Further models that a server has loaded are listed on lines of their own. Routers (kt route) are
+    listed, too.
 
     Examples:
 
@@ -116,6 +117,7 @@ def _document(server: FoundServer) -> dict[str, Any]:
         "waiting": said.waiting if said else None,
         "since": said.since if said else None,
         "loading": said.loading if said else None,
+        "servers": said.servers if said else [],
         "models": msgspec.to_builtins(said.models) if said else [],
     }
 
@@ -133,6 +135,10 @@ def _row(server: FoundServer) -> tuple[str, ...]:
     if (said := server.status) is None:
         return ("(loading)", f"port {server.socket.stem}", str(server.pid), memory, "", "", "")
     here = any(each.name == said.model for each in said.models)
+    if said.servers:
+        routed = f"{said.model} (router of {len(said.servers)})"
+        since = _minute(said.since)
+        return (routed, said.address, str(server.pid), memory, since, "", "")
     state = "" if here else " (loading)" if said.loading else " (not in memory)"
     counts = (str(said.running), str(said.waiting))
     name = f"{said.model}{state}"

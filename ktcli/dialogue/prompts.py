@@ -26,6 +26,7 @@ class EncodedPrompt:
         shared: the first ids with which other conversations begin, too.
         depths: how the first ids were computed, as far as that is known, see `GenerationRequest`.
         forced: what the answer has to be, unless whoever asks says what it has to be; None: anything.
+        begins: whether it begins a conversation: nothing in it was said by a model.
     """
 
     text: str
@@ -36,6 +37,7 @@ class EncodedPrompt:
     shared: int = 0
     depths: bytes = b""
     forced: ForcedIds | None = None
+    begins: bool = False
 
 
 class PromptEncoder:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ktcli.errors import KtError, UsageError
 
+ROUTED_TO = "x-smg-routed-worker-id"  # by which a router says which server answered
 SILENCE_S = 600.0  # after which a server is given up
 _DOCUMENT_BYTES = 64 << 20
 _LINE_BYTES = 1 << 20
@@ -34,7 +35,9 @@ class StreamedAnswer:
         sent_s: when it was sent.
         pieces_s: when each piece of the answer came.
         prompt_tokens, output_tokens: as the server counts them; 0: it does not say.
+        cached_tokens: of those of the prompt, as the server counts them.
         error: why there is no answer; empty: there is one.
+        server: the one that a router sent the request to; empty: it does not say, or there is no router.
     """
 
     sent_s: float = 0.0
@@ -42,7 +45,9 @@ class StreamedAnswer:
     text: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
     error: str = ""
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class Endpoint:
         found = StreamedAnswer(time.perf_counter())
         try:
             with _Exchange(self, "POST", "/v1/chat/completions", self._body(prompt)) as reply:
+                found.server = reply.headers.get(ROUTED_TO, "")[:_SHOWN]
                 _check_stream(reply)
                 if not _read_stream(reply, found):
                     found.error = "the stream ended before the answer did"
@@ -205,6 +211,8 @@ def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
         if _is_object(usage := event.get("usage")):
             found.prompt_tokens = _count(usage, "prompt_tokens")
             found.output_tokens = _count(usage, "completion_tokens")
+            details = usage.get("prompt_tokens_details")
+            found.cached_tokens = _count(details, "cached_tokens") if _is_object(details) else 0
     return False
 
 

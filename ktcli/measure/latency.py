@@ -69,6 +69,12 @@ class Served:
         return float(self.latencies.e2e.sum()) / 1e3 / self.seconds
 
 
+def by_server(driven: Driven) -> dict[str, tuple[StreamedAnswer, ...]]:
+    """Returns the answers of each server behind a router, by its name; {} where none is named."""
+    names = sorted({each.server for each in driven.answers if each.server})
+    return {name: tuple(each for each in driven.answers if each.server == name) for name in names}
+
+
 def tokens_of(answer: StreamedAnswer) -> int:
     """Returns the number of tokens of an answer; of its pieces where the server does not count."""
     return answer.output_tokens or len(answer.pieces_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError, UsageError
-from ktcli.store import adapters, contents, heat, library, origins, places, usage
+from ktcli.store import adapters, contents, engines, heat, library, origins, places, usage
 from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import OtherVersion, PageFolder, StoredPages
 from ktcli.store.places import EntryKind
@@ -94,14 +94,14 @@ def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPa
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of the folders that an interrupted removal or import of an adapter, a killed calibration or a
-    killed benchmark left behind."""
+    """Returns the paths of the folders that an interrupted removal, import of an adapter or installation of an engine,
+    a killed calibration or a killed benchmark left behind."""
     folders = [places.folder_of(kind) for kind in EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     begun = (CALIBRATING, RESUMING)
     found = sorted(path for name in begun for path in config.home().glob(f"{name}[0-9]*-*"))
     stopped = (path for path in found if not _is_running(path.name.split("-")[1]))
-    return (*removed, *stopped, *_streams(), *adapters.leftovers())
+    return (*removed, *stopped, *_streams(), *adapters.leftovers(), *engines.leftovers())
 
 
 def _streams() -> Iterator[Path]:

@@ -30,7 +30,9 @@ class Exchange:
     """What a paced server answers, on the clock; a piece has `together` tokens."""
 
     status = 200
-    headers = SimpleNamespace(get_content_type=lambda: "text/event-stream")
+    headers = SimpleNamespace(
+        get_content_type=lambda: "text/event-stream", get=lambda name, default: default
+    )
     clock: Clock
     together: int
     counts: bool
@@ -81,7 +83,8 @@ def test_a_known_pace_is_found_to_the_last_digit(
     requests, tokens = 5, 33
     wanted = traffic.Traffic(requests, 20, tokens, at_once=1)
     where = endpoint.Endpoint("http://server", model="paced")
-    found = serving_document(where, wanted, Served.of(traffic.drive(where, wanted)), None)
+    driven = traffic.drive(where, wanted)
+    found = serving_document(where, wanted, driven, Served.of(driven), None)
     gaps = (tokens - 1) // together
     ttft, spoken = CONNECTED_S + FIRST_S, gaps * NEXT_S
     seconds = requests * (ttft + spoken + END_S)

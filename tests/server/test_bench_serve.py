@@ -120,6 +120,56 @@ def _generated(server: Running) -> int:
     return int(float(said.partition("\nkt_generation_tokens_total ")[2].partition("\n")[0] or 0))
 
 
+# --- behind a router ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def router() -> Iterator[str]:
+    """A router that sends every third request to one of its servers, and the others to the other."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 1}
+    said = [
+        {"choices": [{"delta": {"content": "a"}}]},
+        {"choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": 4}}},
+    ]
+    body = "".join(f"data: {json.dumps(each)}\n\n" for each in said) + "data: [DONE]\n\n"
+    seen: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            seen.append(1)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            name = "http://b:1" if len(seen) % 3 == 0 else "http://a:1\x1b[31m"
+            self.send_header("x-smg-routed-worker-id", name)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+def test_each_server_behind_a_router_has_its_figures(router: str, capsys: Capture) -> None:
+    words = ["bench", "serve", "--url", router, "--model", "x", "--max-concurrency", "1"]
+    words += ["--num-prompts", "9"]
+    assert main([*words, "--json"]) == 0
+    one, other = json.loads(capsys.readouterr().out)["servers"]
+    assert other["server"] == "http://b:1" and one["server"].startswith("http://a:1")
+    assert (one["requests"], other["requests"]) == (6, 3)
+    assert other["share"] == pytest.approx(1 / 3) and other["failed"] == 0
+    assert (other["input_tokens"], other["cached_tokens"], other["output_tokens"]) == (30, 12, 3)
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "http://b:1" in shown and "40%" in shown and "\x1b[31m" not in shown
+
+
 # --- servers of no use --------------------------------------------------------------------------------
 
 EVENT = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'

@@ -112,7 +112,8 @@ def serve(
 
     Sends chats of random words to kt serve, vLLM, SGLang, llama-server or another server, and
     reads their streams. Prints the same table as SGLang's bench_serving. TTFT is the time to the
-    first piece of an answer, ITL the time between two pieces.
+    first piece of an answer, ITL the time between two pieces. Behind a router that names its servers
+    (kt route) a second table has the figures of each.
 
     Examples:
 
@@ -144,7 +145,7 @@ def serve(
     counts = [endpoint.count(each.text) for each in driven.answers if not each.error]
     told = [count for count in counts if count is not None]
     retokenized = sum(told) if len(told) == len(counts) else None
-    document = serving.serving_document(endpoint, traffic, served, retokenized)
+    document = serving.serving_document(endpoint, traffic, driven, served, retokenized)
     out.result(document, lambda: serving.serving_words(document))
     if plot is not None:
         title = f"{endpoint.model}, {counted(served.completed, 'request')}"

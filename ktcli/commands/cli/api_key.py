@@ -38,7 +38,7 @@ KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key
 
 def key_in(file: Path, option: str) -> str:
     """Returns the key in a file, the first of several. Raises: UsageError: as `given_keys`, with this option's name."""
-    return _keys_of(file, option)[0].key
+    return keys_of_file(file, option)[0].key
 
 
 def given_key(key: str | None, file: Path | None) -> str:
@@ -57,7 +57,7 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
             "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
         )
     if file is not None:
-        return _keys_of(file, "--api-key-file")
+        return keys_of_file(file)
     return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
 
 
@@ -71,9 +71,11 @@ def _checked_key(key: str, where: str) -> str:
     return key.strip()
 
 
-def _keys_of(file: Path, option: str) -> list[NamedKey]:
+def keys_of_file(file: Path, option: str = "--api-key-file") -> list[NamedKey]:
     """Returns the keys in a file.
 
+    Args:
+        option: what names the file.
     Raises:
         UsageError: it cannot be read, holds no keys, or others may read it, too.
     """

@@ -48,6 +48,12 @@ COMMANDS: dict[str, Row] = {
         "Start",
         least_bytes=_ENGINE,
     ),
+    "route": Row(
+        "ktcli.commands.route:route",
+        "Route requests to several servers, by what each has in its cache.",
+        "Start",
+        least_bytes=_ARRAYS,
+    ),
     "ps": Row("ktcli.commands.servers:ps", "List the running servers of this library.", "Start"),
     "stop": Row("ktcli.commands.servers:stop", "Stop servers of this library.", "Start"),
     "doctor": Row(
@@ -124,6 +130,11 @@ COMMANDS: dict[str, Row] = {
         "Train an adapter on your data.",
         "Models",
         least_bytes=_ENGINE,
+    ),
+    "engine": Row(
+        "ktcli.commands.engine:app",
+        "Install programs by others that kt starts, each in an environment of its own.",
+        "Models",
     ),
     "cache": Row(
         "ktcli.commands.cache:app",

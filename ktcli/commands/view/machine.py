@@ -115,6 +115,7 @@ class Examination:
     begin: TilesHere | None
     problems: tuple[Problem, ...]
     models: tuple[Surveyed, ...]
+    engines: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -152,6 +153,7 @@ def render_all(found: Examination) -> str:
         *_memory_rows(found.machine),
         *_device_rows(found.machine, found.setting),
         *_model_rows(found.models),
+        *_engine_rows(found.engines),
     ]
     words = [found.verdict, "", out.table(rows)]
     return "\n".join([*words, *([""] if found.problems else []), *map(_problem, found.problems)])
@@ -180,7 +182,13 @@ def _short_rows(found: Examination) -> list[tuple[str, str]]:
         ("CPU", f"{machine.cpu.model or 'unknown'}, {threads}"),
         ("Memory", f"{gib(memory.total_bytes)}, {gib(memory.free_bytes)} free; {speed}"),
     ]
-    return [*rows, *_device_rows(machine, found.setting)[:-1], *_model_rows(found.models)]
+    rows += [*_device_rows(machine, found.setting)[:-1], *_model_rows(found.models)]
+    return rows + _engine_rows(found.engines)
+
+
+def _engine_rows(engines: Sequence[str]) -> list[tuple[str, str]]:
+    """The programs by others that are installed; none where there are none."""
+    return [("Engines", f"{', '.join(engines)}; all: kt engine list")] if engines else []
 
 
 def _model_rows(models: Sequence[Surveyed]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import ceil, inf, isinf
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 
 from ktcli.commands.view.picture import COLOUR, line, new_picture, step_of, words, write
 from ktcli.measure.endpoint import Endpoint, StreamedAnswer
-from ktcli.measure.latency import Floats, Served, percentile, tokens_of
+from ktcli.measure.latency import Floats, Served, by_server, latencies, percentile, tokens_of
 from ktcli.measure.traffic import Driven, Traffic
+from ktcli.output import table
 
 BACKEND = "openai-chat"
 _WIDTH, _LABEL = 50, 40  # columns of the block, and of what stands before its figures
@@ -24,7 +26,7 @@ _PANEL, _HEIGHT, _TOP, _BOTTOM, _MARGIN, _AXIS = 340, 220, 56, 52, 16, 56
 
 
 def serving_document(
-    endpoint: Endpoint, traffic: Traffic, served: Served, retokenized: int | None
+    endpoint: Endpoint, traffic: Traffic, driven: Driven, served: Served, retokenized: int | None
 ) -> dict[str, Any]:
     """Returns the results under the names of SGLang's `bench_serving`; latencies in milliseconds.
 
@@ -32,9 +34,9 @@ def serving_document(
         retokenized: the tokens of the answers as the server cuts them; None: it does not tell.
     """
     seconds = served.seconds
-    latencies: dict[str, float] = {}
+    shown: dict[str, float] = {}
     for name, attribute in _LATENCIES:
-        latencies |= _statistics(name, getattr(served.latencies, attribute))
+        shown |= _statistics(name, getattr(served.latencies, attribute))
     return {
         "backend": BACKEND,
         "url": endpoint.url,
@@ -58,8 +60,53 @@ def serving_document(
         "output_throughput": served.output_tokens / seconds,
         "total_throughput": (served.input_tokens + served.output_tokens) / seconds,
         "concurrency": served.concurrency,
-        **latencies,
+        **shown,
+        "servers": servers_document(driven),
     }
+
+
+def servers_document(driven: Driven) -> list[dict[str, Any]]:
+    """Returns what each server behind a router did; [] where no router names any."""
+    routed = by_server(driven)
+    total = sum(map(len, routed.values()))
+    return [_server_document(name, answers, total) for name, answers in routed.items()]
+
+
+def _server_document(name: str, answers: Sequence[StreamedAnswer], total: int) -> dict[str, Any]:
+    whole = [each for each in answers if not each.error]
+    times = latencies(whole)
+    return {
+        "server": name,
+        "requests": len(answers),
+        "share": len(answers) / total,
+        "failed": len(answers) - len(whole),
+        "input_tokens": sum(each.prompt_tokens for each in whole),
+        "cached_tokens": sum(each.cached_tokens for each in whole),
+        "output_tokens": sum(map(tokens_of, whole)),
+        "median_ttft_ms": percentile(times.ttft, 50),
+        "p99_ttft_ms": percentile(times.ttft, 99),
+        "median_itl_ms": percentile(times.itl, 50),
+    }
+
+
+def _server_lines(servers: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines about servers behind a router; none where there is no router."""
+    if not servers:
+        return []
+    head = ("SERVER", "REQUESTS", "SHARE", "FAILED", "CACHED", "TTFT P50", "TTFT P99", "ITL P50")
+    rows = [
+        (
+            each["server"],
+            f"{each['requests']:,}",
+            f"{each['share']:.0%}",
+            f"{each['failed']:,}",
+            f"{each['cached_tokens'] / max(1, each['input_tokens']):.0%}",
+            *(f"{each[name]:.1f} ms" for name in ("median_ttft_ms", "p99_ttft_ms")),
+            f"{each['median_itl_ms']:.1f} ms",
+        )
+        for each in servers
+    ]
+    return ["", table(rows, head, right=tuple(range(1, len(head))))]
 
 
 def serving_words(found: dict[str, Any]) -> str:
@@ -91,6 +138,7 @@ def serving_words(found: dict[str, Any]) -> str:
         *_part("Time per Output Token (excl. 1st token)", "TPOT", "tpot", found, "mean median p99"),
         *_part("Inter-Token Latency", "ITL", "itl", found, "mean median p95 p99 max"),
         "=" * _WIDTH,
+        *_server_lines(found["servers"]),
     ]
     return "\n".join(parts)
 
@@ -183,5 +231,7 @@ def _request(index: int, answer: StreamedAnswer, first_s: float) -> dict[str, An
         "itl_s": [float(gap) for gap in np.diff(pieces)],
         "input_tokens": answer.prompt_tokens,
         "output_tokens": tokens_of(answer),
+        "cached_tokens": answer.cached_tokens,
+        "server": answer.server or None,
         "error": answer.error or None,
     }

@@ -31,6 +31,13 @@ class Metrics:
         self._said = self._counter("generation_tokens", "Generated tokens.")
         self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the cache.")
         self._hits = self._counter("prefix_cache_hits", "Tokens found in the cache.")
+        self._first_queries = self._counter(
+            "first_prompt_cache_queries",
+            "Tokens of prompts that begin a conversation, looked up in the cache.",
+        )
+        self._first_hits = self._counter(
+            "first_prompt_cache_hits", "Tokens of these prompts found in the cache."
+        )
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
         self._accepted = self._counter(
             "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
@@ -68,6 +75,11 @@ class Metrics:
         self._ended.labels(finish.value).inc()
         self._whole.observe(seconds)
         self._queued.observe(stats.queued_s)
+
+    def began(self, stats: Stats) -> None:
+        """Counts what the first answer of a conversation found in the cache: what others begin with, too."""
+        self._first_queries.inc(stats.prompt_tokens)
+        self._first_hits.inc(stats.reused_tokens)
 
     def embedded(self, tokens: int, reused: int, seconds: float) -> None:
         """Counts a request for embeddings that has ended.

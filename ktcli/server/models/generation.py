@@ -202,6 +202,8 @@ class Generation:
         said = self.answers[ended.choice]
         stats, seconds = said.stats, time.monotonic() - self._began_s
         self._metrics.ended(stats, ended.finish, seconds)
+        if self.prompt.begins and ended.choice == 0:
+            self._metrics.began(stats)
         if not self.options.plain:
             self.model.prompts.remember(self.prompt, said.text, said.ids)
 

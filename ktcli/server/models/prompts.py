@@ -84,6 +84,7 @@ class PromptMaker:
             asked.continues,
             shared,
             forced=prompts.forced(messages, variables),
+            begins=all(each.get("role") != "assistant" for each in messages),
         )
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:

@@ -67,6 +67,7 @@ class Status(msgspec.Struct):
         models: those in memory.
         loading: whether it loads that model, at first or after its GPU failed.
         drain_s: the seconds that answers may take to finish once it is told to end.
+        servers: the addresses of those that it routes requests to; []: it is not a router.
     """
 
     model: _Text = ""
@@ -79,6 +80,7 @@ class Status(msgspec.Struct):
     models: list[LoadedStatus] = []
     loading: bool = False
     drain_s: _Count = 0
+    servers: list[_Text] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ktcli.errors import ExitCode
 from ktcli.server.process.discovery import END_S
 
-NAME = "kt.service"
+NAME, ROUTER_NAME = "kt.service", "kt-route.service"
 _RELOAD = "ExecReload=/bin/kill -HUP $MAINPID\n"
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+", re.ASCII)
 # What goes wrong again however often it is tried: a wrong option, a model that is not there, damaged files.
@@ -22,6 +22,7 @@ def unit(
     drain_s: float,
     *,
     reloads: bool = False,
+    routes: bool = False,
 ) -> str:
     """Returns the text of a unit for `systemctl --user`; see systemd.service(5).
 
@@ -31,23 +32,30 @@ def unit(
         environment: variables that it needs.
         drain_s: the seconds that answers may take to finish when it is stopped.
         reloads: whether it reads files again when it is told to.
+        routes: whether it is a router, and `name` the servers that it routes to.
     """
+    file, command, does = (
+        (ROUTER_NAME, "kt route URL...", "routes to")
+        if routes
+        else (NAME, "kt serve ...", "serves")
+    )
+    stem, model = file.partition(".")[0], "" if routes else " Pull the model first (kt pull)."
     variables = [f"Environment={quoted(f'{key}={value}')}\n" for key, value in environment.items()]
     final = " ".join(str(int(code)) for code in _FINAL)
     return f"""\
-# Serves {_in_a_line(name)} with kt. To install it:
+# {does.capitalize()} {_in_a_line(name)} with kt. To install it:
 #
 #   mkdir -p ~/.config/systemd/user
-#   kt serve ... --print-unit > ~/.config/systemd/user/{NAME}
+#   {command} --print-unit > ~/.config/systemd/user/{file}
 #   systemctl --user daemon-reload
-#   systemctl --user enable --now {NAME}
+#   systemctl --user enable --now {file}
 #   loginctl enable-linger          (starts it at boot, without a login)
 #
-# systemctl --user status kt shows its state, journalctl --user -u kt its log. Pull the model first (kt pull). Put an
+# systemctl --user status {stem} shows its state, journalctl --user -u {stem} its log.{model} Put an
 # API key into a separate file and pass it with --api-key-file: others may read this unit.
 
 [Unit]
-Description=kt serves {_in_a_line(name).replace("%", "%%")}
+Description=kt {does} {_in_a_line(name).replace("%", "%%")}
 
 [Service]
 Type=notify

@@ -1,0 +1,208 @@
+"""Installs a program by others into an environment of its own: what is pinned, wheels only, whole or not at all."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from ctypes.util import find_library
+from pathlib import Path
+
+from ktcli import smallfiles
+from ktcli.assembly.child import kill, start
+from ktcli.assembly.listener import Bar, Listener
+from ktcli.errors import HubError, KtError, NotEnoughDisk, UsageError
+from ktcli.store import contents, engines
+from ktcli.store.engines import ExternalEngine, InstalledEngine
+
+_LOOK_S = 0.2  # between two looks at how much is there
+_CHECK_S = 600  # in which a program can be imported, from a slow disk
+_SAID = 300  # characters of what pip says
+# Settings of pip that would send packages elsewhere; all others hold, such as the address of an index.
+_ELSEWHERE = ("pip_target", "pip_prefix", "pip_root", "pip_user", "pip_require_virtualenv")
+
+
+def install(row: ExternalEngine, source: Path | None, listener: Listener) -> InstalledEngine:
+    """Installs a program unless it is there, and returns its environment.
+
+    Args:
+        source: a folder with the wheels; None: the package index of pip's settings.
+    Raises:
+        Busy: another process installs it. UsageError: this machine or the folder lacks something.
+        HubError: a package cannot be fetched, or is not what was pinned.
+        NotEnoughDisk, KtError: it cannot be written.
+    """
+    if (found := engines.find(row)) is not None and not found.problem:
+        return found
+    require_machine(row)
+    if source is not None:
+        require_wheels(row, source)
+    path = engines.path_of(row)
+    with smallfiles.lock(engines.lock_path(row.name), f"installing {row.label}"):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _clear(path)
+            _require_room(row, path)
+            _fill(row, path, source, listener)
+            _check(row, path)
+            engines.write_manifest(row)
+        except OSError as error:
+            raise KtError(f"cannot write {error.filename or path}: {error.strerror}") from error
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+    return InstalledEngine(row.name, row.version, path)
+
+
+def require_machine(row: ExternalEngine) -> None:
+    """Checks that this machine has what a program needs.
+
+    Raises:
+        UsageError: it lacks something.
+    """
+    first, last = row.pythons
+    minor = sys.version_info.minor
+    if not first <= minor <= last:
+        raise UsageError(
+            f"{row.label} has been tested with Python 3.{first} to 3.{last}, and kt runs with 3.{minor}",
+            hint=f"install kt with Python 3.{last}",
+        )
+    name, version = platform.libc_ver()
+    found = tuple(int(each) for each in version.split(".")[:2] if each.isdecimal())
+    if name != "glibc" or found < row.glibc:
+        needed = ".".join(map(str, row.glibc))
+        have = f"{name or 'another C library'} {version}".strip()
+        raise UsageError(f"{row.label} needs glibc {needed} or newer, and this system has {have}")
+    if missing := [each for each in row.libraries if find_library(each) is None]:
+        raise UsageError(
+            f"{row.label} needs the system's lib{', lib'.join(missing)}, which is not installed"
+        )
+
+
+def require_wheels(row: ExternalEngine, source: Path) -> None:
+    """Checks that a folder has a wheel of each package.
+
+    Raises:
+        UsageError: it is not a folder, or one is missing.
+    """
+    fetch = f"on a machine with a network: {download_command(row)}"
+    if not source.is_dir():
+        raise UsageError(f"--from {str(source)[:300]} is not a folder", hint=fetch)
+    for each in row.packages:
+        stem = each.name.replace("-", "_")
+        if not any(source.glob(f"{stem}-{each.version}-*.whl")):
+            raise UsageError(
+                f"{str(source)[:300]} has no wheel of {each.name} {each.version}", hint=fetch
+            )
+
+
+def download_command(row: ExternalEngine) -> str:
+    """Returns the command with which a machine with a network fetches the wheels."""
+    packages = " ".join(f"{each.name}=={each.version}" for each in row.packages)
+    return f"pip download --no-deps --only-binary :all: -d FOLDER {packages}"
+
+
+def _require_room(row: ExternalEngine, path: Path) -> None:
+    need, have = row.download_bytes + row.installed_bytes, smallfiles.free_bytes(path.parent)
+    if have < need:
+        raise NotEnoughDisk(row.label, need, have, str(path.parent))
+
+
+def _clear(path: Path) -> None:
+    """Removes what an interrupted installation left, or an environment that cannot be used."""
+    (path / engines.MANIFEST).unlink(missing_ok=True)
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def _fill(row: ExternalEngine, path: Path, source: Path | None, listener: Listener) -> None:
+    """Makes the environment, and installs the packages into it."""
+    total = row.download_bytes + row.installed_bytes
+    with listener.progress(f"Installing {row.label}", total) as bar:
+        filling = _Filling(row, path, bar)
+        filling.run(Path(sys.executable), "venv", [str(path)])
+        with tempfile.TemporaryDirectory(prefix=".pip-", dir=path) as work:
+            needed = Path(work) / "requirements.txt"
+            needed.write_text("".join(f"{each.requirement}\n" for each in row.packages))
+            words = ["--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+            words += ["install", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+            words += ["--progress-bar", "off", "--no-warn-script-location", "-r", str(needed)]
+            if source is not None:
+                words += ["--no-index", "--find-links", str(source.absolute())]
+            filling.run(path / "bin" / "python", "pip", words, TMPDIR=work)
+        bar.update(done=total)
+
+
+class _Filling:
+    """An environment that is being filled, whose size a progress bar shows."""
+
+    def __init__(self, row: ExternalEngine, path: Path, bar: Bar) -> None:
+        self._row, self._path, self._bar = row, path, bar
+
+    def run(self, python: Path, module: str, words: list[str], **environment: str) -> None:
+        """Runs a module that writes into the environment. Raises: KtError: it failed."""
+        with tempfile.TemporaryFile() as said:
+            more = {"stdout": said, "stderr": said}
+            child = start(
+                python, module, words, without=_ELSEWHERE, environment=environment, **more
+            )
+            try:
+                code = self._ended(child)
+            except BaseException:
+                kill(child)
+                raise
+            if code:
+                said.seek(0)
+                raise _failed(module, said.read().decode("utf-8", "replace"), self._row)
+
+    def _ended(self, child: subprocess.Popen[bytes]) -> int:
+        """Waits for a module, and returns its exit code."""
+        while True:
+            try:
+                return child.wait(_LOOK_S)
+            except subprocess.TimeoutExpired:
+                self._bar.update(done=_bytes_in(self._path))
+
+
+def _bytes_in(path: Path) -> int:
+    try:
+        return sum(status.st_size for _, status in contents.walk(path))
+    except OSError:  # files come and go
+        return 0
+
+
+def _failed(module: str, said: str, row: ExternalEngine) -> KtError:
+    """Returns the error of an installation, by what pip or venv printed."""
+    if module == "venv":
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return KtError(
+            f"cannot create an environment for {row.label}: {(lines or ['venv failed'])[-1][:_SAID]}",
+            hint="Debian and Ubuntu need the package python3-venv",
+        )
+    errors = [
+        line.removeprefix("ERROR: ").strip()
+        for line in said.splitlines()
+        if line.startswith("ERROR: ")
+    ]
+    if any("do not match the hashes" in line or "HASH" in line for line in errors):
+        return HubError(
+            f"a package of {row.label} is not the one that was tested: its SHA-256 is another",
+            hint="the index or the folder has changed it; do not use it",
+        )
+    first = errors[0] if errors else "pip failed"
+    if "from versions: none" in first and "Retrying" in said:
+        first = "the package index cannot be reached"
+    hint = f"without a network: kt engine install {row.name} --from FOLDER; {download_command(row)}"
+    return HubError(f"cannot install {row.label}: {first[:_SAID]}", hint=hint)
+
+
+def _check(row: ExternalEngine, path: Path) -> None:
+    """Checks that the program can be imported. Raises: KtError: it cannot."""
+    ask = f"import importlib; importlib.import_module({row.module!r})"
+    words = [str(path / "bin" / "python"), "-I", "-c", ask]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_CHECK_S)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it does not start"])[-1]
+        raise KtError(f"{row.label} does not run here: {why[:_SAID]}")

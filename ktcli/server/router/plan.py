@@ -1,0 +1,152 @@
+"""Derives how a router is started from the facts of its servers: pure functions, from facts to a command line.
+
+The threshold is the share of a prompt that must match what a server has seen before a request goes there for it. It has
+to be above what all conversations begin with, or all of them go to one server; it should not be far above, or a
+conversation's own second question goes elsewhere. Measured with the servers of kt-mini: benchmarks/route.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from ktcli.server.router.facts import ServerFacts
+
+UNKNOWN_THRESHOLD = 0.6
+_MARGIN = 0.1  # of the threshold above the common share
+_LEAST_THRESHOLD, _MOST_THRESHOLD = 0.3, 0.8
+_STREAMS = 4  # of a server that does not say: the default of kt serve
+_SPILL_PART = 4  # a quarter of the streams
+# Any load above the margin spills: with 1.2 and more, four clients of which all ask one server stayed there.
+_SPILL_RATIO = 1.0
+_LEAST_S, _MOST_S = 1800, 86_400  # of a request; the router's own default, and a day
+HEALTH_S = 2
+HIDDEN = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingPlan:
+    """The numbers that a router is started with.
+
+    Attributes:
+        threshold: the share of a prompt, 0 to 1, that must match.
+        why: where the threshold comes from, a few words.
+        spill: the requests by which a server may have more than the mean before others get its conversations.
+        timeout_s: after which a request is given up.
+    """
+
+    threshold: float
+    why: str
+    spill: int
+    timeout_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPlace:
+    """Where a router listens; its metrics are on this machine's loopback.
+
+    Attributes:
+        drain_s: the seconds that answers may take to finish when it is stopped.
+    """
+
+    host: str
+    port: int
+    metrics_port: int
+    drain_s: int = 10
+
+    @property
+    def url(self) -> str:
+        """The address for people."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterKeys:
+    """The keys of a router.
+
+    Attributes:
+        users: what users show, by name; (): nobody has to show any.
+        control: what must be shown to add and remove servers.
+    """
+
+    users: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    control: str = field(default="", repr=False)
+
+    @property
+    def first(self) -> str:
+        """The key by which kt and the router themselves ask the servers; empty: there is none."""
+        return self.users[0][1] if self.users else ""
+
+    def hidden(self) -> RouterKeys:
+        """Returns the same with the keys hidden, to be printed."""
+        return RouterKeys(tuple((name, HIDDEN) for name, _ in self.users), HIDDEN)
+
+
+def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
+    """Returns the numbers for servers that agree, at least one."""
+    threshold, why = _threshold(servers)
+    streams = min(each.streams or _STREAMS for each in servers)
+    return RoutingPlan(threshold, why, max(1, streams // _SPILL_PART), _timeout_s(servers))
+
+
+def _threshold(servers: Sequence[ServerFacts]) -> tuple[float, str]:
+    common = [each.common for each in servers if each.common is not None]
+    if common:
+        most = max(common)
+        said = f"conversations begin alike in {most:.0%} of their first prompt"
+        return _bounded(most), said
+    cached = [each.cached for each in servers if each.cached is not None]
+    # What all have in common is in every cache: it is no more than what was found there.
+    if cached and _bounded(max(cached)) < UNKNOWN_THRESHOLD:
+        return _bounded(max(cached)), f"at most {max(cached):.0%} of prompts was in a cache"
+    return UNKNOWN_THRESHOLD, "not learned yet"
+
+
+def _bounded(share: float) -> float:
+    return round(min(_MOST_THRESHOLD, max(_LEAST_THRESHOLD, share + _MARGIN)), 2)
+
+
+def _timeout_s(servers: Sequence[ServerFacts]) -> int:
+    """The time in which the slowest server says as many tokens as its context has, beside all its other streams."""
+    slowest = max(
+        (each.token_s or 0.0) * (each.context or 0) * (each.streams or _STREAMS) for each in servers
+    )
+    return min(_MOST_S, max(_LEAST_S, ceil(slowest)))
+
+
+def arguments(
+    urls: Sequence[str], plan: RoutingPlan, place: RouterPlace, keys: RouterKeys
+) -> list[str]:
+    """Returns the words of smg's command line.
+
+    Args:
+        urls: the addresses of the servers.
+    """
+    words: list[str] = ["launch", "--worker-urls", *urls]
+    options: dict[str, object] = {
+        "host": place.host,
+        "port": place.port,
+        "prometheus-host": "127.0.0.1",
+        "prometheus-port": place.metrics_port,
+        "policy": "cache_aware",
+        "cache-threshold": plan.threshold,
+        "balance-abs-threshold": plan.spill,
+        "balance-rel-threshold": _SPILL_RATIO,
+        "request-timeout-secs": plan.timeout_s,
+        "shutdown-grace-period-secs": max(1, place.drain_s),
+        "health-check-interval-secs": HEALTH_S,
+        "health-failure-threshold": 2,
+        "health-success-threshold": 1,
+        "cb-failure-threshold": 2,
+        "cb-success-threshold": 1,
+        "cb-timeout-duration-secs": 5,
+        "retry-max-retries": 3,
+        "log-level": "warn",
+    }
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
+    words += ["--log-json", "--disable-tokenizer-autoload"]
+    for at, (name, key) in enumerate(keys.users):
+        words += ["--api-key", key] if not at else ["--tenant-api-key", f"{name}:{key}"]
+    return [*words, "--control-plane-api-keys", f"kt:kt:admin:{keys.control}"]

@@ -1,0 +1,130 @@
+"""Speaks with a running smg: its servers, whether it is ready, and what it counts. It is asked on this machine only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import msgspec
+
+from ktcli.errors import KtError
+from ktcli.server.router.address import ServerAddress
+from ktcli.server.router.asking import HttpReply, ask
+from ktcli.server.router.counters import Counters, counters_in
+from ktcli.server.router.plan import RouterPlace
+
+_POLL_S = 0.1
+_ADD_S, _REMOVE_S = 30.0, 120.0  # in which a server is registered, and has finished its answers
+_SHOWN = 300
+
+
+class Worker(msgspec.Struct):
+    """A server as smg lists it.
+
+    Attributes:
+        status: "ready", "pending", "draining" and others.
+    """
+
+    id: str
+    url: str
+    status: str = ""
+    is_healthy: bool = False
+    load: int = 0
+
+
+class _Workers(msgspec.Struct):
+    workers: list[Worker]
+
+
+class Readiness(msgspec.Struct):
+    """How many of its servers smg can use."""
+
+    healthy_workers: int = 0
+    total_workers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SmgClient:
+    """A client of a running smg.
+
+    Attributes:
+        place: where it listens.
+        key: the control key.
+    """
+
+    place: RouterPlace
+    key: str = field(repr=False, default="")
+
+    @property
+    def _address(self) -> ServerAddress:
+        return ServerAddress("http", here(self.place.host), self.place.port)
+
+    def readiness(self) -> Readiness | None:
+        """Returns how many servers it can use; None: it does not answer."""
+        try:
+            reply = ask(self._address, "/readiness", answer_s=2.0)
+            return msgspec.json.decode(reply.body, type=Readiness)
+        except (KtError, msgspec.DecodeError):
+            return None
+
+    def workers(self) -> list[Worker]:
+        """Returns its servers. Raises: KtError: it does not answer."""
+        reply = self._asked("GET", "/workers")
+        try:
+            return msgspec.json.decode(reply.body, type=_Workers).workers
+        except msgspec.DecodeError as error:
+            raise KtError(f"the router's list of servers is malformed: {error}") from error
+
+    def add(self, url: str, key: str = "") -> None:
+        """Adds a server, and waits until it is used.
+
+        Args:
+            key: what the server wants to be shown.
+        Raises:
+            KtError: it is not within half a minute.
+        """
+        self._asked("POST", "/workers", {"url": url, **({"api_key": key} if key else {})})
+        until = time.monotonic() + _ADD_S
+        while not any(each.url == url and each.is_healthy for each in self.workers()):
+            if time.monotonic() > until:
+                raise KtError(f"the router does not use {url} after {_ADD_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    def remove(self, url: str) -> None:
+        """Takes a server out, whose answers go on, and waits until they have ended.
+
+        Raises:
+            KtError: they do not end.
+        """
+        for each in self.workers():
+            if each.url == url:
+                self._asked("DELETE", f"/workers/{quote(each.id, safe='')}")
+        until = time.monotonic() + _REMOVE_S
+        while any(each.url == url for each in self.workers()):
+            if time.monotonic() > until:
+                raise KtError(
+                    f"{url} still answers requests; it gets no new ones, and goes when it is done"
+                )
+            time.sleep(_POLL_S)
+
+    def counters(self) -> Counters:
+        """Returns what it counts; nothing if it does not answer."""
+        address = ServerAddress("http", "127.0.0.1", self.place.metrics_port)
+        try:
+            return counters_in(ask(address, "/metrics").body)
+        except KtError:
+            return Counters({})
+
+    def _asked(self, method: str, path: str, body: Mapping[str, str] | None = None) -> HttpReply:
+        reply = ask(self._address, path, self.key, method=method, body=body)
+        if reply.status >= 400:
+            said = reply.body.decode("utf-8", "replace")[:_SHOWN]
+            raise KtError(f"the router refused {method} {path}: HTTP {reply.status} {said}")
+        return reply
+
+
+def here(host: str) -> str:
+    """Returns the address at which this machine reaches a program of its own that listens at another."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

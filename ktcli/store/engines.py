@@ -1,0 +1,321 @@
+"""The programs by others that kt can start, each in a Python environment of its own: what there is, and what is here.
+
+    KT_HOME/engines/NAME@VERSION/           the environment, and `kt-engine.json`, which is written last
+    KT_HOME/engines/.NAME@VERSION.removed.PID/   one whose removal was interrupted; kt prune removes it
+
+An environment without that file does not count: its installation goes on, or was interrupted. None is ever kt's own. A
+further program is a further row of `TABLE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from ktcli import config, smallfiles
+from ktcli.errors import Busy, KtError, NotFound
+from ktcli.store import contents, places
+
+MANIFEST = "kt-engine.json"
+_MANIFEST_BYTES = 1 << 16
+_FOLDER = re.compile(r"([a-z][a-z0-9-]{0,31})@([0-9][0-9A-Za-z.+!-]{0,31})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPackage:
+    """A package of an environment.
+
+    Attributes:
+        sha256: of the wheels that may be taken, of all versions of Python; (): any wheel of this version.
+    """
+
+    name: str
+    version: str
+    sha256: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        """The line of a requirements file that means this package and no other."""
+        return " ".join(
+            [f"{self.name}=={self.version}", *(f"--hash=sha256:{each}" for each in self.sha256)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalEngine:
+    """A program that kt installs and starts.
+
+    Attributes:
+        version: the one that was tested.
+        summary: what it is for, a few words.
+        module: what `python -m` starts.
+        packages: all that the environment gets beside pip; what a package says that it needs is not looked at.
+        download_bytes, installed_bytes: of the packages, and of the whole environment, about.
+        pythons: the minor versions of Python 3 that there are wheels for, the first and the last.
+        glibc: the C library that the wheels need.
+        libraries: shared libraries of the system that they need.
+    """
+
+    name: str
+    version: str
+    summary: str
+    module: str
+    packages: tuple[PinnedPackage, ...]
+    download_bytes: int
+    installed_bytes: int
+    licence: str
+    pythons: tuple[int, int]
+    glibc: tuple[int, int]
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name and the version for people."""
+        return f"{self.name} {self.version}"
+
+
+# smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
+TABLE = (
+    ExternalEngine(
+        "smg",
+        "1.13.0",
+        "router for several servers (kt route)",
+        "smg.cli",
+        (
+            PinnedPackage(
+                "smg",
+                "1.13.0",
+                ("cfae8171dac68a74b4822263b1864fa79952992ee472a25ba7266ccd200399b4",),
+            ),
+            PinnedPackage(
+                "setproctitle",
+                "1.3.8",
+                (
+                    "1a6f6a3b2920f4362e8d924f9e5b084f0b2692a2c140e348abd2e3a07a1def73",  # Python 3.11
+                    "4a765e0c80a2453480be27c4fc22ba1c0771867040c5f91e4221940d78a4abfb",
+                    "d4289e209e805d7d276a534f062092974fbe6814889d4c132c247205ebb49a65",
+                    "4d6a0245679b74e0fda974edb672cd1f2351b0d762279b6776ca3a065c9322a4",  # Python 3.14
+                ),
+            ),
+        ),
+        download_bytes=37_500_000,
+        installed_bytes=130_000_000,
+        licence="Apache-2.0",
+        pythons=(11, 14),
+        glibc=(2, 17),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledEngine:
+    """An environment that is here.
+
+    Attributes:
+        problem: why it cannot be used; else empty.
+    """
+
+    name: str
+    version: str
+    path: Path
+    problem: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name and the version for people."""
+        return f"{self.name} {self.version}"
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the environment."""
+        return self.path / "bin" / "python"
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is of the version that this kt starts."""
+        return any((row.name, row.version) == (self.name, self.version) for row in TABLE)
+
+    def size_bytes(self) -> int:
+        """Returns the bytes of its files."""
+        return sum(status.st_size for _, status in contents.walk(self.path))
+
+
+def row_of(name: str) -> ExternalEngine:
+    """Returns the row of a name.
+
+    Raises:
+        NotFound: there is none.
+    """
+    for row in TABLE:
+        if row.name == name:
+            return row
+    known = [row.name for row in TABLE]
+    near = get_close_matches(name, known, 1)
+    raise NotFound(
+        f"there is no engine {name[:100]!r}",
+        hint=f"did you mean: {near[0]}" if near else f"kt installs {', '.join(known)}",
+    )
+
+
+def folder() -> Path:
+    """Returns the path of the folder that environments lie in, which need not exist."""
+    return config.home() / "engines"
+
+
+def path_of(row: ExternalEngine) -> Path:
+    """Returns the path of the environment of a row, which need not exist."""
+    return folder() / f"{row.name}@{row.version}"
+
+
+def lock_path(name: str) -> Path:
+    """Returns the path of the lock to hold while environments of a name are changed."""
+    return places.lock_path(f"engine--{name}")
+
+
+def every() -> tuple[InstalledEngine, ...]:
+    """Returns the environments that are complete, by name and version.
+
+    Raises:
+        KtError: the folder cannot be read.
+    """
+    found = [
+        InstalledEngine(said[1], said[2], folder() / name, _problem(folder() / name, said[1]))
+        for name in _names()
+        if (said := _FOLDER.fullmatch(name)) and (folder() / name / MANIFEST).is_file()
+    ]
+    return tuple(sorted(found, key=lambda each: (each.name, each.version)))
+
+
+def _names() -> list[str]:
+    try:
+        return os.listdir(folder())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KtError(f"cannot read {folder()}: {error.strerror}") from error
+
+
+def _problem(path: Path, name: str) -> str:
+    """Why an environment cannot be used: its interpreter is gone, or somebody installed other versions into it."""
+    if not (path / "bin" / "python").exists():
+        return "its Python is missing: it was removed or upgraded"
+    try:
+        said = smallfiles.json_object(smallfiles.read_bounded(path / MANIFEST, _MANIFEST_BYTES))
+        packages = dict(said["packages"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{MANIFEST} is damaged"
+    for package, version in packages.items():
+        stem = re.sub(r"[-_.]+", "_", str(package))
+        if not any(path.glob(f"lib/python3*/site-packages/{stem}-{version}.dist-info")):
+            return f"{package} is no longer version {version}"
+    return "" if name in packages else f"{MANIFEST} is damaged"
+
+
+def write_manifest(row: ExternalEngine) -> None:
+    """Writes the file that makes an environment count.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    packages = {each.name: each.version for each in row.packages}
+    said = {"name": row.name, "version": row.version, "packages": packages}
+    smallfiles.write(path_of(row) / MANIFEST, json.dumps(said, indent=1) + "\n")
+
+
+def find(row: ExternalEngine) -> InstalledEngine | None:
+    """Returns the environment of a row; None: it is not installed."""
+    return next((each for each in every() if each.path == path_of(row)), None)
+
+
+def require(name: str) -> InstalledEngine:
+    """Returns the environment in which a program of this version of kt runs.
+
+    Raises:
+        NotFound: it is not installed, or only in another version. KtError: it is damaged.
+    """
+    row = row_of(name)
+    again = f"install it with: kt engine install {name}"
+    if (found := find(row)) is None:
+        others = [each.version for each in every() if each.name == name]
+        if others:
+            raise NotFound(
+                f"{name} {others[-1]} is installed, and this kt needs version {row.version}",
+                hint=again,
+            )
+        raise NotFound(f"{name} is not installed", hint=again)
+    if found.problem:
+        raise KtError(
+            f"{found.label} cannot be used: {found.problem}",
+            hint=f"install it again: kt engine rm {name}, then kt engine install {name}",
+        )
+    return found
+
+
+@contextlib.contextmanager
+def in_use(engine: InstalledEngine) -> Iterator[None]:
+    """Keeps an environment from being removed while the context lasts."""
+    descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove(engine: InstalledEngine) -> int:
+    """Deletes an environment and returns the bytes freed.
+
+    Raises:
+        Busy: a program of it runs. KtError: the system refuses.
+    """
+    try:
+        freed = engine.size_bytes()
+        with _alone(engine):
+            # Renamed first: whatever interrupts the deletion, no half environment counts.
+            trash = engine.path.with_name(f".{engine.path.name}.removed.{os.getpid()}")
+            engine.path.rename(trash)
+        shutil.rmtree(trash)
+    except OSError as error:
+        raise KtError(
+            f"cannot remove {error.filename or engine.path}: {error.strerror}",
+            hint="check the permissions of the folder",
+        ) from error
+    return freed
+
+
+@contextlib.contextmanager
+def _alone(engine: InstalledEngine) -> Iterator[None]:
+    """Holds an environment that nobody uses. Raises: Busy: somebody does."""
+    descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise Busy(
+            f"{engine.label} is running",
+            hint="kt ps lists what runs; kt stop stops it",
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def leftovers() -> tuple[Path, ...]:
+    """Returns the paths of environments whose installation or removal was interrupted."""
+    return tuple(folder() / name for name in sorted(_names()) if _is_left(name))
+
+
+def _is_left(name: str) -> bool:
+    if name.startswith(".") and ".removed." in name:
+        return True
+    said = _FOLDER.fullmatch(name)
+    if said is None or (folder() / name / MANIFEST).exists():
+        return False
+    return smallfiles.holder(lock_path(said[1])) is None  # nobody installs it

@@ -1,0 +1,186 @@
+"""The real smg in front of two servers of kt-mini: what is routed, what is retried, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import requests
+from server.routed import free_port
+
+from ktcli.server.process import discovery
+from ktcli.store import engines
+
+pytestmark = pytest.mark.thorough
+ROW = engines.row_of("smg")
+FETCH_S = 300
+
+
+def wheels() -> Path:
+    """A folder with the wheels, which pip fetches once into the user's cache; skips where it cannot."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "kt-tests" / "engines" / f"{ROW.name}-{ROW.version}"
+    names = [f"{each.name}=={each.version}" for each in ROW.packages]
+    words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--retries", "1"]
+    command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), *names]
+    if all(any(folder.glob(f"{each.name}-{each.version}-*.whl")) for each in ROW.packages):
+        return folder
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"smg: pip took more than {FETCH_S} s")
+    if done.returncode:
+        pytest.skip(f"smg cannot be fetched: {(done.stderr.strip().splitlines() or ['pip'])[-1]}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A library with smg, and kt-mini converted."""
+    found = wheels()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KT_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("KT_CACHE", "0")  # servers of one library would share their pages on disk
+        kt("engine", "install", "smg", "--from", str(found))
+        yield Path(os.environ["KT_HOME"])
+
+
+def kt(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ktcli", *words], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@dataclass
+class Child:
+    """A command of kt that runs until it is told to end."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def started(*words: str, port: int) -> Iterator[Child]:
+    """A server or a router, ready, while the context lasts."""
+    command = [sys.executable, "-m", "ktcli", *words, "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("press Ctrl-C to stop" in line for line in process.stderr)
+        reader = threading.Thread(target=process.stderr.read)
+        reader.start()
+        try:
+            yield Child(process, f"http://127.0.0.1:{port}")
+        finally:
+            process.send_signal(signal.SIGINT)
+            reader.join()
+            process.wait(60)
+
+
+def server(port: int, *more: str) -> AbstractContextManager[Child]:
+    return started("serve", "kt-mini", "--threads", "1", *more, port=port)
+
+
+def ask(url: str, text: str, **more: object) -> requests.Response:
+    body = {"model": "kt-mini", "messages": [{"role": "user", "content": text}], "max_tokens": 8}
+    return requests.post(f"{url}/v1/chat/completions", json={**body, **more}, timeout=60)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_two_servers_share_the_work_and_one_may_die(home: Path) -> None:
+    ports = free_port(), free_port()
+    with ExitStack() as held:
+        one = held.enter_context(server(ports[0]))
+        two = held.enter_context(server(ports[1]))
+        router = held.enter_context(
+            started("route", one.url, two.url, "--metrics-port", str(free_port()), port=free_port())
+        )
+        port = router.url.rpartition(":")[2]
+        replies = [ask(router.url, f"{i} question") for i in range(16)]
+        names = Counter(each.headers["x-smg-routed-worker-id"] for each in replies)
+        assert set(names) == {one.url, two.url}
+        usage = [each.json()["usage"] for each in replies]
+        assert all(each["completion_tokens"] <= 8 for each in usage)
+        two.kill()
+        assert all(ask(router.url, f"{i} more").status_code == 200 for i in range(8))
+
+        def state() -> str:
+            status = json.loads(kt("route", "status", "--port", port, "--json"))
+            return str(status["servers"][1]["state"])
+
+        until(lambda: state() != "ready")
+        held.enter_context(server(ports[1]))
+        until(lambda: state() == "ready")
+        assert all(ask(router.url, f"{i} again").status_code == 200 for i in range(8))
+
+
+def test_a_stream_ends_whole_where_the_router_is_stopped(home: Path) -> None:
+    port, metrics_port = free_port(), free_port()
+    with server(free_port()) as one:
+        words = ("route", one.url, "--metrics-port", str(metrics_port))
+        with started(*words, port=port) as router:
+            more = {"stream": True, "max_tokens": 1500, "ignore_eos": True}
+            reply = ask(router.url, "a long answer", **more)
+            (found,) = [each for each in discovery.running_servers() if each.status.servers]  # type: ignore[union-attr]
+            listening = subprocess.run(["ss", "-ltn"], capture_output=True, text=True).stdout
+            router.process.send_signal(signal.SIGINT)
+            text = reply.text
+        assert '"finish_reason":"length"' in text and text.rstrip().endswith("data: [DONE]")
+        assert found.status is not None and found.status.servers == [one.url]
+        mine = [line for line in listening.splitlines() if f":{port} " in line]
+        mine += [line for line in listening.splitlines() if f":{metrics_port} " in line]
+        assert all("127.0.0.1:" in line for line in mine) and (not listening or len(mine) == 2)
+
+
+def test_keys_guard_users_and_servers(home: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("ann:USER-A\nbob:USER-B\n")
+    keys.chmod(0o600)
+    with server(free_port(), "--api-key-file", str(keys)) as one:
+        ports = ("--metrics-port", str(free_port()))
+        with started(
+            "route", one.url, *ports, "--api-key-file", str(keys), port=free_port()
+        ) as router:
+
+            def status(path: str, key: str, **body: object) -> int:
+                headers = {"Authorization": f"Bearer {key}"}
+                where = f"{router.url}{path}"
+                if not body:
+                    return requests.get(where, headers=headers, timeout=20).status_code
+                return requests.post(where, json=body, headers=headers, timeout=20).status_code
+
+            asked = {"model": "kt-mini", "messages": [{"role": "user", "content": "hello"}]}
+            chat = [
+                status("/v1/chat/completions", key, **asked) for key in ("USER-A", "USER-B", "x")
+            ]
+            assert chat == [200, 200, 401]
+            for key in ("USER-A", "USER-B", ""):
+                assert status("/workers", key) == 401
+                assert status("/workers", key, url="http://127.0.0.1:9") == 401
+            for pid in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    assert b"USER-A" not in pid.read_bytes()
+                except OSError:
+                    continue
