@@ -1,5 +1,5 @@
-"""Repeats requests to a hub or a server that is busy or drops the connection: a few times, after the delay it asks for, and never
-silently.
+"""Repeats requests to a hub or a server that is busy or drops the connection: a few times, after the delay it asks
+for, and never silently.
 
 Only what a hub is asked of repositories, and a server before its answer begins; `transfer` tries files again by itself,
 and continues them.

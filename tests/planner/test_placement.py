@@ -211,7 +211,9 @@ def test_what_fits_where(machine: str, name: str, fits: bool):
 def test_a_gpu_without_torch_is_named_and_said_to_be_idle():
     made = place(shape("qwen3-30b-a3b"), host_of(read_machine(Path("desktop-24gb-gpu"))), Request())
     assert made.device is None
-    assert any("RTX 4090" in note and "does not use NVIDIA GeForce RTX 4090" in note for note in made.notes)
+    assert any(
+        "RTX 4090" in note and "does not use NVIDIA GeForce RTX 4090" in note for note in made.notes
+    )
 
 
 def test_decode_never_beats_the_bandwidth():
