@@ -1,4 +1,4 @@
-"""Reads the address of a server as a person types it: scheme, host and port, and nothing that would be a mistake."""
+"""The addresses of servers as people type them: scheme, host and port, and nothing that would be a mistake."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from ktcli.errors import UsageError
 
 _SHOWN = 200  # characters of what is wrong
 _EXAMPLE = "for example http://127.0.0.1:11435"
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The address of a server that speaks OpenAI's API.
+    """The address of a server.
 
     Attributes:
-        url: scheme, host and port, without `/v1` or a slash at the end.
-        host: the host alone.
-        encrypted: whether it is asked through TLS.
+        scheme: http or https.
+        host: a name or a numeric address, without brackets.
+        port: also where it is the scheme's own.
     """
 
-    url: str
+    scheme: str
     host: str
-    encrypted: bool
+    port: int
 
     @classmethod
-    def parse(cls, text: str, source: str) -> ServerAddress:
+    def parse(
+        cls, text: str, source: str, *, versioned: bool = True, key: str = "--server-key-file"
+    ) -> ServerAddress:
         """Returns the address that a text means.
 
         Args:
             source: who says it, for the error: "--server".
+            versioned: whether `/v1` may follow it, as in many documents.
+            key: the option that names a file with the key.
         Raises:
-            UsageError: it is none, or has a user, a path or a query.
+            UsageError: it is not an address, or has a user, a path or a query.
         """
         try:
             parts = urlsplit(text)
@@ -43,24 +48,36 @@ class ServerAddress:
         # What follows a user is not shown: it may be a password.
         if "@" in text:
             raise UsageError(
-                f"{source} has a user or a password in the address",
-                hint="put the key into a file that only you can read, and pass it with --server-key-file",
+                f"{source} contains a user name or a password, which end up in logs",
+                hint=f"leave them out; a key goes into a file that only you can read, passed with {key}",
             )
         plain = text.isascii() and text.isprintable() and " " not in text
-        if not host or not plain or parts.scheme not in ("http", "https"):
+        if not host or not plain or parts.scheme not in _PORTS:
+            near = f"did you mean: http://{text}" if _lacks_scheme(text) else _EXAMPLE
             raise UsageError(
-                f"{source} is {text[:_SHOWN]!r}, which is not the address of a server",
-                hint=_EXAMPLE,
+                f"{source} is {text[:_SHOWN]!r}, which is not the address of a server", hint=near
             )
-        if parts.path.rstrip("/") not in ("", "/v1") or parts.query or parts.fragment:
-            behind = text.partition("://")[2].partition("/")[2]
+        found = cls(parts.scheme, host, port or _PORTS[parts.scheme])
+        allowed = ("", "/v1") if versioned else ("",)
+        if parts.path.rstrip("/") not in allowed or parts.query or parts.fragment:
+            behind = text.partition("://")[2][len(parts.netloc) :][:_SHOWN]
+            rule = "only /v1 may follow it" if versioned else "nothing may follow it"
             raise UsageError(
-                f"{source} has the path /{behind[:_SHOWN]}, but only /v1 may follow the address",
-                hint=_EXAMPLE,
+                f"{source} has {behind!r} after the host, but {rule}", hint=f"write {found.url}"
             )
-        shown = f"[{host}]" if ":" in host else host
-        url = f"{parts.scheme}://{shown}" + (f":{port}" if port is not None else "")
-        return cls(url, host, parts.scheme == "https")
+        return found
+
+    @property
+    def url(self) -> str:
+        """The address as a URL without a path, and without a port that is the scheme's own."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}"
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether it is asked through TLS."""
+        return self.scheme == "https"
 
     @property
     def is_here(self) -> bool:
@@ -71,3 +88,9 @@ class ServerAddress:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _lacks_scheme(text: str) -> bool:
+    """Tells whether a text looks like a host and perhaps a port."""
+    plain = text.replace(".", "").replace(":", "").replace("-", "")
+    return len(text) <= _SHOWN and plain.isascii() and plain.isalnum()

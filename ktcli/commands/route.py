@@ -27,7 +27,7 @@ from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
 from ktcli.store import engines
 
 if TYPE_CHECKING:
-    from ktcli.server.router.address import ServerAddress
+    from ktcli.client.address import ServerAddress
     from ktcli.server.router.plan import RouterKeys, RouterPlace
     from ktcli.server.router.supervision import RouterSettings
 

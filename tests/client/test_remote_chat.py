@@ -234,9 +234,9 @@ def main_raising(words: list[str]) -> int:
         ("http://x:99999", "which is not the address of a server"),
         ("http://x y", "which is not the address of a server"),
         ("http://ü.de", "which is not the address of a server"),
-        ("http://x/api", "has the path /api"),
-        ("http://x/v1?a=b", "has the path /v1?a=b"),
-        ("http://me:secret@x", "has a user or a password"),
+        ("http://x/api", "has '/api' after the host"),
+        ("http://x/v1?a=b", "has '/v1?a=b' after the host"),
+        ("http://me:secret@x", "contains a user name or a password"),
     ],
 )
 def test_an_address_that_is_none(address: str, said: str, run: RemoteRun) -> None:

@@ -170,7 +170,7 @@ CODES = {
     "BadCheckpoint": 5, "BadPack": 5, "NetworkError": 6, "HubError": 6, "Gated": 6,
     "ServerFailed": 6, "ServerBusy": 7, "Busy": 7, "QueueFull": 7,
     "ContextFull": 8, "NativeError": 9, "DeviceError": 10, "KernelFails": 10,
-    "OutOfDeviceMemory": 10,
+    "OutOfDeviceMemory": 10, "NotFinite": 1,
 }  # fmt: skip
 
 
@@ -181,6 +181,8 @@ def made(name: str) -> KtError:
         return errors.NotEnoughDisk("the pull", 1 << 40, 1 << 30, "/disk")
     if name == "QueueFull":
         return errors.QueueFull(512, 512)
+    if name == "NotFinite":
+        return errors.NotFinite("the loss")
     error: KtError = getattr(errors, name)("something is wrong with 'x'", hint="do this")
     return error
 

@@ -187,7 +187,7 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(
     ("words", "code", "said"),
     [
         ([], 2, "no server was given"),
-        (["http://127.0.0.1:1/v1"], 2, "has a path"),
+        (["http://127.0.0.1:1/v1"], 2, "after the host"),
         (["http://a:b@127.0.0.1:1"], 2, "contains a user name or a password"),
         (["http://127.0.0.1:1", "http://127.0.0.1:1"], 2, "was given twice"),
         (["http://127.0.0.1:1", "--host", "0.0.0.0"], 2, "reachable from other machines"),

@@ -105,8 +105,8 @@ def test_a_server_that_does_not_say_its_context_agrees() -> None:
     ("said", "url"),
     [
         ("http://10.0.0.2:11435", "http://10.0.0.2:11435"),
-        ("http://box", "http://box:80"),
-        ("https://box/", "https://box:443"),
+        ("http://box", "http://box"),
+        ("https://box/", "https://box"),
         ("http://[::1]:8000", "http://[::1]:8000"),
     ],
 )
@@ -123,8 +123,8 @@ def test_an_address_is_read(said: str, url: str) -> None:
         ("http://box:99999", "is not the address of a server"),
         ("http://[::1", "is not the address of a server"),
         ("http://bo\x1bx", "is not the address of a server"),
-        ("http://box:1/v1", "has a path"),
-        ("http://box:1?x=1", "has a path"),
+        ("http://box:1/v1", "after the host"),
+        ("http://box:1?x=1", "after the host"),
         ("http://me:secret@box:1", "contains a user name or a password"),
         ("", "is not the address of a server"),
     ],

@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError, UsageError
-from ktcli.server.router.address import ServerAddress
 from ktcli.server.router.counters import Counters, counters_in, mean, ratio
 from ktcli.server.router.facts import ServerFacts
 from ktcli.threads import Threads

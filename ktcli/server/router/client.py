@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from ktcli.client.address import ServerAddress
 from ktcli.errors import ExitCode, KtError, NotFound
 from ktcli.server.process.discovery import connected, socket_path
-from ktcli.server.router.address import ServerAddress
 from ktcli.server.router.control import SERVERS, STATUS, Refused, ServerChange
 from ktcli.server.router.status import RouterStatus
 

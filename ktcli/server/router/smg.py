@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError
-from ktcli.server.router.address import ServerAddress
 from ktcli.server.router.asking import HttpReply, ask
 from ktcli.server.router.counters import Counters, counters_in
 from ktcli.server.router.plan import RouterPlace

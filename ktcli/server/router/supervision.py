@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from ktcli.assembly.listener import Listener
+from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError, NotFound, UsageError, counted
-from ktcli.server.router.address import ServerAddress, address_of, require_different
+from ktcli.server.router.address import address_of, require_different
 from ktcli.server.router.asking import facts_of
 from ktcli.server.router.facts import ServerFacts, require_agreement
 from ktcli.server.router.health import HealthLog
