@@ -253,6 +253,7 @@ def serve(
         )
         plan, pack = plan_of(own.ready, roomy), own.ready.pack.name  # while the memory is free
         embeds = own.facts().pooling is not None
+        rules = replace(rules, decode_tok_s=None if embeds else plan.speed.decode)
         where = rules.address, parallel, of_ollama
         about = first_lines(own.name, pack, plan, *where, embeds=embeds)
 

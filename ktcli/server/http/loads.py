@@ -24,7 +24,8 @@ async def loads(request: Request) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """Returns what the server is: its own model, the context, and how much it can do at once."""
+    """Returns what the server is: its own model, the context, how much it can do at once, and the planned speed of one
+    answer, from which `kt route` takes how long a request may last."""
     state = state_of(request)
     own = state.catalogue.own
     load, loaded = _load(state), state.residency.find(own)
@@ -36,6 +37,7 @@ async def server_info(request: Request) -> Response:
         "max_total_num_tokens": load["max_total_num_tokens"],
         "max_running_requests": load["max_running_requests"],
         "page_size": PAGE_TOKENS,
+        "decode_tok_s": state.rules.decode_tok_s,
         "tp_size": 1,
         "dp_size": 1,
         "status": state.status,

@@ -59,6 +59,7 @@ class Rules:
         address: where it says that it is, for `kt ps`.
         preset: what the name presets with which the server was started, for requests that name no alias of their own.
         drain_s: the seconds that answers may take to finish once the server shuts down.
+        decode_tok_s: the planned tokens per second of one answer, for routers; None: the model writes none.
     """
 
     keys: ApiKeys = field(default_factory=ApiKeys)
@@ -70,6 +71,7 @@ class Rules:
     address: str = ""
     preset: Preset = NOTHING
     drain_s: float = DRAIN_S
+    decode_tok_s: float | None = None
 
 
 class Cancellable(Protocol):
