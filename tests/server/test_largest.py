@@ -45,6 +45,7 @@ IN_CHAT: dict[str, Any] = {"messages": ASKED}
 REST: dict[str, dict[str, Any]] = {
     CHAT: IN_CHAT,
     f"{CHAT}/render": IN_CHAT,
+    "/apply-template": IN_CHAT,
     TEXT: {"prompt": "hi"},
     RESPONSE: {"input": ASKED},
     f"{RESPONSE}/input_tokens": {"input": ASKED},
@@ -60,7 +61,7 @@ REST: dict[str, dict[str, Any]] = {
     EMBEDDING: {"model": NAME, "prompt": "hi"},
 }
 # Paths whose bodies do not reach the thread that makes prompts, or that only the server's owner may ask.
-ASIDE = re.compile(r"/engine.*|/api/(pull|delete|copy)|/cancel/.*|/v1/responses/{id}")
+ASIDE = re.compile(r"/engine.*|/server/drain|/api/(pull|delete|copy)|/cancel/.*|/v1/responses/{id}")
 
 
 class Fill(NamedTuple):
