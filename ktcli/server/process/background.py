@@ -101,7 +101,7 @@ def start(words: Sequence[str], port: int, progress: Progress) -> Started:
             raise
     lines = [each for line in _lines_from(path, began) for each in _said(line)]
     if said is None:
-        raise _not_started(child.returncode, lines, path)
+        raise _not_started(words[0], child.returncode, lines, path)
     child.returncode = 0  # nobody here waits for it any more
     warnings = tuple(line for line in lines if line != said and not line.startswith(f"{said};"))
     return Started(child.pid, path, said, warnings)
@@ -235,14 +235,14 @@ def _lines_from(path: Path, began: int) -> list[str]:
         return []
 
 
-def _not_started(code: int, lines: list[str], log: Path) -> NotStarted:
+def _not_started(command: str, code: int, lines: list[str], log: Path) -> NotStarted:
     """Returns the error of a server that has ended: its own error if it printed one, else its last line."""
     errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
     said = lines[errors[-1] :] if errors else lines[-1:]
     reason = said[0].removeprefix("error: ") if said else "it printed nothing"
     hints = [line.strip() for line in said[1:]]
     made = NotStarted(
-        f"the server did not start: {reason}", hint="; ".join([*hints, f"its log is {log}"])
+        f"kt {command} did not start: {reason}", hint="; ".join([*hints, f"its log is {log}"])
     )
     codes = {int(each): each for each in ExitCode if each is not ExitCode.OK}
     made.exit_code = codes.get(code, ExitCode.FAILED)
