@@ -259,7 +259,10 @@ NUMBERS = tuple(
     (re.compile(pattern), by)
     for pattern, by in (
         (r"(?m)^warning: other processes.*\n(?:  .*\n)*", ""),  # of kt bench
-        (r"(?m)^  .*of checkpoint; possible alone:.*\n(?:    .*\n)*", ""),  # of kt convert
+        (
+            r"(?m)^  .*of checkpoint; each stage alone would reach:.*\n(?:    .*\n)*",
+            "",
+        ),  # of kt convert
         (r'("times": )\{(?:[^{}]|\{[^{}]*\})*\}', r"\1#"),  # the longest first
         (r"(?m)^(Threads     1, )\w+$", r"\1#"),  # the row of kernels
         ("━+", "━━━"),

@@ -63,7 +63,7 @@ def test_output_for_people(source: Path, tmp_path: Path, capsys, monkeypatch: py
     captured = capsys.readouterr()
     assert "became" in captured.out and "int4" in captured.out and "%" in captured.out
     assert re.search(
-        r"MB/s .* reading allows [\d,]+, encoding with \d+ threads? [\d,]+, writing", captured.out
+        r"MB/s .* reading [\d,]+, encoding with \d+ threads? [\d,]+, writing", captured.out
     )
     assert captured.err == ""  # no progress where there is no terminal
 

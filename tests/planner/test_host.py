@@ -208,7 +208,7 @@ def test_a_container_limit_counts():
 def test_every_gpu_is_named_with_its_memory():
     gpus = (Gpu(0, "GPU A", 24 * GIB, 20 * GIB), Gpu(1, "GPU B", 48 * GIB, 48 * GIB))
     notes = host_of(eight_cores(gpus=gpus)).notes
-    assert ["GPU A with 24.0 GiB" in notes[0], "GPU B with 48.0 GiB" in notes[1]] == [True, True]
+    assert ["GPU A (24.0 GiB)" in notes[0], "GPU B (48.0 GiB)" in notes[1]] == [True, True]
 
 
 @pytest.mark.parametrize("machine", ["container-mems"], indirect=True)
