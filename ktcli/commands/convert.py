@@ -241,7 +241,8 @@ def render(words: dict[str, Any]) -> str:
         alone, threads = speed["ceilings_mb_per_s"], speed["threads"]
         lines.append(
             f"  {speed['mb_per_s']:,.0f} MB/s of checkpoint; each stage alone would reach: "
-            f"reading {alone['reading']:,.0f}, encoding with {counted(threads, 'thread')} {alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
+            f"reading {alone['reading']:,.0f}, encoding with {counted(threads, 'thread')} "
+            f"{alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
         )
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files already existed")
