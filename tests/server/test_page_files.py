@@ -62,7 +62,7 @@ def said(id: str, parent: str | None, **fields: object) -> dict[str, Any]:
         ("[" * 100_000, "is not valid JSON"),
         ([], "was not exported"),
         ({"format": "kt-conversations", "version": 99, "conversations": []}, "version"),
-        ({"format": "kt-conversations", "version": 1, "conversations": {}}, "no list"),
+        ({"format": "kt-conversations", "version": 1, "conversations": {}}, "must contain a list"),
         ({"format": "kt-conversations", "version": 1, "conversations": [None]}, "not an object"),
         (export_of(id="<b>"), "has no id"),
         (export_of(title=7), "has no title"),
