@@ -7,16 +7,13 @@ together, and what one has in common with another is computed once.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
 from ktcli import config
-from ktcli.answers.events import AnswerPiece
 from ktcli.api.prompts import Prompt, PromptReader
 from ktcli.api.result import GenerationResult
 from ktcli.api.settings import settings_over
@@ -24,14 +21,12 @@ from ktcli.assembly.listener import Silent
 from ktcli.assembly.presets import preset_over
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening, OpenModel, give_back_memory, open_model, prepared
-from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, Ended, Said
+from ktcli.dialogue.answer import AnswerOptions
 from ktcli.dialogue.local import LocalBackend
-from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.dialogue.many import PromptAnswer, ended
 from ktcli.dialogue.shared import SharedScheduler
-from ktcli.engine.request import Answer, GenerationRequest
-from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits
-from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.gpu import AUTO, parse_device
 from ktcli.ops.kvformat import FORMATS
 from ktcli.store import aliases, library
@@ -179,30 +174,17 @@ class TextEngine:
         read = PromptReader(backend, settings.variables, self.preset).all(prompts)
         options = AnswerOptions(settings.sampling, settings.stops, settings.max_tokens)
         made = [
-            _PromptAnswer(
-                backend, self._scheduler, prompt, replace(options, plain=isinstance(of, str))
+            PromptAnswer(
+                backend.answers,
+                prompt,
+                replace(options, plain=isinstance(of, str)),
+                self._scheduler,
             )
             for of, prompt in zip(prompts, read, strict=True)
         ]
-        self._finish(made)
+        for _ in ended(made, self._scheduler):
+            pass
         return [GenerationResult.of(each.run, each.pieces) for each in made]
-
-    def _finish(self, answers: Sequence[_PromptAnswer]) -> None:
-        """Does steps until all answers have ended; where one fails the others are cancelled."""
-        waiting, going = deque(answers), list[_PromptAnswer]()
-        try:
-            while waiting or going:
-                while waiting and self._scheduler.has_room:
-                    going.append(waiting.popleft())
-                    going[-1].run.submit()
-                self._scheduler.step()
-                going = [each for each in going if not each.has_ended()]
-        except BaseException:
-            for each in going:
-                each.run.cancel()
-            with suppress(KtError):  # the first error is told
-                self._scheduler.step()
-            raise
 
     def join(self, user: EngineUser) -> None:
         """Notes who is to leave the model when the engine is closed."""
@@ -233,44 +215,6 @@ class TextEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _PromptAnswer:
-    """The answer to one of many prompts while it is made."""
-
-    def __init__(
-        self,
-        backend: LocalBackend,
-        scheduler: SharedScheduler,
-        prompt: EncodedPrompt,
-        options: AnswerOptions,
-    ) -> None:
-        self._scheduler = scheduler
-        self.pieces: list[AnswerPiece] = []
-        self._error: Exception | None = None
-        context = backend.engine.context
-        self.run = AnswerRun(backend.answers, context, prompt, options, self._submit, self._take)
-
-    def has_ended(self) -> bool:
-        """Whether the answer is whole.
-
-        Raises:
-            Exception: it failed.
-        """
-        if self._error is not None:
-            raise self._error
-        return self.run.finish is not None
-
-    def _submit(
-        self, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
-    ) -> Answer:
-        return self._scheduler.submit(request, self.run.hear, sampler, goes_on=goes_on)
-
-    def _take(self, event: AnswerEvent) -> None:
-        if isinstance(event, Said):
-            self.pieces += [each for each in event.events if isinstance(each, AnswerPiece)]
-        elif isinstance(event, Ended):
-            self._error = event.error
 
 
 class _Logged(Silent):

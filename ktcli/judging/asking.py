@@ -6,7 +6,6 @@ that choice is taken which the model would most probably give, its end included,
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,19 +15,16 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.answers.events import AnswerPiece
 from ktcli.answers.format import AnswerFormat
 from ktcli.api.result import GenerationResult
 from ktcli.assembly.listener import SILENT, Bar, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
-from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, Ended, Said
-from ktcli.dialogue.prompts import EncodedPrompt
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.dialogue.many import PromptAnswer, ended
 from ktcli.dialogue.shared import SharedScheduler
 from ktcli.engine import Engine
-from ktcli.engine.request import Answer, GenerationRequest
-from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import NotEnoughMemory
 from ktcli.hardware.numa import Numa
@@ -228,88 +224,20 @@ def _generate(
         closing(SharedScheduler(engine, Limits(active=streams))) as scheduler,
         listener.progress("Answering", _answers(asked), unit="answers") as bar,
     ):
-        waiting: deque[_Answering] = deque()
-        for n, question in enumerate(
-            asked.questions
-        ):  # all models side by side, for whoever presses Ctrl-C
+        places: dict[PromptAnswer, tuple[int, int]] = {}
+        # All models side by side, for whoever presses Ctrl-C.
+        for n, question in enumerate(asked.questions):
             for number, model in enumerate(asked.models):
                 own = adapter if model.adapted else None
                 options = AnswerOptions(greedy, max_tokens=most, adapter=own)
-                place, prompt = (n, number), question.prompts[number]
-                waiting.append(
-                    _Answering(place, formats[number], engine.context, prompt, options, scheduler)
-                )
-        return _finished(waiting, scheduler, bar, cancelled)
+                made = PromptAnswer(formats[number], question.prompts[number], options, scheduler)
+                places[made] = (n, number)
+        found: dict[tuple[int, int], GenerationResult] = {}
+        for each in ended(places, scheduler, cancelled):
+            found[places[each]] = GenerationResult.of(each.run, each.pieces)
+            bar.update(done=len(found))
+        return found
 
 
 def _answers(asked: _Inquiry) -> int:
     return len(asked.models) * len(asked.questions)
-
-
-def _finished(
-    waiting: deque[_Answering],
-    scheduler: SharedScheduler,
-    bar: Bar,
-    cancelled: Callable[[], bool],
-) -> dict[tuple[int, int], GenerationResult]:
-    """Does steps until all answers have ended, or nobody wants them any more."""
-    found: dict[tuple[int, int], GenerationResult] = {}
-    going: list[_Answering] = []
-    while (waiting or going) and not cancelled():
-        while waiting and scheduler.has_room:
-            going.append(waiting.popleft())
-            going[-1].run.submit()
-        scheduler.step()
-        ended = [each for each in going if each.has_ended()]
-        going = [each for each in going if each not in ended]
-        found |= {each.place: each.result for each in ended}
-        bar.update(done=len(found))
-    return found
-
-
-class _Answering:
-    """The answer to one prompt while it is made.
-
-    Attributes:
-        place: the numbers of its question and of its model.
-    """
-
-    def __init__(
-        self,
-        place: tuple[int, int],
-        answers: AnswerFormat,
-        context: int,
-        prompt: EncodedPrompt,
-        options: AnswerOptions,
-        scheduler: SharedScheduler,
-    ) -> None:
-        self.place, self._scheduler = place, scheduler
-        self._pieces: list[AnswerPiece] = []
-        self._error: Exception | None = None
-        self.run = AnswerRun(answers, context, prompt, options, self._submit, self._take)
-
-    @property
-    def result(self) -> GenerationResult:
-        """The whole answer."""
-        return GenerationResult.of(self.run, self._pieces)
-
-    def has_ended(self) -> bool:
-        """Whether the answer is whole.
-
-        Raises:
-            Exception: it failed.
-        """
-        if self._error is not None:
-            raise self._error
-        return self.run.finish is not None
-
-    def _submit(
-        self, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
-    ) -> Answer:
-        return self._scheduler.submit(request, self.run.hear, sampler, goes_on=goes_on)
-
-    def _take(self, event: AnswerEvent) -> None:
-        if isinstance(event, Said):
-            self._pieces += [each for each in event.events if isinstance(each, AnswerPiece)]
-        elif isinstance(event, Ended):
-            self._error = event.error
