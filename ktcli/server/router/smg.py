@@ -42,7 +42,6 @@ class Readiness(msgspec.Struct):
     """How many of its servers smg can use."""
 
     healthy_workers: int = 0
-    total_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
