@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 TREE = ROOT / "docs" / "tree.md"
@@ -30,6 +33,10 @@ OTHERS = {
     "benchmarks/": "how speeds are measured, and results with machine and date",
     "completions/": "generated shell completions",
 }
+
+# Bytes of one file in git; the built-in model's weights alone may have more.
+LARGEST = 700_000
+LARGE = {"profiles/kt-mini/model.safetensors"}
 
 
 @cache
@@ -76,6 +83,15 @@ def test_every_file_says_what_it_is() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if path.name != "_native.py":
                 assert first_sentence(path), path
+
+
+def test_no_package_and_no_large_file_is_in_git() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("no git, or no repository of it")
+    names = set(listed.stdout.split("\0")) - LARGE - {""}
+    assert not [name for name in names if name.endswith((".whl", ".gz", ".zip"))]
+    assert not [name for name in names if (ROOT / name).is_file() and (ROOT / name).stat().st_size > LARGEST]
 
 
 if __name__ == "__main__":
