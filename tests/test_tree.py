@@ -86,12 +86,16 @@ def test_every_file_says_what_it_is() -> None:
 
 
 def test_no_package_and_no_large_file_is_in_git() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode:
         pytest.skip("no git, or no repository of it")
     names = set(listed.stdout.split("\0")) - LARGE - {""}
     assert not [name for name in names if name.endswith((".whl", ".gz", ".zip"))]
-    assert not [name for name in names if (ROOT / name).is_file() and (ROOT / name).stat().st_size > LARGEST]
+    assert not [
+        name for name in names if (ROOT / name).is_file() and (ROOT / name).stat().st_size > LARGEST
+    ]
 
 
 if __name__ == "__main__":
