@@ -128,9 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     quick = set(without_thorough(items, config.stash[TURN]))
     kept = [item for item in items if (item in quick) == (tier != "rest")]
-    if (
-        tier == "rest"
-    ):  # the C tests run for more rows and under more sanitizers than in `make test`
+    if tier == "rest":  # its C tests are for more rows, and under more sanitizers
         kept += [item for item in items if item in quick and item.path.name == LAST]
     _keep(config, items, kept)
 

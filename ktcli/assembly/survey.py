@@ -71,6 +71,11 @@ class Surveyed:
         return self.plan is not None and self.fits and self.plan.speed.decode >= tok_s
 
     @property
+    def defers(self) -> bool:
+        """Whether its predicted speed is that with experts deferred."""
+        return self.plan is not None and bool(self.plan.device and self.plan.device.undeferred)
+
+    @property
     def missing_bytes(self) -> int:
         """The bytes of memory that it lacks, in all or on the node that lacks most; 0 if it fits."""
         if self.plan is None or self.fits:

@@ -341,10 +341,12 @@ class Plan:
 
     @property
     def speed_words(self) -> str:
-        """The predicted speed of decode, for people: "~41 tokens/s (~28 with --defer 0)"."""
+        """The predicted speed of decode, for people: "~41 tokens/s (~28 with --defer 0)"; one figure where both are
+        alike."""
         plain = self.device.undeferred if self.device is not None else None
-        without = f" ({self.rate(plain)} with --defer 0)" if plain is not None else ""
-        return f"{self.rate(self.speed.decode)} tokens/s{without}"
+        said = self.rate(self.speed.decode)
+        without = "" if plain is None or self.rate(plain) == said else self.rate(plain)
+        return f"{said} tokens/s{f' ({without} with --defer 0)' if without else ''}"
 
     def require(self, what: str) -> None:
         """Raises NotEnoughMemory if the plan does not fit.

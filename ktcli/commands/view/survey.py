@@ -14,6 +14,7 @@ from ktcli.planner.host import Host
 from ktcli.settingsfile import shown
 
 _LACKING = 5  # models that do not fit which are shown
+_DEFERRED = "Where experts are deferred, which changes answers, the speed is with that; kt plan NAME says both."
 _NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which the table has fewer; of no terminal
 
 
@@ -88,6 +89,8 @@ def render_survey(
     if not host.rates.measured:
         assumed = "~ marks estimates; kt doctor --measure replaces them with measurements."
         words.append(out.fold(assumed, "  "))
+    if any(each.defers for each in fits):
+        words.append(out.fold(_DEFERRED, "  "))
     if fits and not machine:
         words += _next(fits, disk)
     return "\n".join(words)
