@@ -10,6 +10,8 @@ PYTHONS ?=
 
 # Processes that share the tests, a file of them at a time.
 SHARES ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
+# One more where there are few: the tests of `make test` wait for programs that they start, and need little memory.
+test: SHARES := $(shell n=$(SHARES); echo $$((n < 4 ? n + 1 : n)))
 SHARED  = -n $(SHARES) --dist loadfile --no-loadscope-reorder
 
 BIN    := $(VENV)/bin
@@ -143,7 +145,10 @@ $(VENV)/.kt-check: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(L
 	@$(PIP) -e '.[check]' </dev/null
 	@touch $@
 
+# The library is compiled while pip unpacks the others' packages.
 $(VENV)/.kt-test: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt and its test tools into $(VENV) (only when something changed) ..."
-	@$(PIP) -e '.[test]' </dev/null
+	@$(BIN)/python tests/requirements.py test >$@.txt
+	@$(PIP) --no-deps -e . </dev/null & built=$$!; \
+	    $(PIP) -r $@.txt </dev/null; had=$$?; wait $$built && exit $$had
 	@touch $@

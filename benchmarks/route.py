@@ -1,10 +1,11 @@
 """What a router in front of two servers brings, and what it costs: kt route with the real smg, two servers of kt-mini.
 
-    python benchmarks/route.py [--only PART ...] [--out FILE.json]        smg has to be installed: kt engine install smg
+    python benchmarks/route.py [--only PART ...] [--model NAME] [--out FILE.json]      first: kt engine install smg
 
 Each server has one thread and four streams; the one server beside which they are measured has one thread and eight, so
 that its cache is as large as both. KV pages on disk are off: two servers of one library would find each other's. The
-servers, the router and the clients share one machine, with others: look at shares and counts, not at times.
+servers, the router and the clients share one machine: with kt-mini look at shares and counts, not at times. `--model`
+names one that computes more than its clients do, for tokens per second on a machine of two cores.
 
     cached   24 conversations of 6 turns, 4, 8 and 16 clients, with and without a system text in common: share of tokens
              found in a cache, requests per server, tokens per second, beside one server
@@ -31,7 +32,7 @@ from typing import Any
 from naming import result_path
 from route_faults import measure_faults
 from route_latency import measure_latency
-from routed import STREAMS, Asked, ask, free_port, router, server
+from routed import MODEL, STREAMS, Asked, ask, free_port, router, server
 
 from ktcli.hardware.probe import probe
 
@@ -74,7 +75,9 @@ def conversations(seed: int, common_words: int) -> list[Conversation]:
     ]
 
 
-def converse(port: int, clients: int, talks: list[Conversation]) -> tuple[list[Asked], float]:
+def converse(
+    port: int, clients: int, talks: list[Conversation], model: str = MODEL
+) -> tuple[list[Asked], float]:
     """Lets clients go on with whichever conversation waits longest; returns the requests and the seconds of all."""
     waiting: SimpleQueue[tuple[Conversation, int] | None] = SimpleQueue()
     done: SimpleQueue[Asked] = SimpleQueue()
@@ -85,7 +88,7 @@ def converse(port: int, clients: int, talks: list[Conversation]) -> tuple[list[A
         while (item := waiting.get()) is not None:
             talk, turn = item
             talk.messages.append({"role": "user", "content": talk.questions[turn]})
-            asked, answer = ask(port, talk.messages)
+            asked, answer = ask(port, talk.messages, model=model)
             talk.messages.append({"role": "assistant", "content": answer})
             if turn + 1 < len(talk.questions):
                 waiting.put((talk, turn + 1))
@@ -121,12 +124,12 @@ def figures(found: list[Asked], seconds: float) -> dict[str, Any]:
     }
 
 
-def measure_cached() -> list[dict[str, Any]]:
+def measure_cached(model: str) -> list[dict[str, Any]]:
     """Two servers behind a router beside one with a cache as large as both, in turns."""
     rows = []
     for common in COMMON_WORDS:
         for clients in CLIENTS:
-            pairs = [_pair(seed, common, clients) for seed in SEEDS]
+            pairs = [_pair(seed, common, clients, model) for seed in SEEDS]
             two, one = zip(*pairs, strict=True)
             row = {
                 "common_words": common,
@@ -153,32 +156,40 @@ def _mean(rows: Any, name: str) -> float:
     return float(sum(each[name] for each in rows) / len(rows))
 
 
-def _pair(seed: int, common: int, clients: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pair(
+    seed: int, common: int, clients: int, model: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     ports = [free_port() for _ in range(4)]
-    with server(ports[0]), server(ports[1]), router(ports[0], ports[1], port=ports[2]):
-        two = figures(*converse(ports[2], clients, conversations(seed, common)))
-    with server(ports[3], 2 * STREAMS):
-        one = figures(*converse(ports[3], clients, conversations(seed, common)))
+    with (
+        server(ports[0], model=model),
+        server(ports[1], model=model),
+        router(ports[0], ports[1], port=ports[2]),
+    ):
+        two = figures(*converse(ports[2], clients, conversations(seed, common), model))
+    with server(ports[3], 2 * STREAMS, model):
+        one = figures(*converse(ports[3], clients, conversations(seed, common), model))
     return two, one
 
 
-PARTS: dict[str, Callable[[], Any]] = {
+PARTS: dict[str, Callable[[str], Any]] = {
     "cached": measure_cached,
-    "faults": measure_faults,
-    "latency": measure_latency,
+    "faults": lambda _: measure_faults(),
+    "latency": lambda _: measure_latency(),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--model", default=MODEL, help="of the part `cached`")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     machine = probe()
-    found = {name: PARTS[name]() for name in options.only}
+    found = {name: PARTS[name](options.model) for name in options.only}
     document = {
         "cpu": machine.cpu.model,
         "cores": machine.cpu.physical_cores,
+        "model": options.model,
         "goals": GOALS,
         **found,
     }

@@ -1,4 +1,4 @@
-"""Servers of kt-mini and routers in front of them, as processes, and a request to either: for route*.py."""
+"""Servers of a model and routers in front of them, as processes, and a request to either: for route*.py."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import Any
 
 STREAMS = 4  # of each of two servers
 ANSWER_TOKENS = 24
+MODEL = "kt-mini"
 ROUTED = "x-smg-routed-worker-id"
 
 
@@ -49,9 +50,9 @@ def kt(*words: str, port: int) -> Iterator[subprocess.Popen[str]]:
             child.wait()
 
 
-def server(port: int, streams: int = STREAMS) -> Any:
-    """`kt serve` of kt-mini on one thread."""
-    return kt("serve", "kt-mini", "--threads", "1", "--parallel", str(streams), port=port)
+def server(port: int, streams: int = STREAMS, model: str = MODEL) -> Any:
+    """`kt serve` on one thread."""
+    return kt("serve", model, "--threads", "1", "--parallel", str(streams), port=port)
 
 
 def router(*ports: int, port: int) -> Any:
@@ -73,10 +74,10 @@ class Asked:
 
 
 def ask(
-    port: int, messages: list[dict[str, str]], tokens: int = ANSWER_TOKENS
+    port: int, messages: list[dict[str, str]], tokens: int = ANSWER_TOKENS, model: str = MODEL
 ) -> tuple[Asked, str]:
     """Asks a question; returns what came of it, and the answer."""
-    body = {"model": "kt-mini", "messages": messages, "max_tokens": tokens, "ignore_eos": True}
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "ignore_eos": True}
     began = time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from requirements import requirements
 
-PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 # Each new environment has these, and kt itself is not a package that it needs.
 ALWAYS = frozenset({"ktcli", "pip", "setuptools"})
 
@@ -31,11 +29,7 @@ def beyond(extra: str) -> frozenset[str]:
 
 def _closure(extra: str, there: dict[str, metadata.Distribution]) -> set[str]:
     """The names of the packages that `ktcli[extra]` needs, and those need, as pyproject.toml says it now."""
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    waiting = [
-        Requirement(each)
-        for each in project["dependencies"] + project["optional-dependencies"][extra]
-    ]
+    waiting = [Requirement(each) for each in requirements(extra)]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
         wanted = waiting.pop()

@@ -127,7 +127,7 @@ class Case:
 
 
 def test_every_value_has_its_turn() -> None:
-    """A fifth each, so that no commit's run is much longer than another's."""
+    """An eighth each, so that no commit's run is much longer than another's."""
     cases = [Case(f"test_a[{fmt}-{kind}]", kind) for fmt in ("int4", "int8") for kind in FAMILIES]
     turns = [set(cases) - waiting(cases, turn) for turn in range(TURNS)]
     assert set().union(*turns) == set(cases) and sum(map(len, turns)) == len(cases)

@@ -11,7 +11,7 @@ A plain `pytest` deselects nothing. A new test belongs to `test` and needs no ma
     @pytest.mark.thorough                 runs in `all` only; also as the mark of one pytest.param
     @pytest.mark.each_once                runs in `test` with as few cases as show each value of each parameter
     @pytest.mark.each_once("isa", ...)    once, or of the named parameters; in `all` with every combination
-    @pytest.mark.in_turn("case")          runs in `test` with a fifth of the named parameter's values: the commit says
+    @pytest.mark.in_turn("case")          runs in `test` with an eighth of the named parameter's values: the commit says
                                           which, the same for all tests; the first line of the run says it, too;
                                           as a file's pytestmark for each of its tests that has the parameter
     @pytest.mark.published                runs in `all`, and alone; skipped where there is no package index
@@ -68,7 +68,7 @@ DEAREST = tuple(
 )
 # It waits for programs that run beside all others: a worker that had it earlier would do nothing else meanwhile.
 LAST = "test_native_c.py"
-TURNS = 5
+TURNS = 8
 TURN = pytest.StashKey[int]()
 
 
@@ -89,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "thorough: runs in `make test-all` only",
         "each_once(*names): `make test` runs as few cases as show each value of each (named) parameter once",
-        "in_turn(name): `make test` runs a fifth of the values of a parameter, by the commit",
+        "in_turn(name): `make test` runs an eighth of the values of a parameter, by the commit",
         "published: runs in `make test-all` and `make published` only, on models that pip fetches",
     ):
         config.addinivalue_line("markers", line)
@@ -178,7 +178,7 @@ def turn_now() -> int:
 
 
 def waiting(items: Iterable[Any], turn: int) -> set[Any]:
-    """The items whose turn it is not: of the values of each test, in order, every fifth has it at the same time."""
+    """The items whose turn it is not: of the values of each test, in order, every eighth has it at the same time."""
     cases = defaultdict[str, dict[Any, str]](dict)
     for item in items:
         marker = item.get_closest_marker("in_turn")
