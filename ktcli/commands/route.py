@@ -332,13 +332,14 @@ def _in_background(here: typer.Context, port: int) -> None:
 
 def _print_unit(here: typer.Context, words: Sequence[str], drain_s: int) -> None:
     """Prints the unit of this command line."""
-    from ktcli import config
+    from ktcli import certificates, config
     from ktcli.server.process.background import PROGRAM
     from ktcli.server.process.unit import unit
 
     options = given_words(here, without=("print_unit", "urls"))
     program = [*PROGRAM, *options, "--", *words]
-    text = unit(", ".join(words), program, config.environment(), drain_s, routes=True)
+    variables = {**config.environment(), **certificates.environment()}
+    text = unit(", ".join(words), program, variables, drain_s, routes=True)
     out.result({}, text, exact=True)
 
 

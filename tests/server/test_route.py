@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -102,15 +101,14 @@ def test_servers_of_others_say_what_they_have() -> None:
     [
         ({}, "does not say which models it serves: HTTP 404"),
         ({"/v1/models": (500, b"x")}, "HTTP 500"),
-        ({"/v1/models": b"<html>"}, "its list of models is malformed"),
-        ({"/v1/models": b'{"data": []}'}, "its list of models is malformed"),
-        ({"/v1/models": b'{"data": [{"id": 3}]}'}, "its list of models is malformed"),
-        ({"/v1/models": b'{"data": [{"id": "m", "max_model_len": -3}]}'}, "malformed"),
-        ({"/v1/models": b"[" * 100_000}, "its list of models is malformed"),
+        ({"/v1/models": b"<html>"}, "it lists none"),
+        ({"/v1/models": b'{"data": []}'}, "it lists none"),
+        ({"/v1/models": b'{"data": [{"id": 3}]}'}, "it lists none"),
+        ({"/v1/models": b"[" * 100_000}, "it lists none"),
         ({"/v1/models": b" " * (50 << 20)}, "its answer is too long"),
-        ({"/v1/models": endless}, "does not answer: timed out"),
-        ({"/v1/models": lambda handler: None}, "does not answer"),
-        ({"/v1/models": lambda handler: time.sleep(3)}, "does not answer: timed out"),
+        ({"/v1/models": endless}, "did not finish its response in 1 s"),
+        ({"/v1/models": lambda handler: None}, "no response from .*: "),
+        ({"/v1/models": lambda handler: time.sleep(3)}, "no response from .*: timed out"),
         ({"/v1/models": (401, b"")}, "needs an API key"),
     ],
 )
@@ -124,37 +122,11 @@ def test_a_server_that_cannot_be_used_is_said(replies: dict[str, object], said: 
 
 
 def test_what_makes_no_sense_beside_the_models_counts_as_not_said() -> None:
-    replies = {"/v1/models": models("m", context=None), "/props": b'{"total_slots": -4}'}
+    replies = {"/v1/models": models("m", context=-3), "/props": b'{"total_slots": -4}'}
     more = {"/server_info": b"[" * 99, "/metrics": b"\x00" * 1000}
     with scripted_server({**replies, **more}) as server:
         found = facts_of(address_of(server.url), "")
     assert (found.model, found.context, found.streams, found.token_s) == ("m", None, None, None)
-
-
-def test_a_certificate_that_nobody_signed_is_said(tmp_path: Path) -> None:
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-    made += ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "certificate")]
-    try:
-        subprocess.run(made, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no openssl to make a certificate with")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def greet() -> None:
-            with listening.accept()[0] as connection:
-                try:
-                    context.wrap_socket(connection, server_side=True).close()
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=greet)
-        thread.start()
-        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(KtError, match="certificate of https://"):
-            facts_of(address_of(url), "")
-        thread.join()
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -191,7 +163,7 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(
         (["http://a:b@127.0.0.1:1"], 2, "contains a user name or a password"),
         (["http://127.0.0.1:1", "http://127.0.0.1:1"], 2, "was given twice"),
         (["http://127.0.0.1:1", "--host", "0.0.0.0"], 2, "reachable from other machines"),
-        (["http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer: Connection refused"),
+        (["http://127.0.0.1:1"], 6, "no response from http://127.0.0.1:1: Connection refused"),
         (["http://127.0.0.1:1", "--dry-run", "--background"], 2, "cannot be used together"),
         (["--add", "http://a:1", "--remove", "http://a:1"], 2, "each take one server"),
         (["status"], 3, "no router of this library runs on port 11436"),

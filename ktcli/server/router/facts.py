@@ -17,7 +17,6 @@ class ServerFacts:
         model: the one that it serves.
         context: of that model, in tokens; None: it does not say.
         streams: the requests that it answers at the same time; None: it does not say.
-        models: all that it lists.
         token_s: the mean time of a token of one stream, or as planned; None: it does not say.
         common: the share of prompts, 0 to 1, with which conversations begin alike: of those that begin a conversation,
             what was in the cache; None: it has not answered enough of them, or does not say.
@@ -29,7 +28,6 @@ class ServerFacts:
     model: str
     context: int | None = None
     streams: int | None = None
-    models: tuple[str, ...] = ()
     token_s: float | None = None
     common: float | None = None
     cached: float | None = None
