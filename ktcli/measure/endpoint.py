@@ -80,6 +80,11 @@ class Endpoint:
             UsageError: the address is none, or the key is refused.
             KtError: nobody is there, or it does not speak this API.
         """
+        if "@" in url:
+            raise UsageError(
+                "--url contains a user name or a password, which are not sent",
+                hint="leave them out; a key goes into a file that only you can read: --api-key-file",
+            )
         base = url.rstrip("/").removesuffix("/v1")
         try:
             parts = urlsplit(base)

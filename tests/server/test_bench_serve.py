@@ -223,6 +223,7 @@ def test_who_cannot_be_asked_is_told_before_anything_is_sent(
 ) -> None:
     for arguments, code, said in (
         (["--url", "localhost:8000"], 2, "not a server address"),
+        (["--url", "http://me:secret@127.0.0.1:1"], 2, "contains a user name or a password"),
         (["--url", "http://127.0.0.1:1"], 6, "no response from http://127.0.0.1:1"),
         (["--url", server.url], 2, "needs an API key"),
         (["--url", server.url, "--api-key", "wrong"], 2, "rejected the API key"),

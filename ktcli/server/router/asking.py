@@ -16,7 +16,7 @@ from ktcli.client.address import ServerAddress
 from ktcli.client.http import HttpClient, NoResponse
 from ktcli.client.listing import ListedModel, listed_models
 from ktcli.errors import KtError, UsageError, hinted
-from ktcli.server.router.counters import Counters, counters_in, mean, ratio
+from ktcli.server.router.counters import Counters, cached_share, counters_in, mean, ratio
 from ktcli.server.router.facts import ServerFacts
 from ktcli.smallfiles import json_object
 from ktcli.threads import Threads
@@ -124,23 +124,10 @@ def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
     Raises:
         KtError: nobody answers, the key is refused, or it does not say which model it serves.
     """
-    with hinted(_CHECK):
-        reply = ask(address, "/v1/models", key)
-    if reply.status in (401, 403):
-        raise UsageError(
-            f"{address.url} {'refuses the' if key else 'needs an'} API key",
-            hint="servers and router take the same key: put it into a file, passed with --api-key-file",
-        )
-    if reply.status >= 500:  # it is loading, or a proxy before it does not reach it
-        raise NoResponse(f"{address.url} does not answer yet: HTTP {reply.status}", hint=_CHECK)
-    rows = _models(reply)
-    if not rows:
-        raise KtError(
-            f"{address.url} does not say which models it serves: {_said(reply)}",
-            hint="a router takes servers that speak OpenAI's API, such as kt serve",
-        )
+    rows = _models_of(address, key)
     props = _decoded(_asked_or_none(address, "/props", key), _Props) or _Props()
-    row = _row(address, rows, model or props.model_alias)
+    own = props.model_alias if props.model_alias in {each.name for each in rows} else ""
+    row = _row(address, rows, model or own)
     info = _info(address, key)
     metrics = _asked_or_none(address, "/metrics", key)
     found = ServerFacts(
@@ -155,6 +142,11 @@ def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
     return with_counters(found, counters_in(metrics.body)) if metrics and is_counted else found
 
 
+def context_of(address: ServerAddress, key: str, model: str) -> int | None:
+    """Returns the context that a server lists for a model; None: it does not say. Raises: as `facts_of`."""
+    return _row(address, _models_of(address, key), model).context
+
+
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
     """Returns the facts of a server with what its counters say of its traffic."""
     measured_s = mean(counters, "inter_token_latency_seconds", "time_per_output_token_seconds")
@@ -164,15 +156,28 @@ def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
         common=ratio(
             counters, "first_prompt_cache_hits", "first_prompt_cache_queries", _LEAST_TOKENS
         ),
-        cached=ratio(counters, "prefix_cache_hits", "prefix_cache_queries", _LEAST_TOKENS),
+        cached=cached_share(counters, _LEAST_TOKENS),
     )
 
 
-def _models(reply: HttpReply) -> list[ListedModel]:
-    """The models that a response lists."""
+def _models_of(address: ServerAddress, key: str) -> list[ListedModel]:
+    """The models that a server lists, one at least. Raises: as `facts_of`."""
+    with hinted(_CHECK):
+        reply = ask(address, "/v1/models", key)
+    if reply.status in (401, 403):
+        raise UsageError(
+            f"{address.url} {'refuses the' if key else 'needs an'} API key",
+            hint="servers and router take the same key: put it into a file, passed with --api-key-file",
+        )
+    if reply.status >= 500:  # it is loading, or a proxy before it does not reach it
+        raise NoResponse(f"{address.url} does not answer yet: HTTP {reply.status}", hint=_CHECK)
     with contextlib.suppress(ValueError):
-        return listed_models(json_object(reply.body)) or []
-    return []
+        if reply.status == 200 and (found := listed_models(json_object(reply.body))):
+            return found
+    raise KtError(
+        f"{address.url} does not say which models it serves: {_said(reply)}",
+        hint="a router takes servers that speak OpenAI's API, such as kt serve",
+    )
 
 
 def _info(address: ServerAddress, key: str) -> _Info:

@@ -51,8 +51,9 @@ def require_agreement(servers: Sequence[ServerFacts]) -> None:
     told = [each for each in servers if each.context is not None]
     for other in told[1:]:
         if other.context != told[0].context:
+            whose = f"{other.url} of" if other.url != told[0].url else "by now of"
             raise UsageError(
-                f"{told[0].url} has a context of {told[0].context:,} tokens, and {other.url} of {other.context:,}:"
+                f"{told[0].url} has a context of {told[0].context:,} tokens, and {whose} {other.context:,}:"
                 " a conversation could fit one and not the other",
                 hint=f"start both with the same one: kt serve {first.model} --context"
                 f" {min(told[0].context or 0, other.context or 0)}",
