@@ -45,6 +45,7 @@ class Completion:
         ids: none are known.
         stats: its counts, which are those of the server once it says them, and times as they were waited for here.
         finish: why it ended; None: it has not, or nobody said.
+        early: the reason that the server gives for an answer that is not whole; empty: it is.
         model: the model that the server says has answered; empty: it does not say.
         changed: another model that it named in the same answer; empty: none.
     """
@@ -54,6 +55,7 @@ class Completion:
     ids: Sequence[int] = ()
     stats: Stats = field(default_factory=Stats)
     finish: Finish | None = None
+    early: str = ""
     model: str = ""
     changed: str = ""
     thought_cut: bool = False
@@ -83,7 +85,8 @@ class Completion:
         delta = choice.get("delta")
         pieces = self._said(delta) if isinstance(delta, dict) else []
         if said := choice.get("finish_reason"):
-            self._end(said)
+            self.finish = _FINISH.get(said) if isinstance(said, str) else None
+            self.early = "" if self.finish else str(said)[:100]
         return pieces
 
     def end(self) -> list[AnswerPiece]:
@@ -170,12 +173,6 @@ class Completion:
             self.stats.reused_tokens = min(prompt, _number(cached) or 0)
         if said is not None:
             self.stats.tokens = said
-
-    def _end(self, said: Any) -> None:
-        found = _FINISH.get(said) if isinstance(said, str) else None
-        if found is None:
-            raise ServerFailed(f"the server ended the answer early: {str(said)[:100]!r}")
-        self.finish = found
 
 
 def _written(call: _Call) -> str:

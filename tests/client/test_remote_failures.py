@@ -34,7 +34,7 @@ from ktcli.client import events
 from ktcli.client.completion import Completion
 from ktcli.client.events import documents
 from ktcli.client.listing import listed_models
-from ktcli.errors import KtError, ServerFailed
+from ktcli.errors import KtError
 
 HALF = [delta(role="assistant", content=""), delta(content="half an ")]
 ERROR = {"error": {"message": "the worker is gone", "type": "server_error", "code": "worker_gone"}}
@@ -329,10 +329,7 @@ def test_any_document_is_read_or_refused(document: Any, more: list[Any]) -> None
     made = Completion()
     for each in ({"choices": [{"delta": document}]}, {"choices": more}, *more, document):
         if isinstance(each, dict):
-            try:
-                made.take(each)
-            except ServerFailed as error:
-                assert "early" in str(error)
+            made.take(each)
     made.end()
     assert made.stats.tokens >= 0 and made.stats.prompt_tokens >= 0
     listed_models(document)
