@@ -16,12 +16,13 @@ from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from ktcli import certificates
-from ktcli.errors import KtError, ServerFailed, UsageError
+from ktcli.errors import KtError, ServerFailed, UsageError, gib
 
 ROUTED_TO = "x-smg-routed-worker-id"  # by which a router says which server answered
 SILENCE_S = 600.0  # after which a server is given up
 _DOCUMENT_BYTES = 64 << 20
 _LINE_BYTES = 1 << 20
+_STREAM_BYTES = 256 << 20  # millions of tokens, whatever is around them
 _SHOWN = 300  # characters of what a server says
 
 
@@ -237,8 +238,11 @@ def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
 
 
 def _lines(reply: HTTPResponse) -> Iterator[bytes]:
-    """The lines of a stream that have data."""
+    """The lines of a stream that have data. Raises: KtError: it has no end."""
+    total = 0
     while line := reply.readline(_LINE_BYTES):
+        if (total := total + len(line)) > _STREAM_BYTES:
+            raise KtError(f"the server sent more than {gib(_STREAM_BYTES)} in one answer")
         if line.startswith(b"data:"):
             yield line
 
