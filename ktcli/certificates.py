@@ -22,9 +22,8 @@ def authorities() -> Path:
     Raises:
         UsageError: a variable names one that has none.
     """
-    for name in VARIABLES:
-        if text := os.environ.get(name, "").strip():
-            return _checked(name, Path(text).expanduser())
+    if (named := _named()) is not None:
+        return _checked(*named)
     system = ssl.get_default_verify_paths()
     if system.cafile is not None:
         return Path(system.cafile)
@@ -45,12 +44,11 @@ def context() -> ssl.SSLContext:
 
 
 def environment() -> dict[str, str]:
-    """Returns the variable by which another program trusts the same; empty: the system's. Raises: UsageError: as
-    `authorities`."""
-    if not any(os.environ.get(name, "").strip() for name in VARIABLES):
+    """Returns the variable by which another program trusts the same, wherever it is started; empty: the system's."""
+    if (named := _named()) is None:
         return {}
-    found = authorities().absolute()
-    return {"SSL_CERT_DIR" if found.is_dir() else "SSL_CERT_FILE": str(found)}
+    path = named[1].absolute()
+    return {"SSL_CERT_DIR" if path.is_dir() else "SSL_CERT_FILE": str(path)}
 
 
 def unverified(url: str, error: ssl.SSLCertVerificationError) -> ServerFailed:
@@ -59,6 +57,12 @@ def unverified(url: str, error: ssl.SSLCertVerificationError) -> ServerFailed:
         f"the certificate of {url} cannot be verified: {error.verify_message}",
         hint=f"{VARIABLES[0]} names a file with certificates of your own that you trust",
     )
+
+
+def _named() -> tuple[str, Path] | None:
+    """Returns the variable that counts, and the path in it; None: none is set."""
+    said = ((name, os.environ.get(name, "").strip()) for name in VARIABLES)
+    return next(((name, Path(text).expanduser()) for name, text in said if text), None)
 
 
 def _checked(name: str, path: Path) -> Path:

@@ -118,6 +118,7 @@ class RouterSupervisor:
                         crashes = 1 if steady else crashes + 1
                         self._after_crash(process, crashes)
             finally:
+                self.stop()  # for the thread that asks servers
                 if self._process is not None and self._process.ended() is None:
                     self._process.kill()
 
@@ -129,17 +130,22 @@ class RouterSupervisor:
         Raises:
             KtError: it does not answer, disagrees, or is there already.
         """
-        with self._changing:
-            if (known := self._known(address)) is not None:
-                raise UsageError(
-                    f"the router has {known} already", hint="kt route status lists its servers"
-                )
-            found = facts_of(address, self.settings.keys.first, self.settings.model)
+        self._require_new(address)
+        found = facts_of(address, self.settings.keys.first, self.settings.model)
+        with self._changing:  # and not before, since it may hang
+            self._require_new(address)
             require_agreement([*self.servers, found])
             self.client.add(found.url, self.settings.keys.first)
             self._servers[found.url] = found
-            self._absent = [each for each in self._absent if each != address]
+            if (absent := same_as(address, self._absent)) is not None:
+                self._absent.remove(absent)
             return found
+
+    def _require_new(self, address: ServerAddress) -> None:
+        if (known := self._known(address)) is not None:
+            raise UsageError(
+                f"the router has {known} already", hint="kt route status lists its servers"
+            )
 
     def remove(self, address: ServerAddress) -> None:
         """Takes a server out, whose answers may finish.
