@@ -156,12 +156,21 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _why(error: BaseException) -> str:
     """Returns the reason of an exception of requests in a few words."""
+    from http.client import BadStatusLine, IncompleteRead, RemoteDisconnected
+
     from urllib3.exceptions import TimeoutError
 
     causes = list(_causes(error))
+    last = causes[-1]
     found = [each for each in causes if isinstance(each, OSError) and each.strerror]
     if found:
         return str(found[-1].strerror)[:200]
     if any(isinstance(each, TimeoutError) for each in causes):
         return "timed out"
-    return (" ".join(str(causes[-1]).split()) or type(causes[-1]).__name__)[:200]
+    if isinstance(last, RemoteDisconnected):
+        return "it closed the connection"
+    if isinstance(last, IncompleteRead):
+        return "it sent less than it announced"
+    if isinstance(last, (BadStatusLine, ValueError)):
+        return "what it sent is not HTTP"
+    return (" ".join(str(last).split()) or type(last).__name__)[:200]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -243,6 +244,35 @@ def test_another_kind_of_response(run: RemoteRun, server: ScriptedOpenAI) -> Non
         headers={"Content-Type": "text/event-stream", "Content-Encoding": "gzip"},
     )
     assert run("hi there")[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"", "it closed the connection"),
+        (b"\x00\xff garbage\r\n\r\n", "what it sent is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "it sent less than it announced"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", "is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "more than 65536 bytes"),
+    ],
+)
+def test_what_is_not_http_is_said_in_words(sent: bytes, said: str, run: RemoteRun) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for _ in range(4):  # the question, and again three times
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(sent)
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        code, _, err = run("hi there", server=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+    assert code == 6 and said in err.splitlines()[-2] + err.splitlines()[-1]
 
 
 def test_a_certificate_is_verified(

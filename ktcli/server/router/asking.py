@@ -169,7 +169,9 @@ def _models_of(address: ServerAddress, key: str) -> list[ListedModel]:
             f"{address.url} {'refuses the' if key else 'needs an'} API key",
             hint="servers and router take the same key: put it into a file, passed with --api-key-file",
         )
-    if reply.status >= 500:  # it is loading, or a proxy before it does not reach it
+    if (
+        reply.status >= 500 or reply.status == 429
+    ):  # it is loading or busy, or not reached by a proxy
         raise NoResponse(f"{address.url} does not answer yet: HTTP {reply.status}", hint=_CHECK)
     with contextlib.suppress(ValueError):
         if reply.status == 200 and (found := listed_models(json_object(reply.body))):
