@@ -21,7 +21,8 @@ def made_certificate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pat
         monkeypatch.delenv(name, raising=False)
     key, cert = folder / "key.pem", folder / "cert.pem"
     asked = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    # smg takes no certificate of an authority for that of a server.
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
     files = ["-keyout", str(key), "-out", str(cert)]
     subprocess.run(["openssl", *asked.split(), *names, *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
