@@ -55,7 +55,6 @@ class ScriptedServer:
     port: int
     replies: Mapping[str, Reply]
     seen: list[tuple[str, str | None]] = field(default_factory=list)
-
     scheme: str = "http"
 
     @property

@@ -175,7 +175,7 @@ def test_no_stream_is_cut_where_a_server_drains_under_load(home: Path) -> None:
             each.start()
         until(lambda: len(found) > 10)
         two.process.send_signal(signal.SIGTERM)
-        assert len(found) < 150
+        assert len(found) < len(clients)
         for each in clients:
             each.join()
         assert two.process.wait(60) == 0
