@@ -218,7 +218,7 @@ class HubError(NetworkError):
 
 
 class ServerFailed(NetworkError):
-    """A server that a chat uses refuses, fails, breaks off or is not there."""
+    """A server that is asked refuses, fails, breaks off or is not there."""
 
 
 class ServerBusy(ServerFailed):

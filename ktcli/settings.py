@@ -352,6 +352,8 @@ OTHER_VARIABLES = {
     "KT_CONFIG": "The settings file. Default: $XDG_CONFIG_HOME/kt/config.toml, else ~/.config/kt/config.toml.",
     "HF_ENDPOINT": "Address of a mirror of Hugging Face.",
     "HF_TOKEN": "Token for private and gated repositories on Hugging Face.",
+    "SSL_CERT_FILE, REQUESTS_CA_BUNDLE": "Certificates (PEM) of the authorities that sign those of https"
+    " servers, for kt chat --server, kt route and kt bench serve. Default: the system's.",
     "CUDA_VISIBLE_DEVICES": "GPUs that may be used.",
     "NO_COLOR": "Turns off colours if it is set.",
     "VISUAL, EDITOR": "Editor for kt config edit, and for Ctrl-X Ctrl-E in a chat.",

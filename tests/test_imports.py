@@ -26,6 +26,7 @@ LEVELS = [
     {
         "__init__",
         "_native",
+        "certificates",
         "config",
         "errors",
         "ggufname",

@@ -18,13 +18,13 @@ from ktcli.chat.compaction import SUMMARY_SHARE
 from ktcli.chat.conversation import Conversation, Turn
 from ktcli.chat.reply import Reply
 from ktcli.client.completion import Completion
-from ktcli.client.events import Document
+from ktcli.client.events import CUT_HINT, Document
 from ktcli.client.listing import ListedModel
 from ktcli.client.serverclient import ServerClient
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.timeline import Timeline
 from ktcli.engine.request import Finish
-from ktcli.errors import ContextFull
+from ktcli.errors import ContextFull, ServerFailed
 from ktcli.interrupt import stoppable
 from ktcli.store.retrying import with_retries
 from ktcli.text.settings import Settings
@@ -178,6 +178,9 @@ class RemoteChat(BaseChat):
                         return
                     pieces = self._next(stream, completion, progress)
             yield from completion.end()
+            if completion.early:
+                said = f"{self.server.url} ended the answer early: {completion.early!r}"
+                raise ServerFailed(said, hint=CUT_HINT)
             reply.finish = completion.finish or Finish.STOP
             self._compare(completion)
 

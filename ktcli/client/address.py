@@ -11,6 +11,7 @@ from ktcli.errors import UsageError
 _SHOWN = 200  # characters of what is wrong
 _EXAMPLE = "for example http://127.0.0.1:11435"
 _PORTS = {"http": 80, "https": 443}
+_HOST_CHARS, _LABEL_CHARS = 253, 63  # of a name in the DNS, and of what is between its dots
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class ServerAddress:
                 hint=f"leave them out; a key goes into a file that only you can read, passed with {key}",
             )
         plain = text.isascii() and text.isprintable() and " " not in text
-        if not host or not plain or parts.scheme not in _PORTS:
+        if not _is_host(host) or port == 0 or not plain or parts.scheme not in _PORTS:
             near = f"did you mean: http://{text}" if _lacks_scheme(text) else _EXAMPLE
             raise UsageError(
                 f"{source} is {text[:_SHOWN]!r}, which is not the address of a server", hint=near
@@ -88,6 +89,12 @@ class ServerAddress:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _is_host(name: str) -> bool:
+    """Tells whether a name is one that can be looked up."""
+    labels = name.removesuffix(".").split(".")
+    return len(name) <= _HOST_CHARS and all(0 < len(label) <= _LABEL_CHARS for label in labels)
 
 
 def _lacks_scheme(text: str) -> bool:

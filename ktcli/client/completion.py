@@ -30,6 +30,7 @@ _MOST_COUNT = 1 << 31
 class _Call:
     """A call of a tool, as far as it came."""
 
+    id: str = ""
     name: str = ""
     arguments: str = ""
 
@@ -44,6 +45,7 @@ class Completion:
         ids: none are known.
         stats: its counts, which are those of the server once it says them, and times as they were waited for here.
         finish: why it ended; None: it has not, or nobody said.
+        early: the reason that the server gives for an answer that is not whole; empty: it is.
         model: the model that the server says has answered; empty: it does not say.
         changed: another model that it named in the same answer; empty: none.
     """
@@ -53,10 +55,12 @@ class Completion:
     ids: Sequence[int] = ()
     stats: Stats = field(default_factory=Stats)
     finish: Finish | None = None
+    early: str = ""
     model: str = ""
     changed: str = ""
     thought_cut: bool = False
-    _calls: dict[int, _Call] = field(default_factory=dict)
+    _calls: list[_Call] = field(default_factory=list)
+    _open: dict[int, _Call] = field(default_factory=dict)  # the last call of each index
     _thinking: Thinking = field(default_factory=lambda: Thinking(once=True))
     _marks: ThoughtMarks = field(default_factory=ThoughtMarks)
     _apart: bool = False  # thoughts came in a field of their own
@@ -80,14 +84,15 @@ class Completion:
             return []
         delta = choice.get("delta")
         pieces = self._said(delta) if isinstance(delta, dict) else []
-        if (said := choice.get("finish_reason")) is not None:
-            self._end(said)
+        if said := choice.get("finish_reason"):
+            self.finish = _FINISH.get(said) if isinstance(said, str) else None
+            self.early = "" if self.finish else str(said)[:100]
         return pieces
 
     def end(self) -> list[AnswerPiece]:
         """Returns the last pieces, once the stream has ended: what was held back, and calls of tools as text."""
         rest = self._shown(self._thinking.finish())
-        calls = "\n".join(map(_written, self._calls.values()))
+        calls = "\n".join(map(_written, self._calls))
         if calls:
             gap = "\n" if self.text and not self.text.endswith("\n") else ""
             self.text += f"{gap}{calls}"
@@ -120,15 +125,28 @@ class Completion:
         """Adds to the calls of tools; returns whether anything came."""
         for delta in deltas:
             function = delta.get("function") if isinstance(delta, dict) else None
-            index = delta.get("index", 0) if isinstance(delta, dict) else None
+            index = (delta.get("index") or 0) if isinstance(delta, dict) else None
             if not isinstance(function, dict) or type(index) is not int:
                 continue
-            if index not in self._calls and len(self._calls) >= _MOST_CALLS:
-                raise ServerFailed(f"the answer has more than {_MOST_CALLS} calls of tools")
-            call = self._calls.setdefault(index, _Call())
-            call.name = call.name or _text(function.get("name"))
-            call.arguments += _text(function.get("arguments"))
+            id, name = _text(delta.get("id")), _text(function.get("name"))
+            call = self._call_of(index, id, name)
+            call.id, call.name = call.id or id, call.name or name
+            arguments = function.get("arguments")
+            call.arguments += (
+                json.dumps(arguments) if isinstance(arguments, dict) else _text(arguments)
+            )
         return bool(self._calls)
+
+    def _call_of(self, index: int, id: str, name: str) -> _Call:
+        """Returns the call that a delta belongs to. Some servers give all calls the same index, so another id with a
+        name begins another one; an id alone does not, since some draw a new one for each delta."""
+        call = self._open.get(index)
+        if call is None or (name and id and call.id and id != call.id):
+            if len(self._calls) >= _MOST_CALLS:
+                raise ServerFailed(f"the answer has more than {_MOST_CALLS} calls of tools")
+            call = self._open[index] = _Call()
+            self._calls.append(call)
+        return call
 
     def _tick(self) -> None:
         """Notes the time of a piece, which counts as a token until the server says how many there were."""
@@ -155,12 +173,6 @@ class Completion:
             self.stats.reused_tokens = min(prompt, _number(cached) or 0)
         if said is not None:
             self.stats.tokens = said
-
-    def _end(self, said: Any) -> None:
-        found = _FINISH.get(said) if isinstance(said, str) else None
-        if found is None:
-            raise ServerFailed(f"the server ended the answer early: {str(said)[:100]!r}")
-        self.finish = found
 
 
 def _written(call: _Call) -> str:

@@ -12,7 +12,11 @@ KEY_HINT = "put its key into a file that only you can read, and pass it with --s
 _SHOWN = 600  # characters of what a server says
 _STATUS_OF = {"rate_limit_error": 429, "overloaded_error": 503}  # types of errors in a stream
 _FULL = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI and kt; llama-server
-_FULL_WORDS = "maximum context length"  # vLLM and SGLang have no code for it
+_FULL_WORDS = (  # vLLM and SGLang have no code for it
+    "maximum context length",
+    "model's context length",
+    "maximum model length",
+)
 _AGAIN = (408, 500, 502, 504)
 
 
@@ -65,7 +69,11 @@ def failure(who: str, said: Mapping[str, Any]) -> KtError:
 def _is_full(said: Any, words: str) -> bool:
     error = said.get("error") if isinstance(said, dict) else None
     of = error if isinstance(error, dict) else {}
-    return of.get("code") in _FULL or of.get("type") in _FULL or _FULL_WORDS in words
+    return (
+        of.get("code") in _FULL
+        or of.get("type") in _FULL
+        or any(each in words for each in _FULL_WORDS)
+    )
 
 
 def _words(said: Any) -> str:

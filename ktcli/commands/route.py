@@ -177,6 +177,7 @@ def route(
     if sum((background, print_unit, dry_run)) > 1:
         raise UsageError("--background, --print-unit and --dry-run cannot be used together")
     addresses, keys = _addresses(words), _keys(host, api_key_file, control_key_file)
+    place = _place(host, port, metrics_port, drain)
     if print_unit:
         _print_unit(here, words, drain)
         return
@@ -184,9 +185,6 @@ def route(
         engines.require(ENGINE)
         _in_background(here, port)
         return
-    from ktcli.server.router.plan import RouterPlace
-
-    place = RouterPlace(host, port, metrics_port or _next_port(port), drain)
     settings = _settings(addresses, place, keys, model, dry_run=dry_run)
     if dry_run:
         out.result(settings_document(settings), lambda: settings_words(settings))
@@ -203,8 +201,16 @@ def _addresses(words: Sequence[str]) -> list[ServerAddress]:
     return found
 
 
-def _next_port(port: int) -> int:
-    return port + 1 if port < 65535 else port - 1
+def _place(host: str, port: int, metrics_port: int | None, drain: int) -> RouterPlace:
+    """Returns where a router listens. Raises: UsageError: twice at one port."""
+    from ktcli.server.router.plan import RouterPlace
+
+    if port == metrics_port:
+        raise UsageError(
+            f"--port and --metrics-port are both {port}", hint="each needs a port of its own"
+        )
+    beside = port + 1 if port < 65535 else port - 1
+    return RouterPlace(host, port, metrics_port or beside, drain)
 
 
 def _keys(host: str, users: Path | None, control: Path | None) -> RouterKeys:
@@ -256,7 +262,7 @@ def _settings(
         bar.update(done=len(addresses))
     require_agreement(servers)
     for _, error in absent:
-        later = "" if dry_run else "; it is used once it does"
+        later = "" if dry_run else "; it is used once it answers"
         out.warn(f"{error}{later}")
     found = tuple(address for address, _ in absent)
     plan, name = plan_for(servers), model or servers[0].model
@@ -332,13 +338,14 @@ def _in_background(here: typer.Context, port: int) -> None:
 
 def _print_unit(here: typer.Context, words: Sequence[str], drain_s: int) -> None:
     """Prints the unit of this command line."""
-    from ktcli import config
+    from ktcli import certificates, config
     from ktcli.server.process.background import PROGRAM
     from ktcli.server.process.unit import unit
 
     options = given_words(here, without=("print_unit", "urls"))
     program = [*PROGRAM, *options, "--", *words]
-    text = unit(", ".join(words), program, config.environment(), drain_s, routes=True)
+    variables = {**config.environment(), **certificates.environment()}
+    text = unit(", ".join(words), program, variables, drain_s, routes=True)
     out.result({}, text, exact=True)
 
 

@@ -1,8 +1,13 @@
-"""Sends requests to a server that speaks OpenAI's API, and records when each piece of an answer arrives."""
+"""Sends requests to a server that speaks OpenAI's API, and records when each piece of an answer arrives.
+
+It has a client of its own, since `client` is above the parts that measure, and its library would take its time between
+a piece's arrival and the clock.
+"""
 
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,12 +15,14 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
-from ktcli.errors import KtError, UsageError
+from ktcli import certificates
+from ktcli.errors import KtError, ServerFailed, UsageError, gib
 
 ROUTED_TO = "x-smg-routed-worker-id"  # by which a router says which server answered
 SILENCE_S = 600.0  # after which a server is given up
 _DOCUMENT_BYTES = 64 << 20
 _LINE_BYTES = 1 << 20
+_STREAM_BYTES = 256 << 20  # millions of tokens, whatever is around them
 _SHOWN = 300  # characters of what a server says
 
 
@@ -58,11 +65,13 @@ class Endpoint:
         url: its address, without `/v1`.
         key: what it wants to be shown; empty: nothing.
         model: the model that is asked for.
+        trusted: the authorities by which it is verified; None: it has no certificate.
     """
 
     url: str
     key: str = ""
     model: str = ""
+    trusted: ssl.SSLContext | None = None
 
     @classmethod
     def at(cls, url: str, key: str = "", model: str = "") -> Endpoint:
@@ -72,6 +81,11 @@ class Endpoint:
             UsageError: the address is none, or the key is refused.
             KtError: nobody is there, or it does not speak this API.
         """
+        if "@" in url:
+            raise UsageError(
+                "--url contains a user name or a password, which are not sent",
+                hint="leave them out; a key goes into a file that only you can read: --api-key-file",
+            )
         base = url.rstrip("/").removesuffix("/v1")
         try:
             parts = urlsplit(base)
@@ -84,7 +98,8 @@ class Endpoint:
                 f"--url is {url[:_SHOWN]!r}, which is not a server address",
                 hint="for example http://127.0.0.1:11435",
             )
-        found = cls(base, key, model)
+        trusted = certificates.context() if parts.scheme == "https" else None
+        found = cls(base, key, model, trusted)
         return found if model else replace(found, model=found._first_model())
 
     def count(self, text: str) -> int | None:
@@ -148,9 +163,11 @@ class Endpoint:
         try:
             with _Exchange(self, method, path, body) as reply:
                 return reply.status, _json(reply.read(_DOCUMENT_BYTES))
+        except ssl.SSLCertVerificationError as error:
+            raise certificates.unverified(self.url, error) from error
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
-            raise KtError(
+            raise ServerFailed(
                 f"no response from {self.url}: {why}", hint="start a server with: kt serve NAME"
             ) from error
 
@@ -160,8 +177,12 @@ class _Exchange:
 
     def __init__(self, endpoint: Endpoint, method: str, path: str, body: Any) -> None:
         parts = urlsplit(endpoint.url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = kind(parts.hostname or "", parts.port, timeout=SILENCE_S)
+        host, port, trusted = parts.hostname or "", parts.port, endpoint.trusted
+        self._connection = (
+            HTTPSConnection(host, port, timeout=SILENCE_S, context=trusted)
+            if trusted is not None
+            else HTTPConnection(host, port, timeout=SILENCE_S)
+        )
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if endpoint.key:
@@ -217,8 +238,11 @@ def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
 
 
 def _lines(reply: HTTPResponse) -> Iterator[bytes]:
-    """The lines of a stream that have data."""
+    """The lines of a stream that have data. Raises: KtError: it has no end."""
+    total = 0
     while line := reply.readline(_LINE_BYTES):
+        if (total := total + len(line)) > _STREAM_BYTES:
+            raise KtError(f"the server sent more than {gib(_STREAM_BYTES)} in one answer")
         if line.startswith(b"data:"):
             yield line
 

@@ -95,7 +95,8 @@ def test_the_load_is_said_in_the_words_of_sglang(tmp_path: Path) -> None:
         with requests.post(
             f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=20
         ) as reply:
-            next(reply.iter_lines())
+            lines = reply.iter_lines()  # kept, since an iterator that goes closes the connection
+            next(lines)
             while not server.residency.counts().running:
                 time.sleep(0.01)
             said = requests.get(f"{server.url}/v1/loads?include=core,queues", timeout=5).json()
@@ -104,7 +105,7 @@ def test_the_load_is_said_in_the_words_of_sglang(tmp_path: Path) -> None:
             assert load["num_running_reqs"] == load["num_total_reqs"] == 1
             assert load["max_running_requests"] == server.residency.limits.active
             gate.set()
-            list(reply.iter_lines())
+            list(lines)
         info = requests.get(f"{server.url}/server_info", timeout=5).json()
     assert info["served_model_name"] == "fake" and info["context_length"] == 4096
 

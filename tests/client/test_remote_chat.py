@@ -274,3 +274,20 @@ def test_a_password_of_netrc_is_not_sent(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nor does one stand between us
     assert run("hi there")[0] == 0
     assert all("authorization" not in headers for _, headers, _ in server.requests)
+
+
+def test_a_proxy_of_the_environment_is_asked_for_servers_elsewhere(
+    run: RemoteRun, server: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "no_proxy"):  # which would count before these
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", server.url)
+    assert run("m", "hi there", server="http://far.invalid:8000")[0] == 0
+    paths = [path for path, _, _ in server.requests]
+    assert paths == [
+        f"http://far.invalid:8000/v1/{each}" for each in ("models", "chat/completions")
+    ]
+    monkeypatch.setenv("NO_PROXY", "far.invalid")
+    code, _, err = run("m", "hi there", server="http://far.invalid:8000")
+    assert code == 6 and "no response from http://far.invalid:8000" in err
+    assert len(server.requests) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import subprocess
 import sys
 import threading
@@ -54,15 +55,22 @@ class ScriptedServer:
     port: int
     replies: Mapping[str, Reply]
     seen: list[tuple[str, str | None]] = field(default_factory=list)
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
 
 @contextmanager
-def scripted_server(replies: Mapping[str, Reply]) -> Iterator[ScriptedServer]:
-    """A server in a thread, while the context lasts."""
+def scripted_server(
+    replies: Mapping[str, Reply], context: ssl.SSLContext | None = None
+) -> Iterator[ScriptedServer]:
+    """A server in a thread, while the context lasts.
+
+    Args:
+        context: its certificate; None: it speaks HTTP.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -79,6 +87,10 @@ def scripted_server(replies: Mapping[str, Reply]) -> Iterator[ScriptedServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     made = ScriptedServer(server.server_address[1], replies)
+    if context is not None:
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        made.scheme = "https"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -182,6 +182,7 @@ ANSWERS = {
         "text/event-stream", EVENT + 'data: {"error": {"message": "no memory"}}\n\n', "no memory",
     ),
     "junk": ("text/event-stream", "data: [1, 2\n\n", "a line that is not an event"),
+    "endless": ("text/event-stream", ": still here\n" * 9000, "more than 64 KiB in one answer"),
     "deep": ("text/event-stream", f"data: {'[' * 100_000}\n\n", "a line that is not an event"),
 }  # fmt: skip
 
@@ -211,8 +212,10 @@ def useless() -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_server_that_does_not_answer_is_told_in_one_sentence(
-    useless: str, name: str, capsys: Capture
+    useless: str, name: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name == "endless":
+        monkeypatch.setattr("ktcli.measure.endpoint._STREAM_BYTES", 64 << 10)
     assert main(["bench", "serve", "--url", f"{useless}/{name}", "--model", "x"]) == 1
     said = capsys.readouterr()
     assert ANSWERS[name][2] in said.err and not said.out
@@ -223,7 +226,8 @@ def test_who_cannot_be_asked_is_told_before_anything_is_sent(
 ) -> None:
     for arguments, code, said in (
         (["--url", "localhost:8000"], 2, "not a server address"),
-        (["--url", "http://127.0.0.1:1"], 1, "no response from http://127.0.0.1:1"),
+        (["--url", "http://me:secret@127.0.0.1:1"], 2, "contains a user name or a password"),
+        (["--url", "http://127.0.0.1:1"], 6, "no response from http://127.0.0.1:1"),
         (["--url", server.url], 2, "needs an API key"),
         (["--url", server.url, "--api-key", "wrong"], 2, "rejected the API key"),
     ):

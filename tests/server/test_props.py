@@ -44,6 +44,40 @@ def test_a_conversation_is_rendered_as_it_would_be_answered(server: Running) -> 
     assert post(server, "/chat/completions/render", messages=HI).json()["count"] > 0
 
 
+def test_requests_in_the_form_of_vllm_are_understood(server: Running) -> None:
+    """With all that vLLM's own clients and routers send, which is more than kt knows."""
+    cut = {
+        "add_special_tokens": False,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "return_token_strs": False,
+        "chat_template": None,
+        "chat_template_kwargs": None,
+        "mm_processor_kwargs": None,
+        "tools": None,
+    }
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    found = post(server, "/tokenize", model="fake", messages=parts, **cut).json()
+    assert found["tokens"] and found["count"] == len(found["tokens"]) < found["max_model_len"]
+    shorter = post(server, "/tokenize", messages=parts, **{**cut, "add_generation_prompt": False})
+    assert shorter.json()["count"] < found["count"]
+    text = {"prompt": "hello", "messages": None, "add_special_tokens": True}
+    assert post(server, "/tokenize", **text).json()["count"] > 0
+    asked = {
+        "kv_transfer_params": {"do_remote_decode": True, "remote_engine_id": None},
+        "request_id": "abc",
+        "priority": 0,
+        "min_tokens": 0,
+        "include_reasoning": True,
+        "return_token_ids": None,
+        "structured_outputs": None,
+        "data_parallel_rank": 0,
+    }
+    answer = post(server, "/v1/chat/completions", messages=parts, **cut, **asked).json()
+    assert answer["choices"][0]["message"]["content"] == "yes"
+    assert answer["usage"]["prompt_tokens"] == found["count"]
+
+
 @pytest.mark.parametrize(
     ("more", "field"),
     [

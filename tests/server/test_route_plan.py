@@ -123,6 +123,9 @@ def test_an_address_is_read(said: str, url: str) -> None:
         ("http://box:99999", "is not the address of a server"),
         ("http://[::1", "is not the address of a server"),
         ("http://bo\x1bx", "is not the address of a server"),
+        ("http://box:0", "is not the address of a server"),
+        (f"http://{'a' * 64}.com", "is not the address of a server"),
+        ("http://a..com", "is not the address of a server"),
         ("http://box:1/v1", "after the host"),
         ("http://box:1?x=1", "after the host"),
         ("http://me:secret@box:1", "contains a user name or a password"),
@@ -138,7 +141,14 @@ def test_what_is_not_an_address_is_said(said: str, sentence: str) -> None:
 
 def test_a_server_is_not_there_twice() -> None:
     require_different([address_of("http://127.0.0.1:1"), address_of("http://127.0.0.1:2")])
-    for other in ("http://127.0.0.1:1/", "http://localhost:1"):
+    for other in (
+        "http://127.0.0.1:1/",
+        "http://localhost:1",
+        "HTTP://LOCALHOST:1",
+        "http://127.1:1",
+        "http://[::ffff:127.0.0.1]:1",
+        "http://0.0.0.0:1",
+    ):
         with pytest.raises(KtError, match="was given twice"):
             require_different([address_of("http://127.0.0.1:1"), address_of(other)])
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 import requests
-from server.routed import free_port
+from certificates import made_certificate
+from server.routed import free_port, kt_server, scripted_server
 
 from ktcli.server.process import discovery
 from ktcli.store import engines
@@ -152,6 +153,49 @@ def test_a_stream_ends_whole_where_the_router_is_stopped(home: Path) -> None:
         mine = [line for line in listening.splitlines() if f":{port} " in line]
         mine += [line for line in listening.splitlines() if f":{metrics_port} " in line]
         assert all("127.0.0.1:" in line for line in mine) and (not listening or len(mine) == 2)
+
+
+def test_no_stream_is_cut_where_a_server_drains_under_load(home: Path) -> None:
+    found: list[tuple[int, str]] = []
+
+    def stream(url: str, number: int) -> None:
+        more = {"stream": True, "max_tokens": 60, "ignore_eos": True}
+        reply = ask(url, f"{number} question", **more)
+        found.append((reply.status_code, reply.text))
+
+    with ExitStack() as held:
+        one, two = (
+            held.enter_context(server(free_port(), "--drain", "60", "--strict-model"))
+            for _ in range(2)
+        )
+        words = ("route", one.url, two.url, "--metrics-port", str(free_port()))
+        router = held.enter_context(started(*words, port=free_port()))
+        clients = [threading.Thread(target=stream, args=(router.url, i)) for i in range(200)]
+        for each in clients:
+            each.start()
+        until(lambda: len(found) > 10)
+        two.process.send_signal(signal.SIGTERM)
+        assert len(found) < len(clients)
+        for each in clients:
+            each.join()
+        assert two.process.wait(60) == 0
+    whole = [
+        status == 200 and '"finish_reason":"length"' in text and "data: [DONE]" in text
+        for status, text in found
+    ]
+    assert len(whole) == 200 and all(whole)
+
+
+def test_a_server_with_an_authority_of_ones_own_is_used(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, context = made_certificate(tmp_path, monkeypatch)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(cert))
+    port = free_port()
+    with scripted_server(kt_server(), context) as one:
+        with started("route", one.url, "--metrics-port", str(free_port()), port=port):
+            status = json.loads(kt("route", "status", "--port", str(port), "--json"))
+        assert [each["state"] for each in status["servers"]] == ["ready"]
 
 
 def test_keys_guard_users_and_servers(home: Path, tmp_path: Path) -> None:

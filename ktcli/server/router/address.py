@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Sequence
 
@@ -31,10 +32,25 @@ def require_different(addresses: Sequence[ServerAddress]) -> None:
             seen[place] = address
 
 
+def same_as(address: ServerAddress, others: Sequence[ServerAddress]) -> ServerAddress | None:
+    """Returns the first of some servers that an address means, by another name of its machine too; None: none."""
+    places = _places(address)
+    return next((each for each in others if _places(each) & places), None)
+
+
 def _places(address: ServerAddress) -> set[tuple[str, int]]:
     """The numeric addresses of a server; one that cannot be resolved has its name."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except OSError:
         return {(address.host.lower(), address.port)}
-    return {(str(each[4][0]), address.port) for each in found}
+    return {(_canonical(str(each[4][0])), address.port) for each in found}
+
+
+def _canonical(numeric: str) -> str:
+    """Returns a numeric address as it is compared: IPv4 in IPv6 as IPv4, and that of any interface as loopback."""
+    found = ipaddress.ip_address(numeric)
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_unspecified:
+        return "127.0.0.1" if found.version == 4 else "::1"
+    return str(found)

@@ -5,20 +5,20 @@ A server may answer anything: what it says is bounded in size and time, and what
 
 from __future__ import annotations
 
-import ssl
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ktcli.client.address import ServerAddress
-from ktcli.errors import KtError, UsageError
-from ktcli.server.router.counters import Counters, counters_in, mean, ratio
+from ktcli.client.http import HttpClient, NoResponse
+from ktcli.client.listing import ListedModel, listed_models
+from ktcli.errors import KtError, UsageError, hinted
+from ktcli.server.router.counters import Counters, cached_share, counters_in, mean, ratio
 from ktcli.server.router.facts import ServerFacts
+from ktcli.smallfiles import json_object
 from ktcli.threads import Threads
 
 T = TypeVar("T")
@@ -26,16 +26,13 @@ T = TypeVar("T")
 ANSWER_S = 10.0  # in which a server has answered one question
 _MOST_BYTES = 4 << 20
 _SHOWN = 200
+_CHECK = "check that it answers: curl ADDRESS/v1/models"
 _LEAST_TOKENS = (
     2000  # that a server has looked up before shares of them are taken for its traffic's
 )
 _AT_ONCE = 16
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
-
-
-class Unreachable(KtError):
-    """A server does not answer; it may later."""
 
 
 class HttpReply(NamedTuple):
@@ -47,15 +44,6 @@ class HttpReply(NamedTuple):
 
     status: int
     body: bytes
-
-
-class _ModelRow(msgspec.Struct):
-    id: _Text
-    max_model_len: _Count | None = None
-
-
-class _ModelRows(msgspec.Struct):
-    data: Annotated[list[_ModelRow], msgspec.Meta(max_length=10_000)]
 
 
 class _GenerationSettings(msgspec.Struct):
@@ -73,11 +61,30 @@ class _Props(msgspec.Struct):
     )
 
 
+class _Rank(msgspec.Struct):
+    """What a rank of SGLang says of itself."""
+
+    effective_max_running_requests_per_dp: _Count | None = None
+
+
 class _Info(msgspec.Struct):
-    """What `/server_info` of kt serve and SGLang says."""
+    """What `/server_info` of kt serve and SGLang says.
+
+    Attributes:
+        max_running_requests: of SGLang only where somebody chose it.
+    """
 
     max_running_requests: _Count | None = None
     decode_tok_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    internal_states: list[_Rank] = msgspec.field(default_factory=list)
+
+    @property
+    def streams(self) -> int | None:
+        """The requests that are answered at the same time; None: it does not say."""
+        of_ranks = [
+            each.effective_max_running_requests_per_dp or 0 for each in self.internal_states
+        ]
+        return sum(of_ranks) or self.max_running_requests
 
 
 def facts_of_those_there(
@@ -92,10 +99,10 @@ def facts_of_those_there(
         KtError: none answers, or one that does cannot be used; of several the first.
     """
 
-    def asked(address: ServerAddress) -> ServerFacts | Unreachable:
+    def asked(address: ServerAddress) -> ServerFacts | NoResponse:
         try:
             return facts_of(address, key, model)
-        except Unreachable as error:
+        except NoResponse as error:
             return error
 
     with Threads(min(_AT_ONCE, len(addresses)), "kt-asking") as team:
@@ -104,7 +111,7 @@ def facts_of_those_there(
     absent = tuple(
         (address, each)
         for address, each in zip(addresses, found, strict=True)
-        if isinstance(each, Unreachable)
+        if isinstance(each, NoResponse)
     )
     if not servers:
         raise absent[0][1]
@@ -117,33 +124,27 @@ def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
     Raises:
         KtError: nobody answers, the key is refused, or it does not say which model it serves.
     """
-    reply = ask(address, "/v1/models", key)
-    if reply.status in (401, 403):
-        raise UsageError(
-            f"{address.url} {'refuses the' if key else 'needs an'} API key",
-            hint="servers and router take the same key: put it into a file, passed with --api-key-file",
-        )
-    rows = _decoded(reply, _ModelRows)
-    if rows is None or not rows.data:
-        raise KtError(
-            f"{address.url} does not say which models it serves: {_said(reply)}",
-            hint="a router takes servers that speak OpenAI's API, such as kt serve",
-        )
+    rows = _models_of(address, key)
     props = _decoded(_asked_or_none(address, "/props", key), _Props) or _Props()
-    row = _row(address, rows.data, model or props.model_alias)
-    info = _decoded(_asked_or_none(address, "/server_info", key), _Info) or _Info()
+    own = props.model_alias if props.model_alias in {each.name for each in rows} else ""
+    row = _row(address, rows, model or own)
+    info = _info(address, key)
     metrics = _asked_or_none(address, "/metrics", key)
     found = ServerFacts(
         address.url,
-        row.id,
-        row.max_model_len or props.default_generation_settings.n_ctx,
-        props.total_slots or info.max_running_requests,
-        tuple(each.id for each in rows.data),
+        row.name,
+        row.context or props.default_generation_settings.n_ctx,
+        props.total_slots or info.streams,
         1 / info.decode_tok_s if info.decode_tok_s else None,
         program=props.build_info,
     )
     is_counted = metrics is not None and metrics.status == 200
     return with_counters(found, counters_in(metrics.body)) if metrics and is_counted else found
+
+
+def context_of(address: ServerAddress, key: str, model: str) -> int | None:
+    """Returns the context that a server lists for a model; None: it does not say. Raises: as `facts_of`."""
+    return _row(address, _models_of(address, key), model).context
 
 
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
@@ -155,20 +156,50 @@ def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
         common=ratio(
             counters, "first_prompt_cache_hits", "first_prompt_cache_queries", _LEAST_TOKENS
         ),
-        cached=ratio(counters, "prefix_cache_hits", "prefix_cache_queries", _LEAST_TOKENS),
+        cached=cached_share(counters, _LEAST_TOKENS),
     )
 
 
-def _row(address: ServerAddress, rows: Sequence[_ModelRow], wanted: str) -> _ModelRow:
+def _models_of(address: ServerAddress, key: str) -> list[ListedModel]:
+    """The models that a server lists, one at least. Raises: as `facts_of`."""
+    with hinted(_CHECK):
+        reply = ask(address, "/v1/models", key)
+    if reply.status in (401, 403):
+        raise UsageError(
+            f"{address.url} {'refuses the' if key else 'needs an'} API key",
+            hint="servers and router take the same key: put it into a file, passed with --api-key-file",
+        )
+    if (
+        reply.status >= 500 or reply.status == 429
+    ):  # it is loading or busy, or not reached by a proxy
+        raise NoResponse(f"{address.url} does not answer yet: HTTP {reply.status}", hint=_CHECK)
+    with contextlib.suppress(ValueError):
+        if reply.status == 200 and (found := listed_models(json_object(reply.body))):
+            return found
+    raise KtError(
+        f"{address.url} does not say which models it serves: {_said(reply)}",
+        hint="a router takes servers that speak OpenAI's API, such as kt serve",
+    )
+
+
+def _info(address: ServerAddress, key: str) -> _Info:
+    """What a server says of itself; older releases of SGLang only under the second name."""
+    for path in ("/server_info", "/get_server_info"):
+        if (found := _decoded(_asked_or_none(address, path, key), _Info)) is not None:
+            return found
+    return _Info()
+
+
+def _row(address: ServerAddress, rows: Sequence[ListedModel], wanted: str) -> ListedModel:
     """The row of the model that is served.
 
     Raises:
         UsageError: there are several, and nobody says which is meant.
     """
     for row in rows:
-        if row.id == wanted:
+        if row.name == wanted:
             return row
-    names = ", ".join(each.id for each in rows[:5])
+    names = ", ".join(each.name for each in rows[:5])
     if wanted:
         raise UsageError(f"{address.url} does not serve {wanted[:_SHOWN]}; it has {names}")
     if len(rows) > 1:
@@ -199,60 +230,11 @@ def ask(
     Args:
         answer_s: the seconds that it may take; 0: `ANSWER_S`.
     Raises:
-        KtError: it does not answer in time, or its certificate cannot be trusted.
+        ServerFailed: it does not respond in time, or its certificate cannot be verified.
     """
-    headers = {"Accept-Encoding": "identity"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    data = None
-    if body is not None:
-        data, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
-    most_s = answer_s or ANSWER_S
-    with _faults(address), _connected(address, most_s) as connection:
-        connection.request(method, path, data, headers)
-        with connection.getresponse() as reply:
-            return HttpReply(reply.status, _bounded(reply, time.monotonic() + most_s))
-
-
-def _bounded(reply: Any, until: float) -> bytes:
-    """The body of a response; empty if it is too long. Raises: TimeoutError: it does not end."""
-    parts, size = [], 0
-    while part := reply.read1(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if size > _MOST_BYTES:
-            return b""
-        if time.monotonic() > until:
-            raise TimeoutError("timed out")
-    return b"".join(parts)
-
-
-@contextmanager
-def _connected(address: ServerAddress, answer_s: float) -> Iterator[HTTPConnection]:
-    kind = HTTPSConnection if address.scheme == "https" else HTTPConnection
-    connection = kind(address.host, address.port, timeout=answer_s)
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-@contextmanager
-def _faults(address: ServerAddress) -> Iterator[None]:
-    """Turns the errors of a connection into one sentence."""
-    try:
-        yield
-    except ssl.SSLCertVerificationError as error:
-        raise KtError(
-            f"the certificate of {address.url} cannot be trusted: {error.verify_message}",
-            hint="give the server a certificate that this machine trusts, or use http:// in a network of your own",
-        ) from error
-    except (OSError, HTTPException, ValueError) as error:
-        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreachable(
-            f"{address.url} does not answer: {said[:_SHOWN]}",
-            hint="start a server there with: kt serve NAME --host ADDRESS --api-key-file FILE",
-        ) from error
+    most_s, client = answer_s or ANSWER_S, HttpClient(address, key)
+    with client.asked(method, path, body, connect_s=most_s, silence_s=most_s) as reply:
+        return HttpReply(reply.status_code, client.body(reply, _MOST_BYTES, most_s) or b"")
 
 
 def _decoded(reply: HttpReply | None, kind: type[T]) -> T | None:
@@ -268,4 +250,4 @@ def _said(reply: HttpReply) -> str:
     """What a response is, in words."""
     if reply.status != 200:
         return f"HTTP {reply.status}"
-    return "its list of models is malformed" if reply.body else "its answer is too long"
+    return "it lists none" if reply.body else "its answer is too long"

@@ -71,6 +71,12 @@ def ratio(counters: Counters, part: str, whole: str, least: float) -> float | No
     return min(1.0, some / all_of)
 
 
+def cached_share(counters: Counters, least: float) -> float | None:
+    """Returns the share of prompts that was in a server's cache, 0 to 1; None: as `ratio`."""
+    found = ratio(counters, "prefix_cache_hits", "prefix_cache_queries", least)
+    return found if found is not None else ratio(counters, "cached_tokens", "prompt_tokens", least)
+
+
 def mean(counters: Counters, *names: str) -> float | None:
     """Returns the mean of the first of these histograms that has any values; None: none has."""
     for name in names:

@@ -17,7 +17,6 @@ class ServerFacts:
         model: the one that it serves.
         context: of that model, in tokens; None: it does not say.
         streams: the requests that it answers at the same time; None: it does not say.
-        models: all that it lists.
         token_s: the mean time of a token of one stream, or as planned; None: it does not say.
         common: the share of prompts, 0 to 1, with which conversations begin alike: of those that begin a conversation,
             what was in the cache; None: it has not answered enough of them, or does not say.
@@ -29,7 +28,6 @@ class ServerFacts:
     model: str
     context: int | None = None
     streams: int | None = None
-    models: tuple[str, ...] = ()
     token_s: float | None = None
     common: float | None = None
     cached: float | None = None
@@ -53,8 +51,9 @@ def require_agreement(servers: Sequence[ServerFacts]) -> None:
     told = [each for each in servers if each.context is not None]
     for other in told[1:]:
         if other.context != told[0].context:
+            whose = f"{other.url} of" if other.url != told[0].url else "by now of"
             raise UsageError(
-                f"{told[0].url} has a context of {told[0].context:,} tokens, and {other.url} of {other.context:,}:"
+                f"{told[0].url} has a context of {told[0].context:,} tokens, and {whose} {other.context:,}:"
                 " a conversation could fit one and not the other",
                 hint=f"start both with the same one: kt serve {first.model} --context"
                 f" {min(told[0].context or 0, other.context or 0)}",

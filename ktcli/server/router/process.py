@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ktcli import certificates
 from ktcli.assembly.child import kill, start_beside
 from ktcli.assembly.listener import Listener
 from ktcli.errors import KtError
@@ -80,7 +81,12 @@ class RouterProcess:
         module = row_of(engine.name).module
         try:
             self._child = start_beside(
-                engine.python, module, words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                engine.python,
+                module,
+                words,
+                environment=certificates.environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
         except OSError as error:
             raise KtError(f"cannot start {engine.label}: {error.strerror}") from error

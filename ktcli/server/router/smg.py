@@ -117,7 +117,10 @@ class SmgClient:
             return Counters({})
 
     def _asked(self, method: str, path: str, body: Mapping[str, str] | None = None) -> HttpReply:
-        reply = ask(self._address, path, self.key, method=method, body=body)
+        try:
+            reply = ask(self._address, path, self.key, method=method, body=body)
+        except KtError as error:
+            raise KtError("the router does not answer") from error
         if reply.status >= 400:
             said = reply.body.decode("utf-8", "replace")[:_SHOWN]
             raise KtError(f"the router refused {method} {path}: HTTP {reply.status} {said}")

@@ -9,7 +9,7 @@ import msgspec
 from ktcli.errors import KtError
 from ktcli.server.router.address import address_of
 from ktcli.server.router.asking import ask, with_counters
-from ktcli.server.router.counters import Counters, counters_in, ratio
+from ktcli.server.router.counters import Counters, cached_share, counters_in
 from ktcli.server.router.plan import RoutingPlan, plan_for
 from ktcli.server.router.smg import Worker
 from ktcli.server.router.supervision import RouterSupervisor
@@ -17,7 +17,7 @@ from ktcli.threads import Threads
 
 _ASK_S = 2.0  # in which a server gives its counters
 _AT_ONCE = 16
-ABSENT, UNUSED = "no answer yet", "unknown"
+ABSENT, UNUSED = "not used", "unknown"
 
 
 class RoutedServer(msgspec.Struct):
@@ -141,7 +141,7 @@ def routed_servers(
             requests.get(url, 0),
             requests.get(url, 0) / total if total else 0.0,
             active.get(url, 0),
-            ratio(theirs.get(url, Counters({})), "prefix_cache_hits", "prefix_cache_queries", 1),
+            cached_share(theirs.get(url, Counters({})), 1),
             opened.get(url, 0),
         )
         for url in urls

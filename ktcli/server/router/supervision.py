@@ -1,7 +1,8 @@
 """Keeps a router running: starts it, says when it is ready, starts it again after a crash, ends it when told.
 
 What it routes to is kept here, so that servers that were added are there after a crash, too. A signal only counts; the
-main thread looks at the count, ten times a second.
+main thread looks at the count, ten times a second. Another thread asks the servers, which may hang: those that did not
+answer yet, and all of them whether they are what they were.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from ktcli.assembly.listener import Listener
 from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError, NotFound, UsageError, counted
-from ktcli.server.router.address import address_of, require_different
-from ktcli.server.router.asking import facts_of
+from ktcli.server.router.address import address_of, same_as
+from ktcli.server.router.asking import context_of, facts_of
 from ktcli.server.router.facts import ServerFacts, require_agreement
 from ktcli.server.router.health import HealthLog
 from ktcli.server.router.plan import HEALTH_S, RouterKeys, RouterPlace, RoutingPlan, arguments
 from ktcli.server.router.process import RouterProcess, stop_s
 from ktcli.server.router.smg import SmgClient
 from ktcli.store.engines import InstalledEngine
+from ktcli.threads import Daemon
 
 READY_S = 60.0  # in which a router that starts can use a server
+CHECK_S = 60.0  # after which a server is asked whether it is what it was
 _POLL_S = 0.1
 _STEADY_S = 60.0  # that a router has run when a crash does not count with earlier ones
 _BACKOFF_S, _BACKOFF_MOST_S = 1.0, 30.0  # before it is started again; twice as long each time
@@ -71,6 +74,8 @@ class RouterSupervisor:
         self._listener, self._ready = listener, ready
         self._servers = {each.url: each for each in settings.servers}
         self._absent = list(settings.absent)
+        self._told: dict[str, str] = {}  # what was said last of servers that are not used
+        self._health_changed = threading.Event()
         self._stops = 0
         self._changing = threading.Lock()
         self._process: RouterProcess | None = None
@@ -113,6 +118,7 @@ class RouterSupervisor:
                         crashes = 1 if steady else crashes + 1
                         self._after_crash(process, crashes)
             finally:
+                self.stop()  # for the thread that asks servers
                 if self._process is not None and self._process.ended() is None:
                     self._process.kill()
 
@@ -124,15 +130,22 @@ class RouterSupervisor:
         Raises:
             KtError: it does not answer, disagrees, or is there already.
         """
-        with self._changing:
-            known = [address_of(each) for each in self._servers]
-            require_different([*known, address])
-            found = facts_of(address, self.settings.keys.first, self.settings.model)
+        self._require_new(address)
+        found = facts_of(address, self.settings.keys.first, self.settings.model)
+        with self._changing:  # and not before, since it may hang
+            self._require_new(address)
             require_agreement([*self.servers, found])
             self.client.add(found.url, self.settings.keys.first)
             self._servers[found.url] = found
-            self._absent = [each for each in self._absent if each != address]
+            if (absent := same_as(address, self._absent)) is not None:
+                self._absent.remove(absent)
             return found
+
+    def _require_new(self, address: ServerAddress) -> None:
+        if (known := self._known(address)) is not None:
+            raise UsageError(
+                f"the router has {known} already", hint="kt route status lists its servers"
+            )
 
     def remove(self, address: ServerAddress) -> None:
         """Takes a server out, whose answers may finish.
@@ -141,33 +154,76 @@ class RouterSupervisor:
             NotFound: it is not one of them. UsageError: it is the last.
         """
         with self._changing:
-            if address in self._absent:
-                self._absent.remove(address)
+            if (absent := same_as(address, self._absent)) is not None:
+                self._absent.remove(absent)
                 return
-            if address.url not in self._servers:
+            if (url := self._known(address)) is None:
                 raise NotFound(
                     f"the router does not route to {address.url}",
                     hint=f"it routes to {', '.join(self._servers)}",
                 )
             if len(self._servers) == 1:
                 raise UsageError(
-                    f"{address.url} is the router's only server", hint="kt stop stops the router"
+                    f"{url} is the router's only server", hint="kt stop stops the router"
                 )
-            del self._servers[address.url]
-            self.client.remove(address.url)
+            del self._servers[url]
+            self.client.remove(url)
+
+    def _known(self, address: ServerAddress) -> str | None:
+        """The server that an address means, among those that are used; None: none."""
+        found = same_as(address, [address_of(each) for each in self._servers])
+        return None if found is None else found.url
+
+    def _watch(self) -> None:
+        """Asks servers until the router is to be stopped."""
+        checked_s = time.monotonic()
+        while not self._stops:
+            time.sleep(HEALTH_S)
+            self._ask_again()
+            if self._health_changed.is_set() or time.monotonic() - checked_s > CHECK_S:
+                self._health_changed.clear()
+                self._check()
+                checked_s = time.monotonic()
 
     def _ask_again(self) -> None:
-        """Adds the servers that answer by now; those that disagree are given up, and that is said."""
+        """Adds the servers that answer by now; of those that disagree, that is said."""
         for address in list(self._absent):
             try:
                 self.add(address)
             except UsageError as error:
-                self._absent = [each for each in self._absent if each != address]
-                self._listener.warn(f"{error}; {address.url} is not used")
+                self._tell_once(address, f"{error}; {address.url} is not used")
             except KtError:
                 continue
             else:
                 self._listener.note(f"{address.url} answers now and is used")
+
+    def _check(self) -> None:
+        """Leaves out servers that are not what they were, such as those that were started again with another model;
+        they are asked again as those that do not answer."""
+        for server in self.servers:
+            address = address_of(server.url)
+            try:
+                context = context_of(address, self.settings.keys.first, self.settings.model)
+                require_agreement([server, replace(server, context=context)])
+            except UsageError as error:
+                self._leave_out(address, error)
+            except KtError:
+                continue
+
+    def _leave_out(self, address: ServerAddress, why: KtError) -> None:
+        try:
+            self.remove(address)
+        except KtError as error:
+            if self._known(address):  # it is the last
+                self._tell_once(address, f"{why}; {error}")
+                return
+        self._tell_once(address, f"{why}; it is not used any more")
+        self._absent.append(address)
+
+    def _tell_once(self, address: ServerAddress, sentence: str) -> None:
+        if self._told.get(address.url) != sentence:
+            self._told[address.url] = sentence
+            self._listener.warn(sentence)
 
     # --- the process ----------------------------------------------------------------------------
 
@@ -184,12 +240,13 @@ class RouterSupervisor:
             raise self._not_ready(process)
         if not self.restarts:
             self._ready()
+            Daemon(self._watch, name="kt-route-servers").start()
         health = HealthLog()
         while process.ended() is None and not self._stops_in(HEALTH_S):
             with contextlib.suppress(KtError):  # it has ended, or is busy: the next look says more
                 for each in health.changes(self.client.workers()):
                     self._listener.warn(each)
-            self._ask_again()
+                    self._health_changed.set()
 
     def _started(self) -> RouterProcess:
         settings = self.settings
