@@ -168,6 +168,7 @@ class Active:
         if self.drafting is not None:
             self.drafting.begin(self.known)
         stats.reused_tokens = stats.prompt_tokens = reused
+        stats.note_restored(self.sequence.restored)
         self._chunks.clear()
         while reused < self.prompt_tokens:
             self._chunks.append((reused, engine.chunk_tokens(self.prompt_tokens - reused)))
