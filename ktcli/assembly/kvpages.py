@@ -123,8 +123,13 @@ def _shared_store(
         folder = SharedFolder.open(shared.path)
         if not folder.is_writable:
             warn(f"the KV store {folder.path} cannot be written: kt reads it, and adds nothing")
-        quota = folder.quota(shared.quota_bytes)
-        return PageStore(folder, _space_of(engine), quota, _about(engine, model), warn)
+        space, quota = _space_of(engine), folder.quota(shared.quota_bytes)
+        if folder.has_only_others(space, model):
+            warn(
+                f"the pages of {model} in the KV store {folder.path} are of another context, format or row of kernels:"
+                " they are not used"
+            )
+        return PageStore(folder, space, quota, _about(engine, model), warn)
 
     try:
         return RemoteStore.open(shared.path, open_store, listener.warn)

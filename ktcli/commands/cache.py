@@ -227,7 +227,7 @@ def _writers(stored: tuple[StoredPages, ...]) -> dict[str, int]:
     for file in (file for each in stored for file in each.files):
         writer = writer_of(file.path.name) or "unknown"
         sizes[writer] = sizes.get(writer, 0) + file.size_bytes
-    return sizes
+    return dict(sorted(sizes.items()))
 
 
 def _table(head: str, sizes: Mapping[str, int]) -> list[str]:

@@ -209,6 +209,10 @@ class PageFolder:
         found = [StoredPages(f.name, _about(f), tuple(self.files(f))) for f in self._folders()]
         return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
 
+    def spaces(self) -> list[StoredPages]:
+        """Returns the pages of every model in it without their files, which nobody looks at for that."""
+        return [StoredPages(folder.name, _about(folder), ()) for folder in self._folders()]
+
     def paths(self, folder: Path) -> set[Path]:
         """Returns the paths of the files of pages in one of its folders; links are left out."""
         return {file.path for file in self.files(folder)}

@@ -24,7 +24,7 @@ from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
 from ktcli.store.pagefile import Space
-from ktcli.store.pagefolder import MARK, SMALL_BYTES, PageFolder, page_items
+from ktcli.store.pagefolder import MARK, SMALL_BYTES, PageFolder, folder_name, page_items
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MORE = 2  # images for which room is made where the disk is full
@@ -101,6 +101,11 @@ class SharedFolder(PageFolder):
         except OSError as error:
             raise KtError(f"cannot read the KV store {path}: {error.strerror}") from error
         return made
+
+    def has_only_others(self, space: Space, model: str) -> bool:
+        """Tells whether it has pages of a conversion, but none of a space: they were computed in another way."""
+        models = {each.name: each.conversion for each in self.spaces()}
+        return model in models.values() and folder_name(space) not in models
 
     @property
     def is_writable(self) -> bool:

@@ -17,6 +17,7 @@ from store.page_labels import PAGE_BYTES, SPACE, conversation, opened, put, read
 from ktcli import smallfiles
 from ktcli.errors import KtError
 from ktcli.store import pagefolder, pages, sharedfolder
+from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import OtherVersion, PageFolder
 from ktcli.store.pages import PageStore
 from ktcli.store.sharedfolder import SharedFolder, writer_name, writer_of
@@ -201,6 +202,14 @@ def test_a_store_that_can_only_be_read_is_read(path: Path, monkeypatch: Patch) -
     assert read(store, conversation("one", 3)) == 3
     store.close()
     assert len(said) == 1 and "Read-only file system" in said[0] and str(path) in said[0]
+
+
+def test_pages_of_a_model_that_were_computed_otherwise_are_noticed(path: Path) -> None:
+    stored(path, "one")
+    other = Space(bytes(32), "cpu")
+    folder = shared(path)
+    assert folder.has_only_others(other, "m") and not folder.has_only_others(SPACE, "m")
+    assert not folder.has_only_others(other, "n")
 
 
 def test_all_that_is_removed_leaves_a_store_of_this_version(path: Path) -> None:
