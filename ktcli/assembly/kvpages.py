@@ -85,16 +85,18 @@ def stored_pages(
     Yields:
         The nearest store; None: there is none.
     """
-    name, cpu = places.conversion_name(pack), _cpu_of(engine)
+    name = places.conversion_name(pack)
     own = _library_store(engine, quota_bytes, name, listener) if quota_bytes else None
     remote = None if shared is None else _shared_store(engine, shared, name, listener)
-    if own is None and remote is None:
+    nearest = own or (None if remote is None else remote.inner)
+    if nearest is None:
         yield None
         return
+    cpu = _cpu_of(engine)
     with _tier_over(engine, own, remote) as tier:
         tier.prompt_tok_s = experience.recall_prompt_rate(name, cpu)
         try:
-            yield own if remote is None else own or remote.inner
+            yield nearest
         finally:
             if tier.prompt_tok_s is not None:
                 experience.note_prompt_rate(name, cpu, tier.prompt_tok_s)

@@ -56,12 +56,16 @@ class Stats:
         """The tokens of the prompt that were in the cache, by the tier that had them: "memory", or a store's name."""
         return {"memory": self.reused_tokens - sum(self.restored.values()), **self.restored}
 
-    def note_restored(self, tokens: Mapping[str, int]) -> None:
-        """Adds what came from stores, as far as it is part of what is reused."""
-        for name, n in tokens.items():
-            left = self.reused_tokens - sum(self.restored.values())
+    def note_reused(self, tokens: int, restored: Mapping[str, int]) -> None:
+        """Notes what of the prompt was in the cache, and what of that came from stores now or when it was looked up
+        before."""
+        came, left = {**self.restored}, tokens
+        for name, n in restored.items():
+            came[name] = came.get(name, 0) + n
+        self.reused_tokens, self.restored = tokens, {}
+        for name, n in came.items():
             if n := min(n, left):
-                self.restored[name] = self.restored.get(name, 0) + n
+                self.restored[name], left = n, left - n
 
     @property
     def tokens_per_step(self) -> float:

@@ -99,7 +99,10 @@ class Stores:
             n = self._run(store, left)
             read = store.read(left[:n], places[:n])
             came += [store] * read
-            failed = [*([] if read else failed), store] if read < n else []
+            if read == n:
+                failed = []
+            else:
+                failed = [store] if read else [*failed, store]
         return came
 
     def _run(self, store: Store, labels: Numbers[PageLabel]) -> int:

@@ -21,7 +21,7 @@ _Name = tuple[PageKind, bytes]
 
 
 @dataclass(slots=True)
-class _Due:
+class _Unstored:
     """A page or state that stores wait for.
 
     Attributes:
@@ -45,7 +45,7 @@ class WriteBack:
     def __init__(self, stores: Stores, saved: Callable[[PageKind, int], U8Array]) -> None:
         self._stores, self._saved = stores, saved
         self._guard = threading.Lock()  # of what follows
-        self._due: dict[_Name, _Due] = {}
+        self._due: dict[_Name, _Unstored] = {}
         self._copied: OrderedDict[_Name, U8Array] = OrderedDict()  # oldest first
         self._copied_bytes = 0
 
@@ -57,7 +57,7 @@ class WriteBack:
     def _put(self, store: Store, number: int, label: PageLabel, size_bytes: int) -> None:
         name = label.kind, label.key
         with self._guard:
-            due = self._due.setdefault(name, _Due(number))
+            due = self._due.setdefault(name, _Unstored(number))
             self._drop_copy(name, due)
             due.number = number
             due.waiting.add(store.name)
@@ -112,7 +112,7 @@ class WriteBack:
             if not due.waiting:
                 self._drop_copy(name, self._due.pop(name))
 
-    def _drop_copy(self, name: _Name, due: _Due) -> None:
+    def _drop_copy(self, name: _Name, due: _Unstored) -> None:
         if due.copy is not None:
             self._copied_bytes -= self._copied.pop(name).size
             due.copy = None

@@ -188,7 +188,15 @@ class PageFolder:
         self._note(self.path / MARK, {"kt_kv": VERSION})
 
     def _note(self, path: Path, document: dict[str, Any]) -> None:
-        smallfiles.write(path, json.dumps(document, indent=1) + "\n", self._file_mode)
+        self.write_file(path, json.dumps(document, indent=1) + "\n", tidies=True)
+
+    def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
+        """Writes a file, whole or not at all; see `smallfiles.write`.
+
+        Raises:
+            OSError: the system refuses; nothing is left of it.
+        """
+        smallfiles.write(path, data, self._file_mode, tidies=tidies)
 
     @property
     def _file_mode(self) -> int:
@@ -245,7 +253,7 @@ class PageFolder:
             OSError: the system refuses; nothing is left of it.
         """
         path = folder / f"{self.owner}{name}{SUFFIX}"
-        smallfiles.write(path, image.data, self._file_mode, tidies=False)
+        self.write_file(path, image.data)
         return path
 
     def use(self, paths: list[Path]) -> None:

@@ -36,6 +36,7 @@ CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
 _READERS = 4
 _LEAST_TABLES = 16  # of files that are read by more than one thread
 _MOST_BATCH = 64 << 20
+_MOST_SHARED_BATCH = 16 << 20  # whether a folder is slow or gone is seen file by file
 _FILES = 4096  # that a full store consists of, about
 _QUIET = (errno.EACCES, errno.EROFS, errno.EPERM)  # whoever has such a library knows
 _GONE = (errno.ENOENT, errno.ESTALE)  # its owner has removed it
@@ -101,7 +102,8 @@ class PageStore:
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
         self.steps = 0
         self.counts = StoreCounts()
-        batch = max(SMALL_BYTES, min(quota_bytes // _FILES, _MOST_BATCH))
+        most = _MOST_SHARED_BATCH if folder.is_shared else _MOST_BATCH
+        batch = max(SMALL_BYTES, min(quota_bytes // _FILES, most))
         target = Target(space, batch, self._wanted, self._commit, self._restamp)
         # What is asked for at once is written beside other answers.
         self.writer = PageWriter(target, nice=0 if folder.is_shared else NICE)

@@ -28,7 +28,7 @@ from ktcli.store.pagefolder import MARK, SMALL_BYTES, PageFolder, folder_name, p
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MORE = 2  # images for which room is made where the disk is full
-_MODES = 0o770  # that of the folder itself, without others
+_MODES, _GROUP = 0o770, 0o070  # the folder's own without others; what of them is the group's
 _LOST = "lost+found"  # of a new file system
 _HOST_CHARS, _DIGITS = 20, 8
 
@@ -75,7 +75,10 @@ class SharedFolder(PageFolder):
                 made.folder_mode = path.stat().st_mode & _MODES
                 made.mark()
             else:
-                raise _foreign(path)
+                raise KtError(
+                    f"{path} has files but is not a KV store of kt",
+                    hint="name an empty folder, or one that does not exist yet",
+                )
             made.folder_mode = path.stat().st_mode & _MODES
         except FileNotFoundError:
             raise KtError(
@@ -97,7 +100,9 @@ class SharedFolder(PageFolder):
         try:
             made._require_folder()
             if not made._is_marked():
-                raise _foreign(path)
+                raise KtError(
+                    f"there is no KV store in {path}", hint="kt serve --kv-store DIR makes one"
+                )
         except OSError as error:
             raise KtError(f"cannot read the KV store {path}: {error.strerror}") from error
         return made
@@ -136,9 +141,18 @@ class SharedFolder(PageFolder):
         is_new = not self.folder_of(space).exists()
         folder = super().prepare(space, about)
         if is_new:
-            with contextlib.suppress(OSError):  # somebody else was first
-                folder.chmod(self.folder_mode)
+            self._open_to_group(folder, self.folder_mode)
         return folder
+
+    def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
+        """Writes a file, whole or not at all, for all who may use the store, whatever the umask."""
+        super().write_file(path, data, tidies=tidies)
+        self._open_to_group(path, self._file_mode)
+
+    def _open_to_group(self, path: Path, mode: int) -> None:
+        if mode & _GROUP:
+            with contextlib.suppress(OSError):  # another's, who was first
+                path.chmod(mode | (path.stat().st_mode & stat.S_ISGID))
 
     def lock(self, wait_s: float = 0.0, *, frees: bool = False) -> AbstractContextManager[None]:
         """Returns a context without a lock: nobody changes what is another's."""
@@ -217,10 +231,3 @@ def _is_empty(folder: Path) -> bool:
         return all(
             item.name in (_LOST, MARK) or smallfiles.meant_name(item.name) == MARK for item in items
         )
-
-
-def _foreign(path: Path) -> KtError:
-    return KtError(
-        f"{path} has files but is not a KV store of kt",
-        hint="name an empty folder, or one that does not exist yet",
-    )

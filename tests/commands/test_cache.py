@@ -249,7 +249,7 @@ def test_a_shared_folder_is_verified_and_emptied(store: Path, capsys: Capture) -
 def test_what_is_no_shared_folder_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    cases = {"none": "No such file", "mine": "has files but is not a KV store"}
+    cases = {"none": "No such file", "mine": "there is no KV store in"}
     for name, words in cases.items():
         for verb in (["ls"], ["du"], ["verify"], ["rm", "--yes"]):
             assert main(["cache", *verb, "--store", str(tmp_path / name)]) == 1

@@ -14,6 +14,7 @@ from loading import load_engine
 from ktcli.assembly.kvpages import SharedStore, stored_pages
 from ktcli.assembly.listener import Listener
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
+from ktcli.engine.request import Stats
 from ktcli.engine.tier import Tier
 from ktcli.sampling import SamplingSettings
 from ktcli.store import remote
@@ -261,3 +262,15 @@ def test_states_go_to_another_server_as_well(
     assert first[:2] == second[:2] and first[0] == 200
     assert first[2].tobytes() == second[2].tobytes()
     assert PageFolder(tmp_path / "two" / "kv").stored()
+
+
+def test_what_came_from_stores_is_part_of_what_is_reused() -> None:
+    stats = Stats()
+    stats.note_reused(200, {"disk": 64, "store": 128})
+    assert stats.reused_by_tier == {"memory": 8, "disk": 64, "store": 128}
+    stats.note_reused(200, {})  # looked up again, and found in memory
+    assert stats.reused_by_tier == {"memory": 8, "disk": 64, "store": 128}
+    stats.note_reused(100, {"disk": 0})  # and lost since
+    assert stats.reused_by_tier == {"memory": 0, "disk": 64, "store": 36}
+    stats.note_reused(0, {})
+    assert stats.reused_by_tier == {"memory": 0}

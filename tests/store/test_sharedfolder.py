@@ -132,14 +132,15 @@ def test_a_writer_is_a_library_on_a_machine(home: Path, monkeypatch: Patch) -> N
 def test_all_who_may_write_to_the_folder_share_it_and_nobody_else(path: Path) -> None:
     path.mkdir()
     path.chmod(0o775)
-    before = os.umask(0o002)
+    before = os.umask(0o077)
     try:
         stored(path, "one")
     finally:
         os.umask(before)
     (space,) = (each for each in path.iterdir() if each.is_dir())
     assert space.stat().st_mode & 0o777 == 0o770
-    assert {each.stat().st_mode & 0o777 for each in files_of(path)} == {0o660}
+    files = [*path.rglob("*.json"), *files_of(path)]
+    assert {each.stat().st_mode & 0o777 for each in files} == {0o660} and len(files) == 3
 
 
 # --- what is no store -----------------------------------------------------------------------------------
