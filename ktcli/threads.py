@@ -58,7 +58,7 @@ class Threads(ThreadPoolExecutor):
             return super().submit(fn, *args, **kwargs)
 
 
-class Job(Generic[T]):
+class BackgroundCall(Generic[T]):
     """A call on a thread of its own, for whose end nobody has to wait; not even a process that ends.
 
     Attributes:
@@ -107,7 +107,7 @@ def in_parallel(call: Callable[[A], T], items: Sequence[A], threads: int, name: 
         for at in left:
             results[at] = call(items[at])
 
-    jobs = [Job(work, name) for _ in range(min(threads, len(items)))]
+    jobs = [BackgroundCall(work, name) for _ in range(min(threads, len(items)))]
     for job in jobs:
         job.wait(threading.TIMEOUT_MAX)
         if job.error is not None:

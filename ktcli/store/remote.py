@@ -18,7 +18,7 @@ from ktcli.errors import KtError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 from ktcli.store.pages import CLOSE_S, PageStore
 from ktcli.store.pagewriter import PageWriter
-from ktcli.threads import Job
+from ktcli.threads import BackgroundCall
 
 OPEN_S = 5.0  # the longest wait for the folder at the start
 LOOK_S = 1.0  # the longest wait for a listing
@@ -48,9 +48,9 @@ class RemoteStore:
         self._store, self._heard, self._warn = store, heard, warn
         self._rests_until: float | None = None  # `time.monotonic`; None: it answers
         self._complained = False
-        self._looking: Job[None] | None = None
-        self._reading: Job[int] | None = None
-        self._using: Job[None] | None = None
+        self._looking: BackgroundCall[None] | None = None
+        self._reading: BackgroundCall[int] | None = None
+        self._using: BackgroundCall[None] | None = None
         self.refresh()
 
     @classmethod
@@ -68,7 +68,7 @@ class RemoteStore:
             KtError: it cannot be opened, or not in time.
         """
         heard: list[str] = []
-        opening = Job(lambda: open_store(heard.append), "kt-open")
+        opening = BackgroundCall(lambda: open_store(heard.append), "kt-open")
         if not opening.wait(OPEN_S):
             raise KtError(f"the KV store {path} does not answer")
         if isinstance(opening.error, OSError):
@@ -112,7 +112,7 @@ class RemoteStore:
             self._try_again(self._rests_until)
         elif self._looking is None or self._looking.ended:
             before = self._store.steps
-            self._looking = job = Job(self._store.refresh, "kt-look")
+            self._looking = job = BackgroundCall(self._store.refresh, "kt-look")
             if job.wait(LOOK_S) or self._store.steps == before:  # otherwise it goes on
                 self._answered(job)
         self._tell()
@@ -122,7 +122,7 @@ class RemoteStore:
         if self.rests or _runs(self._reading):
             return 0
         room = [np.empty_like(memory) for memory in into]  # its own: it may be written late
-        self._reading = job = Job(lambda: self._store.read(labels, room), "kt-fetch")
+        self._reading = job = BackgroundCall(lambda: self._store.read(labels, room), "kt-fetch")
         tokens = sum(label.ids.size for label in labels)
         job.wait(READ_S + READ_S_PER_TOKEN * tokens)
         if not self._answered(job):
@@ -143,7 +143,7 @@ class RemoteStore:
         """Notes that records are used now, see `PageStore.use`; not while this is still noted of others."""
         if not self.rests and not _runs(self._using):
             used = list(keys)
-            self._using = Job(lambda: self._store.use(used), "kt-use")
+            self._using = BackgroundCall(lambda: self._store.use(used), "kt-use")
 
     def hurry(self) -> None:
         """Lets all queued records be written at once."""
@@ -169,7 +169,7 @@ class RemoteStore:
         self._store.close(0.0)
         self._tell()
 
-    def _answered(self, job: Job[Any]) -> bool:
+    def _answered(self, job: BackgroundCall[Any]) -> bool:
         """Tells whether a job has come to a good end; otherwise the store rests."""
         if not job.ended:
             self._rest("it does not answer in time")
@@ -193,7 +193,7 @@ class RemoteStore:
             answered = self._looking.error is None and self._looking.took_s <= LOOK_S
             self._rests_until = None if answered else time.monotonic() + REST_S
         else:
-            self._looking = Job(self._store.refresh, "kt-look")
+            self._looking = BackgroundCall(self._store.refresh, "kt-look")
 
     def _tell(self) -> None:
         self._store.tell()
@@ -201,5 +201,5 @@ class RemoteStore:
             self._warn(self._heard.pop(0))
 
 
-def _runs(job: Job[Any] | None) -> bool:
+def _runs(job: BackgroundCall[Any] | None) -> bool:
     return job is not None and not job.ended

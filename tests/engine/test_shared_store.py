@@ -20,6 +20,7 @@ from ktcli.sampling import SamplingSettings
 from ktcli.store import remote
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
+from ktcli.store.sharedfolder import SharedFolder
 
 Patch = pytest.MonkeyPatch
 QUOTA = 1 << 30
@@ -229,6 +230,25 @@ def test_what_a_request_persists_is_there_when_its_prompt_is_read(
         line.adopt(TEXT)
         assert line.length >= TEXT.size - 65 and sum(line.restored.values()) == line.length
         line.close()
+
+
+def test_a_miss_costs_one_listing_and_a_hit_none(
+    engine: CpuEngine, folder: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(folder.parent / "one"))
+    leave(engine)
+    listings, real = [0], SharedFolder.paths
+
+    def paths(self: SharedFolder, of: Path) -> set[Path]:
+        listings[0] += 1
+        return real(self, of)
+
+    with stored_pages(engine, folder.parent / "m", QUOTA, shared=SharedStore(folder)):
+        monkeypatch.setattr(SharedFolder, "paths", paths)
+        answer(engine, TEXT)
+        assert listings == [1]
+        answer(engine, TEXT)
+        assert listings == [1]
 
 
 def test_a_store_that_rests_is_given_nothing(

@@ -379,4 +379,4 @@ def test_killed_writers_leave_a_store_that_verifies(path: Path) -> None:
 
 @pytest.mark.thorough
 def test_writers_killed_at_many_moments_leave_a_store_that_verifies(path: Path) -> None:
-    killed(path, [0.002 * (n % 25) for n in range(100)])
+    killed(path, [0.004 * (n % 12) for n in range(48)])
