@@ -18,6 +18,7 @@ from ktcli.errors import KtError, UsageError
 from ktcli.hardware import measured
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.settings import MOONCAKE
 from ktcli.store import experience, places
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder, folder_name
@@ -26,7 +27,6 @@ from ktcli.store.remote import RemoteStore
 from ktcli.store.sharedfolder import SharedFolder
 
 OFF = "off"  # of the setting kv-store
-MOONCAKE = "mooncake://"
 
 
 def cache_quota() -> int:

@@ -262,6 +262,7 @@ def test_what_is_no_shared_folder_is_one_sentence(tmp_path: Path, capsys: Captur
     [
         (["--kv-store", "mooncake://10.0.0.1:50051"], "Mooncake stores are not supported yet"),
         (["--kv-store", "store"], "not an absolute path"),
+        (["--kv-store", "redis://here"], "not an absolute path"),
         (["--kv-store", "/tmp/x", "--kv-store-size", "much"], "not a size"),
     ],
 )
