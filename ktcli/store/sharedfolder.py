@@ -131,7 +131,7 @@ class SharedFolder(PageFolder):
         return (self.path / MARK).exists()
 
     def _unmarked(self) -> int | None:
-        raise KtError(f"there is no KV store in {self.path} any more")
+        raise KtError("it is not there any more")
 
     def make(self) -> None:
         """Does nothing: where the folder is gone its disk is, and another one is not to be filled."""
