@@ -123,9 +123,10 @@ def _shared_store(
 
     def open_store(warn: Callable[[str], object]) -> PageStore:
         folder = SharedFolder.open(shared.path)
-        if not folder.is_writable:
-            warn(f"the KV store {folder.path} cannot be written: kt reads it, and adds nothing")
         space, quota = _space_of(engine), folder.quota(shared.quota_bytes)
+        if not folder.is_writable:
+            quota = 0
+            warn(f"the KV store {folder.path} cannot be written: kt reads it, and adds nothing")
         if folder.has_only_others(space, model):
             warn(
                 f"the pages of {model} in the KV store {folder.path} are of another context, format or row of kernels:"

@@ -207,7 +207,8 @@ class Tier:
         """
         self.turn_over()
         before, labels = self.restored, _labels(content)
-        self._look(labels)
+        if have < content.ids.size - 1:  # otherwise nothing more can be found
+            self._look(labels)
         held: _Held = []
         try:
             if self._states is None:
@@ -225,15 +226,14 @@ class Tier:
         return {name: n - before[name] for name, n in self._restored.items() if n > before[name]}
 
     def _look(self, labels: list[PageLabel]) -> None:
-        """Lets stores look for what is new: the nearest always, others only if something lacks."""
-        for place, store in enumerate(self._stores.all):
-            if (
-                place
-                and self._states is None
-                and all(self._known(PageKind.PAGE, label) for label in labels)
-            ):
-                return
-            store.refresh()
+        """Lets stores look for what is new: the nearest always, the others if pages still lack, or a state may."""
+        nearest, *others = self._stores.all
+        nearest.refresh()
+        known = all(self._known(PageKind.PAGE, label) for label in labels)
+        known = known and self._reach(labels) == len(labels)  # with the windows before their end
+        if not known or self._states is not None:
+            for store in others:
+                store.refresh()
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""

@@ -70,7 +70,7 @@ class PageStore:
     """The stored pages and states of one space.
 
     Args:
-        quota_bytes: the most bytes of the whole folder, or of the files of this writer.
+        quota_bytes: the most bytes of the whole folder, or of the files of this writer; 0: it is only read.
         about: facts of the space for people, noted in its folder.
         warn: called with a sentence about what went wrong; by the thread that calls the store.
     Attributes:
@@ -117,7 +117,7 @@ class PageStore:
 
     @property
     def _writes(self) -> bool:
-        return time.monotonic() >= self._writes_from
+        return self._quota > 0 and time.monotonic() >= self._writes_from
 
     @property
     def read_bps(self) -> float | None:
@@ -315,7 +315,7 @@ class PageStore:
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Writes all queued records within `wait_s` seconds and ends all threads."""
         self.writer.close(wait_s)
-        if self.writer.dropped and self._writes and self._quota:
+        if self.writer.dropped and self._writes:
             self._trouble = self._trouble or (
                 f"{self.writer.dropped:,} KV pages were not written to {self._folder.where}: {self._hindrance}"
             )

@@ -251,6 +251,17 @@ def test_a_miss_costs_one_listing_and_a_hit_none(
         assert listings == [1]
 
 
+def test_a_store_that_cannot_be_written_is_read_and_that_is_one_sentence(
+    engine: CpuEngine, folder: Path, wanted: list[bytes], monkeypatch: Patch
+) -> None:
+    Server(engine, "one", folder, monkeypatch).answer()
+    written, server = files_of(folder), Server(engine, "two", folder, monkeypatch)
+    monkeypatch.setattr(SharedFolder, "is_writable", False)
+    came, rows = server.answer()
+    assert rows == wanted and came["store"] >= 4 * 64 and files_of(folder) == written
+    assert len(server.listener.said) == 1 and "adds nothing" in server.listener.said[0]
+
+
 def test_a_store_that_rests_is_given_nothing(
     engine: CpuEngine,
     folder: Path,
