@@ -30,9 +30,10 @@ def test_one_server_reads_the_prompt_and_another_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, urls = tmp_path / "store", list[str]()
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_CACHE", "0")  # of the disk both would know
     with ExitStack() as servers:
-        for name in "ab":
-            monkeypatch.setenv("KT_HOME", str(tmp_path / name))
+        for _ in range(2):
             options = ("--threads", "1", "--context", "2048", "--kv-store", str(store))
             urls.append(servers.enter_context(served_by_command(*options)))
         prefill, decode = urls
