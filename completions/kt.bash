@@ -13,7 +13,7 @@ _kt() {
     case "$verb" in
         'chat')
             case $before in
-                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--think-budget|--context|--threads|--defer)  ;;
+                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--think-budget|--context|--threads|--defer|--kv-store-size)  ;;
                 --resume) names='chats' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
@@ -22,11 +22,12 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
+                --kv-store) words='off' files='folders' ;;
                 --attach) words='loaded always never' ;;
                 --server) words='URL off' ;;
                 --server-key-file|--output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --kv-store --kv-store-size --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -35,18 +36,19 @@ _kt() {
                 --api-key) words='KEY' ;;
                 --api-key-file|--record-trace) files='any' ;;
                 --allow-origin) words='ORIGIN' ;;
-                --allow-host|--parallel|--model-alias|--context|--threads|--defer)  ;;
+                --allow-host|--parallel|--model-alias|--kv-store-size|--context|--threads|--defer)  ;;
                 --root-path) words='PATH' ;;
                 --max-pause|--drain) words='SECONDS' ;;
                 --adapter) words='ADAPTER' ;;
                 --keep-alive) words='TIME' ;;
+                --kv-store) words='off' files='folders' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'route')
             case $before in
@@ -163,10 +165,26 @@ _kt() {
         'engine list') options='--json --quiet --help' ;;
         'engine rm') options='--yes --json --quiet --help' words='ENGINE' ;;
         'cache') options='--help' words='du ls verify rm' ;;
-        'cache du') options='--json --quiet --help' ;;
-        'cache ls') options='--json --quiet --help' ;;
-        'cache verify') options='--json --quiet --help' ;;
-        'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
+        'cache du')
+            case $before in
+                --store) files='folders' ;;
+                *) options='--store --json --quiet --help' ;;
+            esac ;;
+        'cache ls')
+            case $before in
+                --store) files='folders' ;;
+                *) options='--store --json --quiet --help' ;;
+            esac ;;
+        'cache verify')
+            case $before in
+                --store) files='folders' ;;
+                *) options='--store --json --quiet --help' ;;
+            esac ;;
+        'cache rm')
+            case $before in
+                --store) files='folders' ;;
+                *) options='--store --yes --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
         'chats') options='--json --quiet --help' words='show search rm export rename' ;;
         'chats show') options='--json --quiet --help' names='chats' ;;
         'chats search') options='--json --quiet --help' ;;
@@ -273,7 +291,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -293,9 +311,10 @@ _kt() {
                 port) words='PORT' ;;
                 max-pause) words='SECONDS' ;;
                 keep-alive) words='TIME' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
+                kv-store) words='off' files='folders' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -19,6 +19,7 @@ _MOST_DIGITS = 19
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(?:i?B)?|B)?"
 _MOST_PATH = 4096
+MOONCAKE = "mooncake://"  # begins the name of a store of KV pages that is no folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,11 @@ def _read_folder(text: str) -> str:
     return text
 
 
+def _read_store(text: str) -> str:
+    """A store of Mooncake is known by name, and refused by whoever opens stores."""
+    return text if text == "off" or text.startswith(MOONCAKE) else _read_folder(text)
+
+
 def _read_folders(text: str) -> list[str]:
     return [] if text == "off" else [_read_folder(each) for each in text.split(":")]
 
@@ -118,6 +124,8 @@ _PATHS = "an absolute path, or one that begins with ~"
 FOLDERS = Domain(_PATHS, f"not {_PATHS}", _read_folder)
 _SEVERAL = "absolute paths separated by colons, or off"
 FOLDER_LISTS = Domain(_SEVERAL, f"not {_SEVERAL}", _read_folders)
+_STORES = "an absolute path, one that begins with ~, or off"
+STORES = Domain(_STORES, f"not {_STORES}", _read_store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +335,15 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "cache", SIZES, "SIZE", "a tenth of the free disk space",
         "Maximum disk space for KV pages; 0 turns them off.",
+    ),
+    Setting(
+        "kv-store", STORES, "DIR|off", "off",
+        "Folder in which several servers share KV pages, such as one on NFS. What one has computed, the others read.",
+        option="--kv-store",
+    ),
+    Setting(
+        "kv-store-size", SIZES, "SIZE", "a tenth of the disk space that is free there",
+        "Maximum size of the KV pages that this library writes to the shared folder.", option="--kv-store-size",
     ),
     Setting(
         "pull-limit", SIZES, "SIZE", "no limit", "Maximum download rate, in bytes per second; 0 means no limit.",

@@ -154,14 +154,19 @@ def meant_name(name: str) -> str:
     return found[1] if found else ""
 
 
+def is_abandoned(name: str) -> bool:
+    """Tells whether a process of this machine that was killed had begun to `write` a file, as the name says."""
+    found = _UNFINISHED.fullmatch(name)
+    return found is not None and not Path("/proc", found[2]).exists()
+
+
 def _tidy(path: Path) -> None:
     """Removes what processes left that were killed while they wrote a file."""
     with contextlib.suppress(
         OSError
     ):  # a folder that cannot be read may be one that can be written
         for name in os.listdir(path.parent):
-            found = _UNFINISHED.fullmatch(name)
-            if found and found[1] == path.name and not Path("/proc", found[2]).exists():
+            if meant_name(name) == path.name and is_abandoned(name):
                 path.with_name(name).unlink(missing_ok=True)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 # Faults belong to the thread that makes them. The native library does the same: see native/src/thread.c.
@@ -54,3 +56,60 @@ class Threads(ThreadPoolExecutor):
             return super().submit(fn, *args, **kwargs)
         with signals_blocked():  # a thread more may be started
             return super().submit(fn, *args, **kwargs)
+
+
+class BackgroundCall(Generic[T]):
+    """A call on a thread of its own, for whose end nobody has to wait; not even a process that ends.
+
+    Attributes:
+        result: what the call returned; None: it has not, or raised.
+        error: what it raised.
+        began_s: when it was made, `time.monotonic`.
+        took_s: the seconds to its end, once it has ended.
+    """
+
+    def __init__(self, call: Callable[[], T], name: str) -> None:
+        self._call, self._ended = call, threading.Event()
+        self.result: T | None = None
+        self.error: Exception | None = None
+        self.began_s, self.took_s = time.monotonic(), 0.0
+        Daemon(self._run, name=name).start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:
+            self.error = error
+        finally:
+            del self._call  # what it holds may be large
+            self.took_s = time.monotonic() - self.began_s
+            self._ended.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the call has returned or raised."""
+        return self._ended.is_set()
+
+    def wait(self, wait_s: float) -> bool:
+        """Waits for the end of the call; returns whether it came within `wait_s` seconds."""
+        return self._ended.wait(wait_s)
+
+
+def in_parallel(call: Callable[[A], T], items: Sequence[A], threads: int, name: str) -> list[T]:
+    """Returns what a function returns for each item, called by up to `threads` threads, which are daemons: whatever
+    keeps one of them waiting keeps no process from its end."""
+    if min(threads, len(items)) < 2:
+        return [call(item) for item in items]
+    results: dict[int, T] = {}
+    left = iter(range(len(items)))
+
+    def work() -> None:
+        for at in left:
+            results[at] = call(items[at])
+
+    jobs = [BackgroundCall(work, name) for _ in range(min(threads, len(items)))]
+    for job in jobs:
+        job.wait(threading.TIMEOUT_MAX)
+        if job.error is not None:
+            raise job.error
+    return [results[at] for at in range(len(items))]

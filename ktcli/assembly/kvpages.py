@@ -1,24 +1,32 @@
-"""Connects an engine to the library's store of KV pages, so that a conversation's results outlive the process."""
+"""Connects an engine to the stores of KV pages, of the library and of several servers, so that a conversation's results
+outlive the process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from ktcli import config
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.engine import Engine
 from ktcli.engine.tier import Tier
-from ktcli.errors import KtError
+from ktcli.errors import KtError, UsageError
 from ktcli.hardware import measured
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.settings import MOONCAKE
 from ktcli.store import experience, places
 from ktcli.store.pagefile import Space
-from ktcli.store.pagefolder import PageFolder
+from ktcli.store.pagefolder import PageFolder, folder_name
 from ktcli.store.pages import PageStore
+from ktcli.store.remote import RemoteStore
+from ktcli.store.sharedfolder import SharedFolder
+
+OFF = "off"  # of the setting kv-store
 
 
 def cache_quota() -> int:
@@ -30,39 +38,108 @@ def cache_quota() -> int:
     return PageFolder.of_library().quota(config.cache_bytes())
 
 
+@dataclass(frozen=True, slots=True)
+class SharedStore:
+    """A folder in which several servers share KV pages, as somebody named it.
+
+    Attributes:
+        quota_bytes: the most bytes of the files that this library writes there; None: a share of the disk.
+    """
+
+    path: Path
+    quota_bytes: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, source: str, quota_bytes: int | None) -> SharedStore | None:
+        """Returns the store that an option or setting names; None: "off".
+
+        Raises:
+            UsageError: it is of a kind that is not supported.
+        """
+        if text == OFF:
+            return None
+        if text.startswith(MOONCAKE):
+            raise UsageError(
+                f"{source} is {text[:100]}, but Mooncake stores are not supported yet",
+                hint="name a folder that all servers see, such as one on NFS",
+            )
+        return cls(Path(text).expanduser(), quota_bytes)
+
+
 @contextmanager
 def stored_pages(
-    engine: Engine, pack: Path, quota_bytes: int, listener: Listener = SILENT
+    engine: Engine,
+    pack: Path,
+    quota_bytes: int,
+    listener: Listener = SILENT,
+    shared: SharedStore | None = None,
 ) -> Iterator[PageStore | None]:
-    """Keeps the pages of an engine in the library while the context lasts; what was computed is written at its end
-    at the latest, as is how fast that was: the next process then knows at once whether reading pages pays.
+    """Keeps the pages of an engine in the library and in a shared folder while the context lasts; what was computed is
+    written at its end at the latest, as is how fast that was: the next process then knows at once whether reading
+    pages pays.
 
     Args:
         pack: the folder of the conversion that runs.
         quota_bytes: the most bytes of all pages on disk; 0: none are read or written.
+        shared: the folder of several servers; None: there is none.
     Yields:
-        The store; None: there is none.
+        The nearest store; None: there is none.
     """
-    folder = PageFolder.of_library()
-    if not quota_bytes:
+    name = places.conversion_name(pack)
+    own = _library_store(engine, quota_bytes, name, listener) if quota_bytes else None
+    remote = None if shared is None else _shared_store(engine, shared, name, listener)
+    nearest = own or (None if remote is None else remote.inner)
+    if nearest is None:
         yield None
         return
+    cpu = _cpu_of(engine)
+    with _tier_over(engine, own, remote) as tier:
+        tier.prompt_tok_s = experience.recall_prompt_rate(name, cpu)
+        try:
+            yield nearest
+        finally:
+            if tier.prompt_tok_s is not None:
+                experience.note_prompt_rate(name, cpu, tier.prompt_tok_s)
+            experience.add_restored(folder_name(_space_of(engine)), tier.restored)
+
+
+def _library_store(
+    engine: Engine, quota_bytes: int, model: str, listener: Listener
+) -> PageStore | None:
+    """Opens the store of the library; None: this version may not use it, which is said."""
+    folder = PageFolder.of_library()
     try:
         folder.check()
     except KtError as error:
         listener.warn(f"{error}; {error.hint}")
-        yield None
-        return
-    name, cpu = places.conversion_name(pack), _cpu_of(engine)
-    with store_below(engine, folder, quota_bytes, name, listener) as store:
-        tier = engine.pools.tier
-        assert tier is not None
-        tier.prompt_tok_s = experience.recall_prompt_rate(name, cpu)
-        try:
-            yield store
-        finally:
-            if tier.prompt_tok_s is not None:
-                experience.note_prompt_rate(name, cpu, tier.prompt_tok_s)
+        return None
+    return PageStore(folder, _space_of(engine), quota_bytes, _about(engine, model), listener.warn)
+
+
+def _shared_store(
+    engine: Engine, shared: SharedStore, model: str, listener: Listener
+) -> RemoteStore | None:
+    """Opens the store in a shared folder; None: it cannot be used, which is said."""
+
+    def open_store(warn: Callable[[str], object]) -> PageStore:
+        folder = SharedFolder.open(shared.path)
+        space, quota = _space_of(engine), folder.quota(shared.quota_bytes)
+        if not folder.is_writable:
+            quota = 0
+            warn(f"the KV store {folder.path} cannot be written: kt reads it, and adds nothing")
+        if folder.has_only_others(space, model):
+            warn(
+                f"the pages of {model} in the KV store {folder.path} are of another context, format or row of kernels:"
+                " they are not used"
+            )
+        return PageStore(folder, space, quota, _about(engine, model), warn)
+
+    try:
+        return RemoteStore.open(shared.path, open_store, listener.warn)
+    except KtError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        listener.warn(f"{error}{hint}; kt goes on without it")
+        return None
 
 
 def _cpu_of(engine: Engine) -> str:
@@ -81,21 +158,43 @@ def store_below(
     Args:
         model: the model's name, for people.
     """
+    about = _about(engine, model)
+    store = PageStore(folder, _space_of(engine), quota_bytes, about, listener.warn)
+    with _tier_over(engine, store, None):
+        yield store
+
+
+def _space_of(engine: Engine) -> Space:
+    """The space of an engine's pages: everything that changes their bytes."""
     memory, pools = engine.memory, engine.pools
     windows = pools.windows
     facts: tuple[object, ...] = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
     if windows is not None and windows.memory is not None:
         facts = (*facts, windows.window, windows.memory.page_bytes)
-    space = Space(sha256(repr(facts).encode()).digest(), memory.codec)
-    about = {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}
-    store = PageStore(folder, space, quota_bytes, about, listener.warn)
-    tier = Tier(store, memory, pools.pages, pools.states, windows)
-    store.writer.busy = lambda: tier.is_busy
+    return Space(sha256(repr(facts).encode()).digest(), memory.codec)
+
+
+def _about(engine: Engine, model: str) -> dict[str, Any]:
+    memory = engine.memory
+    return {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}
+
+
+@contextmanager
+def _tier_over(engine: Engine, own: PageStore | None, remote: RemoteStore | None) -> Iterator[Tier]:
+    """Lets an engine's pages go to stores while the context lasts, and closes them at its end."""
+    pools = engine.pools
+    stores = [store for store in (own, remote) if store is not None]
+    tier = Tier(stores, engine.memory, pools.pages, pools.states, pools.windows)
+    for store in stores:
+        store.writer.busy = lambda: tier.is_busy
     pools.tier = tier
     try:
-        yield store
+        yield tier
     finally:
         tier.turn_over()
-        store.close()
+        for store in stores:
+            store.hurry()  # at the same time
+        for store in stores:
+            store.close()
         tier.detach()
         pools.tier = None

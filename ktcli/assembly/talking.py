@@ -13,7 +13,7 @@ from ktcli.adapters.packed import PackedAdapter
 from ktcli.answers.format import AnswerFormat
 from ktcli.assembly.adapted import identity, read_adapter, with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
-from ktcli.assembly.kvpages import stored_pages
+from ktcli.assembly.kvpages import SharedStore, stored_pages
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
@@ -37,6 +37,7 @@ class Opening:
         quota_bytes: the most bytes of all KV pages on disk; 0: none are kept.
         records_heat: whether the experts that are chosen are counted for the model's heat map.
         allow_special: whether texts of a conversation may give control tokens.
+        shared: the folder in which several servers share KV pages; None: there is none.
     """
 
     wanted: Wanted
@@ -44,6 +45,7 @@ class Opening:
     records_heat: bool
     allow_special: bool = False
     listener: Listener = SILENT
+    shared: SharedStore | None = None
 
 
 class OpenModel:
@@ -61,9 +63,10 @@ class OpenModel:
         self.ready, self.backend, self._how = ready, backend, how
         self._held = contextlib.ExitStack()
         # Texts of which embeddings are made seldom come again.
-        quota_bytes = 0 if backend.engine.spec.embeds else how.quota_bytes
+        embeds = backend.engine.spec.embeds
+        quota_bytes, shared = (0, None) if embeds else (how.quota_bytes, how.shared)
         store = self._held.enter_context(
-            stored_pages(backend.engine, ready.pack, quota_bytes, how.listener)
+            stored_pages(backend.engine, ready.pack, quota_bytes, how.listener, shared)
         )
         self.keeps_pages = store is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +16,10 @@ from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.pagelabel import PageKind
+from ktcli.store import experience
 from ktcli.store.pagefile import Damaged, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
+from ktcli.store.sharedfolder import SharedFolder, writer_of
 
 app = typer.Typer(
     add_completion=False,
@@ -24,6 +27,14 @@ app = typer.Typer(
     help="Show, check and remove the KV pages on disk.",
 )
 
+StoreOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        help="The shared folder DIR (--kv-store of kt serve) instead of the library.",
+    ),
+]
 NamesArg = Annotated[
     list[str] | None,
     typer.Argument(
@@ -42,21 +53,25 @@ class _Held:
 
 
 @app.command()
-def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def du(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """Show how much disk space KV pages use, per model, and how much they may use.
 
     KT_CACHE sets the maximum size, such as 20G; 0 turns KV pages on disk off. By default they may
-    use a tenth of the free disk space.
+    use a tenth of the free disk space. In a shared folder, each library has a limit of its own
+    (KT_KV_STORE_SIZE), and its writer is a row.
 
     Examples:
 
       kt cache du
 
       KT_CACHE=20G kt cache du --json
+
+      kt cache du --store /mnt/kv
     """
-    folder = PageFolder.of_library()
+    folder = _folder(store)
     folder.check()
-    quota = folder.quota(config.cache_bytes())
+    most_bytes = config.cache_bytes() if store is None else config.value("kv-store-size")
+    quota = folder.quota(most_bytes)
     stored = folder.stored()
     size, files = sum(s.size_bytes for s in stored), sum(len(s.files) for s in stored)
     document = {
@@ -66,33 +81,44 @@ def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
         "files": files,
         "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
     }
-    most = f"(the limit is {gib(quota)})" if quota else "(no new ones are written)"
+    if writers := _writers(stored) if folder.is_shared else {}:
+        document["writers"] = [{"writer": w, "size_bytes": n} for w, n in writers.items()]
+    limit = "the limit of each writer is" if folder.is_shared else "the limit is"
+    most = f"({limit} {gib(quota)})" if quota else "(no new ones are written)"
     summary = f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}"
-    out.result(document, lambda: "\n".join([summary, *_shares(stored)]))
+    tables = [*_table("MODEL", _shares(stored)), *_table("WRITER", writers)]
+    out.result(document, lambda: "\n".join([summary, *tables]))
 
 
 @app.command()
-def ls(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def ls(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the models that have KV pages, most recently used first.
 
     A model has one row for each configuration whose pages differ: number formats, context,
-    kernels, layout.
+    kernels, layout. READ is the number of tokens that this library's chats and servers have read
+    from here so far instead of computing them.
 
     Examples:
 
       kt cache ls
 
       kt cache ls --json
+
+      kt cache ls --store /mnt/kv
     """
-    folder = PageFolder.of_library()
+    folder = _folder(store)
     folder.check()
-    rows = [(each, _held(each)) for each in folder.stored()]
+    tier = "disk" if store is None else "store"
+    rows = [
+        (each, _held(each), experience.recall_restored(each.name).get(tier, 0))
+        for each in folder.stored()
+    ]
     document = {"folder": str(folder.path), "models": [_document(*row) for row in rows]}
     out.result(document, lambda: _render(rows))
 
 
 @app.command()
-def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """Check every KV page against its checksum, and remove damaged files.
 
     Removed pages are computed again when needed. Exit code 5: something was damaged.
@@ -102,8 +128,10 @@ def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
       kt cache verify
 
       kt cache verify --json
+
+      kt cache verify --store /mnt/kv
     """
-    folder = PageFolder.of_library()
+    folder = _folder(store)
     folder.check()
     stored = folder.stored()
     bad: dict[str, str] = {}
@@ -123,7 +151,11 @@ def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 @app.command()
 def rm(
-    names: NamesArg = None, yes: YesOpt = False, json: JsonOpt = False, quiet: QuietOpt = False
+    names: NamesArg = None,
+    store: StoreOpt = None,
+    yes: YesOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
 ) -> None:
     """Remove KV pages and free their space; conversations stay, and are read again when continued.
 
@@ -132,10 +164,13 @@ def rm(
       kt cache rm --yes             everything, other versions' pages too
 
       kt cache rm qwen3-30b-a3b     the pages of one model
+
+      kt cache rm --store /mnt/kv   everything in a shared folder, of all servers
     """
-    folder = PageFolder.of_library()
+    folder = _folder(store)
     chosen = _chosen(folder, names or [])
     what = "all KV pages" if chosen is None else f"the KV pages of {', '.join(names or [])}"
+    what += "" if store is None else f" in {folder.path}"
     if folder.path.is_dir() and not yes and not out.confirm(f"Remove {what}?"):
         out.note("Nothing was removed.")
         raise typer.Exit(ExitCode.FAILED)
@@ -143,6 +178,13 @@ def rm(
     freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
     document = {"removed": removed, "freed_bytes": freed}
     out.result(document, f"Removed {safe(what)}, freed {gib(freed)}.")
+
+
+def _folder(store: Path | None) -> PageFolder:
+    """The folder of KV pages that a command is about: of the library, or a shared one."""
+    if store is None:
+        return PageFolder.of_library()
+    return SharedFolder.existing(store.expanduser().absolute())
 
 
 def _removed(path: Path) -> str:
@@ -171,14 +213,28 @@ def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
     return list(chosen)
 
 
-def _shares(stored: tuple[StoredPages, ...]) -> list[str]:
-    """A line for each conversion, the largest first."""
+def _shares(stored: tuple[StoredPages, ...]) -> dict[str, int]:
+    """The bytes of each conversion."""
     sizes: dict[str, int] = {}
     for each in stored:
         sizes[each.conversion] = sizes.get(each.conversion, 0) + each.size_bytes
+    return sizes
+
+
+def _writers(stored: tuple[StoredPages, ...]) -> dict[str, int]:
+    """The bytes of each writer of a shared folder."""
+    sizes: dict[str, int] = {}
+    for file in (file for each in stored for file in each.files):
+        writer = writer_of(file.path.name) or "unknown"
+        sizes[writer] = sizes.get(writer, 0) + file.size_bytes
+    return dict(sorted(sizes.items()))
+
+
+def _table(head: str, sizes: Mapping[str, int]) -> list[str]:
+    """A table of sizes, the largest first; [] if there are none."""
     ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
     lines = [[name, gib(size)] for name, size in ordered]
-    return [out.table(lines, ["MODEL", "SIZE"], right=(1,))] if lines else []
+    return [out.table(lines, [head, "SIZE"], right=(1,))] if lines else []
 
 
 def _names(stored: StoredPages) -> set[str]:
@@ -202,25 +258,26 @@ def _held(stored: StoredPages) -> _Held:
     return _Held(tokens, pages, states)
 
 
-def _document(stored: StoredPages, held: _Held) -> dict[str, Any]:
+def _document(stored: StoredPages, held: _Held, read_tokens: int) -> dict[str, Any]:
     return {
         **_named(stored),
         "tokens": held.tokens,
         "pages": held.pages,
         "states": held.states,
+        "read_tokens": read_tokens,
         "files": len(stored.files),
         "size_bytes": stored.size_bytes,
         "used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stored.used_ns / 1e9)),
     }
 
 
-def _render(rows: list[tuple[StoredPages, _Held]]) -> str:
+def _render(rows: list[tuple[StoredPages, _Held, int]]) -> str:
     if not rows:
         return "There are no KV pages."
     lines = []
-    for stored, held in rows:
+    for stored, held, read_tokens in rows:
         name, used = _named(stored), time.localtime(stored.used_ns / 1e9)
-        lines.append([name["model"], name["id"], name["layout"], f"{held.tokens:,}", gib(stored.size_bytes),
-                      time.strftime("%Y-%m-%d %H:%M", used)])  # fmt: skip
-    head = ["MODEL", "ID", "LAYOUT", "TOKENS", "SIZE", "USED"]
-    return out.table(lines, head, right=(3, 4))
+        lines.append([name["model"], name["id"], name["layout"], f"{held.tokens:,}", f"{read_tokens:,}",
+                      gib(stored.size_bytes), time.strftime("%Y-%m-%d %H:%M", used)])  # fmt: skip
+    head = ["MODEL", "ID", "LAYOUT", "TOKENS", "READ", "SIZE", "USED"]
+    return out.table(lines, head, right=(3, 4, 5))

@@ -60,6 +60,7 @@ class AnswerOptions:
         prompt_logprobs: the number of likeliest tokens that come with each token of the prompt but the first; None: no
             chances of the prompt.
         min_tokens: the tokens before which no such id can come.
+        persist: whether the pages are in every store before the answer has ended.
     """
 
     sampling: SamplingSettings
@@ -77,6 +78,7 @@ class AnswerOptions:
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     prompt_logprobs: int | None = None
+    persist: bool = False
 
 
 class PromptProgress(NamedTuple):
@@ -258,6 +260,7 @@ class AnswerRun:
             forced=self._forced,
             min_tokens=options.min_tokens,
             prompt_logprobs=None if self._choice else options.prompt_logprobs,
+            persist=options.persist,
         )
         with self._lock:
             self.parts.append(self._submit(request, self._sampler, goes_on=False))

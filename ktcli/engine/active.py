@@ -167,7 +167,8 @@ class Active:
             return
         if self.drafting is not None:
             self.drafting.begin(self.known)
-        stats.reused_tokens = stats.prompt_tokens = reused
+        stats.prompt_tokens = reused
+        stats.note_reused(reused, self.sequence.restored)
         self._chunks.clear()
         while reused < self.prompt_tokens:
             self._chunks.append((reused, engine.chunk_tokens(self.prompt_tokens - reused)))

@@ -6,7 +6,7 @@ whoever submitted the request holds it to cancel, and finds it again in every ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
@@ -40,6 +40,7 @@ class Stats:
 
     prompt_tokens: int = 0  # the prompt's tokens, as far as it was read
     reused_tokens: int = 0  # those of them that were already in the cache
+    restored: dict[str, int] = field(default_factory=dict)  # of these, what came from each store
     prompt_s: float = 0.0
     prompt_choosing_s: float = 0.0  # of it, choosing tokens, the first one
     tokens: int = 0  # the answer's tokens, without the stop token
@@ -49,6 +50,22 @@ class Stats:
     steps: int = 0  # those that the answer took after its first token
     drafted: int = 0  # ids that were tried before anything chose them
     accepted: int = 0  # those of them that were chosen
+
+    @property
+    def reused_by_tier(self) -> dict[str, int]:
+        """The tokens of the prompt that were in the cache, by the tier that had them: "memory", or a store's name."""
+        return {"memory": self.reused_tokens - sum(self.restored.values()), **self.restored}
+
+    def note_reused(self, tokens: int, restored: Mapping[str, int]) -> None:
+        """Notes what of the prompt was in the cache, and what of that came from stores now or when it was looked up
+        before."""
+        came, left = {**self.restored}, tokens
+        for name, n in restored.items():
+            came[name] = came.get(name, 0) + n
+        self.reused_tokens, self.restored = tokens, {}
+        for name, n in came.items():
+            if n := min(n, left):
+                self.restored[name], left = n, left - n
 
     @property
     def tokens_per_step(self) -> float:
@@ -104,6 +121,7 @@ class GenerationRequest:
             answer is.
         min_tokens: the tokens of the answer before which no stop id is chosen, those `said` included; only without a
             constraint.
+        persist: whether its pages are written to every store at once, when the prompt is read and at the end.
     """
 
     prompt: Sequence[int]
@@ -126,6 +144,7 @@ class GenerationRequest:
     min_tokens: int = 0
     prompt_logprobs: int | None = None
     pooled: PooledRows | None = None
+    persist: bool = False
 
     @property
     def needs_rows(self) -> bool:

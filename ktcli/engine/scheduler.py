@@ -428,6 +428,8 @@ class Scheduler:
         """Ends a request; what it held is free."""
         (self._active if each in self._active else self._waiting).remove(each)
         is_read = not each.reading
+        if each.answer.request.persist:
+            each.sequence.persist()
         if not each.kept:
             with suppress(DeviceError):  # one that failed has nothing to give back
                 each.sequence.close()

@@ -57,6 +57,7 @@ class Sequence:
 
     Attributes:
         length: the number of ids that were computed.
+        restored: the positions that the last `adopt` brought from stores, by their names.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -77,6 +78,7 @@ class Sequence:
         self._states = None if pools.states is None else OwnStates(pools.states)
         self._marks: list[int] = []  # positions where a snapshot is wanted
         self.length = 0
+        self.restored: dict[str, int] = {}
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -333,8 +335,10 @@ class Sequence:
         common = int(different[0]) if different.size else n
         content = Content(wanted.astype(np.int32), how, root)
         known = self._pools.find(content)
+        self.restored = {}
         if bring and self._pools.tier is not None:
-            self._pools.tier.bring(content, max(known.length, self._reachable(common)[0]))
+            have = max(known.length, self._reachable(common)[0])
+            self.restored = self._pools.tier.bring(content, have)
             known = self._pools.find(content)
         if known.length > self._reachable(common)[0]:
             self._take_over(known, wanted, how)
@@ -363,6 +367,17 @@ class Sequence:
             self._states.close()
         self._cut(0)
         self._planned = 0
+
+    def persist(self) -> None:
+        """Lets its full pages be written at once to each store that lacks them."""
+        if self._pools.tier is None:
+            return
+        labels, previous = [], self._root
+        for at, key in enumerate(self._keys):
+            span = at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS
+            labels.append(self._label(PageKind.PAGE, key, previous, span))
+            previous = key
+        self._pools.tier.persist(labels)
 
     # -- pages -----------------------------------------------------------------------------------------
 

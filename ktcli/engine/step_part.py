@@ -95,6 +95,8 @@ class StepPart:
         total = active.prompt_tokens - stats.reused_tokens
         if done == active.prompt_tokens:
             active.answer.depths = active.sequence.depths
+            if active.answer.request.persist:
+                active.sequence.persist()
         chances = self._chances(chooser, before) if self.known else ()
         return PromptRead(active.answer, done - stats.reused_tokens, total, chances)
 

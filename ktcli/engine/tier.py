@@ -1,16 +1,15 @@
-"""The storage tier below memory: pages and states that are written to a store and restored from it.
+"""The storage tiers below memory: pages and states that are written to stores and restored from them.
 
-What a sequence seals is due to be written as soon as nobody is disturbed by it; the store copies it from where it lies,
-or from a copy made at the last moment if its place is taken before. When a sequence begins, pages that memory does not
-have but the store has are read into free ones and sealed there, so that they are found like all others. A page that
-came back equals the one that left, bit for bit, or it does not come back.
+What a sequence seals is due to be written as soon as nobody is disturbed by it (`writeback`). When a sequence begins,
+pages that memory does not have but a store has are read into free ones and sealed there, so that they are found like
+all others; stores that lack them get them, too. A page that came back equals the one that left, bit for bit, or it does
+not come back.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, replace
@@ -22,47 +21,19 @@ from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import PagedMemory, WindowPages
 from ktcli.engine.prefix import Content
 from ktcli.engine.statepool import Place, StatePool
-from ktcli.errors import KtError
+from ktcli.engine.stores import Store, Stores
+from ktcli.engine.writeback import WriteBack
 from ktcli.native import PAGE_TOKENS
-from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
+from ktcli.pagelabel import PageKind, PageLabel, U8Array
 
 # After a step the engine counts as busy for as long as a person would notice a pause.
 _BUSY_S = 0.5
 _MOST_STEP_S = 60.0
 _SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
-_SPILL_BYTES = 256 << 20  # of copies of what was evicted before it was written
 _LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
-
-
-class Store(Protocol):
-    """Keeps pages and states longer than memory does, for example on disk."""
-
-    @property
-    def read_bps(self) -> float | None:
-        """The bytes that it reads in a second; None: it has not read yet."""
-
-    def refresh(self) -> None:
-        """Looks for pages and states that other processes left there."""
-
-    def has(self, kind: PageKind, key: bytes) -> bool:
-        """Tells whether something is there, as far as it knows."""
-
-    def states(self) -> Numbers[tuple[int, bytes, bytes]]:
-        """Returns the stored states, longest prefix first: (end, previous, key)."""
-
-    def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
-        """Reads pages or states into memory and checks them; returns how many of the first ones are intact and in
-        place."""
-
-    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
-        """Queues a page or state to be stored; another thread calls `fill`, which copies it, or returns False if it
-        is gone."""
-
-    def use(self, keys: Iterable[bytes]) -> None:
-        """Notes that a conversation with these keys, in their order, is used now."""
 
 
 class PageMemory(PagedMemory, Protocol):
@@ -99,49 +70,52 @@ class _Kind:
 
 
 class Tier:
-    """Moves pages and states between the pools of an engine and a store.
+    """Moves pages and states between the pools of an engine and stores.
 
+    Args:
+        stores: nearest first.
     Attributes:
-        restored_tokens: the positions that came back from the store so far.
         prompt_tok_s: the tokens of prompts that are computed in a second, as measured here or by an earlier process;
             None: nobody measured.
     """
 
     def __init__(
         self,
-        store: Store,
+        stores: Iterable[Store],
         memory: PageMemory,
         pages: PagePool,
         states: StatePool | None,
         windows: WindowPages | None = None,
     ) -> None:
-        self._store, self._memory = store, memory
+        self._stores, self._memory = Stores(stores), memory
         self._states, self._windows = states, windows
         self._kinds = {PageKind.PAGE: _Kind(PageKind.PAGE, pages, memory)}
         if windows is not None:
             assert windows.memory is not None
             self._kinds[PageKind.WINDOW] = _Kind(PageKind.WINDOW, windows.pool, windows.memory)
-        self._guard = threading.Lock()  # of what is due and spilled
-        self._due: dict[
-            tuple[PageKind, bytes], int
-        ] = {}  # the page or slot of what is to be written
-        self._spilled: OrderedDict[tuple[PageKind, bytes], U8Array] = OrderedDict()
+        self._writeback = WriteBack(self._stores, self._saved)
         self._latest: dict[int, deque[tuple[int, PageLabel]]] = {}  # snapshots, by line
         self.prompt_tok_s: float | None = None
         self._began = self._touched = 0.0
         self._in_step = False
-        self.restored_tokens = 0
+        self._restored = dict.fromkeys((store.name for store in self._stores.all), 0)
         for each in self._kinds.values():
-            each.pool.on_evict = partial(self._goes, each.kind)
+            each.pool.on_evict = partial(self._writeback.evicted, each.kind)
         if states is not None:
-            states.on_evict = partial(self._goes, PageKind.STATE)
+            states.on_evict = partial(self._writeback.evicted, PageKind.STATE)
 
     def detach(self) -> None:
-        """Removes itself from the pools, which are then as without a tier."""
+        """Removes itself from the pools, which are then as without a tier; no store copies anything afterwards."""
         for each in self._kinds.values():
             each.pool.on_evict = None
         if self._states is not None:
             self._states.on_evict = None
+        self._writeback.forget()
+
+    @property
+    def restored(self) -> dict[str, int]:
+        """The positions that came back from each store so far, by its name."""
+        return dict(self._restored)
 
     # --- down -----------------------------------------------------------------------------------------
 
@@ -167,9 +141,8 @@ class Tier:
 
     def sealed(self, page: int, label: PageLabel) -> None:
         """Queues a page that got its content address to be stored."""
-        size_bytes = self._kinds[label.kind].memory.page_bytes
-        if size_bytes and not self._store.has(label.kind, label.key):
-            self._put(page, label, size_bytes)
+        if size_bytes := self._size(label.kind):
+            self._writeback.put(page, label, size_bytes)
 
     def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
         """Notes a snapshot of a sequence: the latest ones of a sequence are stored when the turn is over, and at
@@ -179,8 +152,7 @@ class Tier:
             marked: whether it is such a one, see `Sequence.mark`.
         """
         if marked:
-            if not self._store.has(PageKind.STATE, label.key):
-                self._put(slot, label, self._memory.state_bytes)
+            self._writeback.put(slot, label, self._memory.state_bytes)
             return
         latest = self._latest.setdefault(line, deque(maxlen=_STATES_OF_LINE))
         if all(label.key != other.key for _, other in latest):
@@ -191,60 +163,52 @@ class Tier:
         for latest in self._latest.values():
             for slot, label in latest:
                 if self._states is not None and self._states.slot_of(label.key) == slot:
-                    self._put(slot, label, self._memory.state_bytes)
+                    self._writeback.put(slot, label, self._memory.state_bytes)
         self._latest.clear()
 
-    def _put(self, number: int, label: PageLabel, size_bytes: int) -> None:
-        name = label.kind, label.key
-        with self._guard:
-            self._due[name] = number
-        self._store.put(label, size_bytes, lambda into: self._fill(name, into))
+    def persist(self, labels: Iterable[PageLabel]) -> None:
+        """Lets pages and the latest snapshots be stored at once wherever they lack, and all that is queued.
 
-    def _fill(self, name: tuple[PageKind, bytes], into: U8Array) -> bool:
-        """Copies what is due; called by the store's thread."""
-        with self._guard:
-            spilled = self._spilled.pop(name, None)
-            number = self._due.pop(name, None)
-            if spilled is not None:
-                into[:] = spilled
-            elif number is not None:
-                try:
-                    into[:] = self._saved(name[0], number)
-                except KtError:  # the device failed; whoever runs the next step says so
-                    return False
-        return spilled is not None or number is not None
+        Args:
+            labels: of the full pages of a sequence; those that memory has not any more are left out.
+        """
+        for label in labels:
+            for each in self._kinds.values():
+                if (page := each.pool.page_of(label.key)) is not None:
+                    self.sealed(page, replace(label, kind=each.kind))
+        self.turn_over()
+        self._stores.hurry()
+
+    def flush(self, wait_s: float) -> bool:
+        """Waits for all that is queued to be stored; returns whether that was done within `wait_s` seconds. For any
+        thread but the engine's."""
+        self._stores.hurry()
+        until = time.monotonic() + wait_s
+        return all(store.flush(max(0.0, until - time.monotonic())) for store in self._stores.all)
 
     def _saved(self, kind: PageKind, number: int) -> U8Array:
         if kind == PageKind.STATE:
             return self._memory.saved_state(number)
         return self._kinds[kind].memory.saved_page(number)
 
-    def _goes(self, kind: PageKind, number: int, key: bytes) -> None:
-        """Copies what is due before its place is taken."""
-        name = kind, key
-        with self._guard:
-            if self._due.get(name) != number:
-                return
-            del self._due[name]
-            if self._store.has(*name):
-                return
-            copy = self._saved(name[0], number).copy()
-            self._spilled[name] = copy
-            while sum(each.size for each in self._spilled.values()) > _SPILL_BYTES:
-                self._spilled.popitem(last=False)
+    def _size(self, kind: PageKind) -> int:
+        if kind == PageKind.STATE:
+            return self._memory.state_bytes
+        return self._kinds[kind].memory.page_bytes
 
     # --- up -------------------------------------------------------------------------------------------
 
-    def bring(self, content: Content, have: int) -> None:
+    def bring(self, content: Content, have: int) -> dict[str, int]:
         """Reads the longest stored beginning of a content's ids, but not all of it, into free pages, and seals
-        them.
+        them; returns the positions that came from each store, by its name.
 
         Args:
             have: the positions that memory already has.
         """
         self.turn_over()
-        self._store.refresh()
-        labels = _labels(content)
+        before, labels = self.restored, _labels(content)
+        if have < content.ids.size - 1:  # otherwise nothing more can be found
+            self._look(labels)
         held: _Held = []
         try:
             if self._states is None:
@@ -257,7 +221,19 @@ class Tier:
         finally:
             for pool, page in reversed(held):  # the last pages are evicted first
                 pool.release(page)
-        self._store.use(label.key for label in labels)
+        for store in self._stores.all:
+            store.use(label.key for label in labels)
+        return {name: n - before[name] for name, n in self._restored.items() if n > before[name]}
+
+    def _look(self, labels: list[PageLabel]) -> None:
+        """Lets stores look for what is new: the nearest always, the others if pages still lack, or a state may."""
+        nearest, *others = self._stores.all
+        nearest.refresh()
+        known = all(self._known(PageKind.PAGE, label) for label in labels)
+        known = known and self._reach(labels) == len(labels)  # with the windows before their end
+        if not known or self._states is not None:
+            for store in others:
+                store.refresh()
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""
@@ -267,8 +243,7 @@ class Tier:
             for label in self._windowed(labels[:n], n * PAGE_TOKENS)
             if self._kinds[PageKind.WINDOW].pool.page_of(label.key) is None
         ]
-        size = sum(self._kinds[PageKind.WINDOW].memory.page_bytes for _ in missing)
-        pays = not missing or self._pays(n * PAGE_TOKENS, size)
+        pays = not missing or self._pays(n * PAGE_TOKENS, missing)
         n = self._reach(labels[: self._bring_pages(PageKind.PAGE, labels[:n], held)])
         while n and self._windows is not None:
             wanted = self._windowed(labels[:n], n * PAGE_TOKENS)
@@ -333,8 +308,8 @@ class Tier:
         return in_memory or self._stored(kind, label)
 
     def _stored(self, kind: PageKind, label: PageLabel) -> bool:
-        """Tells whether a page can be had from the store; one without bytes always can."""
-        return not self._kinds[kind].memory.page_bytes or self._store.has(kind, label.key)
+        """Tells whether a page can be had from a store; one without bytes always can."""
+        return not self._kinds[kind].memory.page_bytes or self._stores.has(kind, label.key)
 
     def _bring_pages(
         self, kind: PageKind, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
@@ -354,7 +329,7 @@ class Tier:
         while n < len(labels):
             part = list(takewhile(partial(self._stored, kind), labels[n : n + at_once]))
             tokens = sum(label.ids.size for label in part)
-            if not part or not (pays or self._pays(tokens, len(part) * size)):
+            if not part or not (pays or self._pays(tokens, part)):
                 break
             came = self._read_pages(kind, part, held)
             n += came
@@ -369,19 +344,22 @@ class Tier:
             taken = pool.take(min(len(labels), pool.available))
         except PoolFull:
             return 0
-        n = len(taken)
+        n, came = len(taken), list[Store]()
         if memory.page_bytes:
             rooms = [memory.page_room(page) for page in taken]
-            n = self._store.read(labels[: len(taken)], rooms)
+            came = self._stores.read(labels[: len(taken)], rooms)
+            n = len(came)
             for page, room in zip(taken[:n], rooms, strict=False):
                 memory.restore_page(page, room)
         for page, label in zip(taken[:n], labels, strict=False):
             pool.seal(page, label.key, label if kind == PageKind.PAGE else None)
+            self.sealed(page, label)
         for page in taken[n:]:
             pool.release(page)
         held += [(pool, page) for page in taken[:n]]
-        if memory.page_bytes and (kind == PageKind.PAGE or not self._memory.page_bytes):
-            self.restored_tokens += sum(label.ids.size for label in labels[:n])
+        if kind == PageKind.PAGE or not self._memory.page_bytes:
+            for label, store in zip(labels, came, strict=False):
+                self._restored[store.name] += label.ids.size
         return n
 
     def _bring_state(
@@ -393,7 +371,7 @@ class Tier:
     ) -> None:
         """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
         root = content.root
-        for end, previous, key in self._store.states():
+        for end, previous, key in self._stores.states():
             full, rest = divmod(end, PAGE_TOKENS)
             if end <= have:
                 return
@@ -404,7 +382,7 @@ class Tier:
                 continue
             tail = [_label(PageKind.PAGE, previous, content, (end - rest, end))] if rest else []
             windows = self._windowed([*labels[:full], *tail], end)
-            if not self._worth_reading([*labels[:full], *tail], windows, end - have):
+            if not self._worth_reading([*labels[:full], *tail], windows, end - have, state):
                 continue
             if self._bring_pages(PageKind.PAGE, labels[:full], held) < full:
                 continue
@@ -416,17 +394,23 @@ class Tier:
                 self._read_state(state)
                 return
 
-    def _worth_reading(self, pages: list[PageLabel], windows: list[PageLabel], tokens: int) -> bool:
-        """Tells whether the store has what memory has not of these pages, and reading them and a state is faster than
+    def _worth_reading(
+        self,
+        pages: list[PageLabel],
+        windows: list[PageLabel],
+        tokens: int,
+        state: PageLabel | None = None,
+    ) -> bool:
+        """Tells whether stores have what memory has not of these pages, and reading them and a state is faster than
         computing so many tokens."""
-        size = self._memory.state_bytes
-        for label in (*pages, *windows):
-            kind = self._kinds[label.kind]
-            if kind.pool.page_of(label.key) is None:
-                size += kind.memory.page_bytes
-                if not self._stored(label.kind, label):
-                    return False
-        return self._pays(tokens, size)
+        missing = [
+            label
+            for label in (*pages, *windows)
+            if self._kinds[label.kind].pool.page_of(label.key) is None
+        ]
+        if not all(self._stored(label.kind, label) for label in missing):
+            return False
+        return self._pays(tokens, missing if state is None else [*missing, state])
 
     def _read_state(self, label: PageLabel) -> None:
         assert self._states is not None
@@ -435,15 +419,21 @@ class Tier:
         except PoolFull:
             return
         room = self._memory.state_room(slot)
-        if self._store.read([label], [room]) == 1:
+        if self._stores.read([label], [room]):
             self._memory.restore_state(slot, room)
             self._states.keep(label.key, slot, Place(label.previous, label.end), 0)
+            if self._states.slot_of(label.key) == slot:
+                self._writeback.put(slot, label, self._memory.state_bytes)
         self._states.release(slot)
 
-    def _pays(self, n_tokens: int, size_bytes: int) -> bool:
-        """Tells whether reading is faster than computing, as far as both were measured."""
-        read_bps, tok_s = self._store.read_bps, self.prompt_tok_s
-        return read_bps is None or tok_s is None or size_bytes / read_bps < n_tokens / tok_s
+    def _pays(self, n_tokens: int, labels: Numbers[PageLabel]) -> bool:
+        """Tells whether reading is faster than computing so many tokens, as far as both were measured."""
+        if self.prompt_tok_s is None:
+            return True
+        seconds = sum(
+            self._stores.seconds(each.kind, each.key, self._size(each.kind)) for each in labels
+        )
+        return seconds < n_tokens / self.prompt_tok_s
 
 
 def _labels(content: Content) -> list[PageLabel]:

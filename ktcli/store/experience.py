@@ -1,5 +1,5 @@
 """Remembers what running a model showed about this machine: the GPU memory it really got, times of a layer, the speed
-of reading prompts, fast methods that fail.
+of reading prompts, fast methods that fail, tokens that came from stores of KV pages.
 
 It is kept per conversion (`places.conversion_name`) and GPU or CPU, so that the next start counts with it. The memory
 counts only as long as no more is free than was free then: whoever had taken it may have gone. A way that failed counts
@@ -19,13 +19,14 @@ from typing import Any
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
 
-_GPU, _CPU = "gpu.json", "cpu.json"
+_GPU, _CPU, _KV = "gpu.json", "cpu.json", "kv.json"
 _MAX_BYTES = 1 << 20
 _MOST_BYTES = 1 << 60  # of a GPU's memory
 _MORE = 1.02  # free memory wavers by some megabytes
 _MOST_TOK_S = 1e9
 _SAME = 0.1  # a speed that differs by less is not worth another write
 _FAILED = "failed"  # the field of ways that fail
+_RESTORED = "restored_tokens"
 _MOST_REASON = 400  # letters
 
 
@@ -100,6 +101,31 @@ def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
     known = recall_prompt_rate(conversion, cpu)
     if known is None or abs(tok_s - known) > _SAME * known:
         _note(_CPU, _key(conversion, cpu), "prompt_tok_s", tok_s)
+
+
+def recall_restored(space: str) -> dict[str, int]:
+    """Returns the tokens of prompts that ever came from each store, by its name, instead of being computed.
+
+    Args:
+        space: the name of the folder with the pages of a space.
+    """
+    entry = _read(_KV).get(space)
+    found = entry.get(_RESTORED) if isinstance(entry, dict) else None
+    counts = found if isinstance(found, dict) else {}
+    return {name: n for name, n in counts.items() if type(n) is int and 0 <= n < 1 << 62}
+
+
+def add_restored(space: str, tokens: Mapping[str, int]) -> None:
+    """Adds tokens that came from stores to those of `recall_restored`; where the library cannot be written, they are
+    forgotten."""
+    if any(tokens.values()):
+        known = recall_restored(space)
+        _note(
+            _KV,
+            space,
+            _RESTORED,
+            {n: tokens.get(n, 0) + known.get(n, 0) for n in {**known, **tokens}},
+        )
 
 
 def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str, str], str]:

@@ -16,6 +16,7 @@ import os
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -38,6 +39,7 @@ _ENTRY = struct.Struct("<32s32sIIIIQQ")
 _LABEL = struct.Struct("<32s32sIII")
 _ALIGNMENT = 64
 _BLOCK = 1 << 20  # of a record that is only checked
+_NAME_DIGITS = 24
 
 
 class Damaged(Exception):
@@ -122,8 +124,8 @@ class Image:
         self.bytes[self._at + data.size : end] = 0
         self._at = end
 
-    def finish(self) -> U8Array:
-        """Completes the header and returns the bytes of the whole file."""
+    def finish(self) -> tuple[str, U8Array]:
+        """Completes the header; returns a name that says what the file contains, and the bytes of the whole file."""
         table = b"".join(_packed(entry) for entry in self.entries)
         first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
         head = _head(self._space, len(self.entries), self._at, 0)
@@ -131,7 +133,7 @@ class Image:
         head = _head(self._space, len(self.entries), self._at, crc) + table
         self.bytes[:first] = 0
         self.bytes[: len(head)] = np.frombuffer(head, dtype=np.uint8)
-        return self.bytes[: self._at]
+        return sha256(head).hexdigest()[:_NAME_DIGITS], self.bytes[: self._at]
 
 
 def label_head(label: PageLabel) -> bytes:

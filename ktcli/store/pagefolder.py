@@ -6,8 +6,9 @@
     KT_HOME/kv/NAMESPACE-CODEC/*.pages    files of pages, see `pagefile`
 
 The time of a file is when it was used last, made to increase even where the clock does not. Whoever writes or makes
-room holds the lock of the folder; readers need none, since a file never changes and never gets another's name. What has
-other names than these is not kt's, and is neither read nor removed.
+room holds the lock of the folder; readers need none, since a file never changes and its name says what it contains.
+What has other names than these is not kt's, and is neither read nor removed. In a folder that several servers share,
+some of this is otherwise, see `sharedfolder`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -37,10 +37,10 @@ SMALL_BYTES = 4 << 20  # smaller files come from the ends of short conversations
 MAX_SMALL = 1024  # of those; each costs a start some 20 microseconds
 SHARE = 0.1  # of the free disk
 _SLACK = 0.05  # of the quota, freed beyond what is necessary
-_MARK, _ABOUT, _LOCK = "kt-kv.json", "about.json", ".lock"
-_MAX_ABOUT = 1 << 16
+MARK, _ABOUT, _LOCK = "kt-kv.json", "about.json", ".lock"
+MAX_MARK_BYTES = 1 << 16
 _LOCK_WAIT_S = 5.0
-_FILE_MODE, _FOLDER_MODE = 0o600, 0o700
+_FOLDER_MODE, _FILE_MODES = 0o700, 0o666
 _SPACE = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}", re.ASCII)  # of every version
 _LATEST_NS = (
     1 << 62
@@ -99,13 +99,28 @@ class StoredPages:
 
 
 class PageFolder:
-    """The folder of KV pages at `path`, which need not exist yet."""
+    """The folder of KV pages at `path`, which need not exist yet.
+
+    Attributes:
+        where: what the folder is, for people, after "written to".
+        is_shared: whether other servers write there at the same time, each files of its own.
+        owner: what the names of the files begin with that this process may remove to make room.
+    """
+
+    where = "disk"
+    is_shared = False
+    owner = ""
+    folder_mode = _FOLDER_MODE
+    _remedy = (
+        "kt cache rm removes them, so that new ones are written; --no-kv-cache runs without any"
+    )
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._newest = 0
-        # By folder: when it was changed, the bytes of its files, the number of small ones; None: never asked.
-        self._sizes: dict[Path, tuple[int, int, int]] | None = None
+        self._tidied = False  # whether what killed writers left was removed
+        # By folder: when it was changed, the bytes of its files, the number of small ones.
+        self._sizes: dict[Path, tuple[int, int, int]] = {}
 
     @classmethod
     def of_library(cls) -> PageFolder:
@@ -121,10 +136,10 @@ class PageFolder:
             OtherVersion: it may not.
         """
         try:
-            mark = smallfiles.read_bounded(self.path / _MARK, _MAX_ABOUT)
+            mark = smallfiles.read_bounded(self.path / MARK, MAX_MARK_BYTES)
             version: object = smallfiles.json_object(mark).get("kt_kv")
         except FileNotFoundError:
-            version = None if any(self._folders()) else VERSION
+            version = self._unmarked()
         except (OSError, ValueError):
             version = None
         if type(version) is not int:
@@ -132,12 +147,16 @@ class PageFolder:
         if version != VERSION:
             raise OtherVersion(
                 f"the KV pages in {self.path} have {_words(version)}, not version {VERSION}, and are ignored",
-                hint="kt cache rm removes them, so that new ones are written; --no-kv-cache runs without any",
+                hint=self._remedy,
             )
+
+    def _unmarked(self) -> int | None:
+        """The version of a folder without a mark; None: it is not known."""
+        return None if any(self._folders()) else VERSION
 
     def folder_of(self, space: Space) -> Path:
         """Returns the path of the folder with the pages of a space."""
-        return self.path / f"{space.namespace.hex()[:32]}-{space.codec}"
+        return self.path / folder_name(space)
 
     def make(self) -> None:
         """Creates the folder itself, readable by its owner only.
@@ -155,18 +174,33 @@ class PageFolder:
             OSError: the system refuses.
         """
         folder = self.folder_of(space)
-        self._note(
-            self.path / _MARK, {"kt_kv": VERSION}
-        )  # first: a folder without is of no version
-        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        if not (self.path / MARK).exists():
+            self.mark()  # first: a folder without is of no version
+        folder.mkdir(mode=self.folder_mode, exist_ok=True)
         if folder.is_symlink():  # where a link leads, nothing is counted or removed
             raise NotADirectoryError(errno.ENOTDIR, f"{folder.name} is a link")
-        self._note(folder / _ABOUT, about)
+        if not (folder / _ABOUT).exists():
+            self._note(folder / _ABOUT, about)
         return folder
 
+    def mark(self) -> None:
+        """Notes that all that is here is of this version."""
+        self._note(self.path / MARK, {"kt_kv": VERSION})
+
     def _note(self, path: Path, document: dict[str, Any]) -> None:
-        if not path.exists():
-            smallfiles.write(path, json.dumps(document, indent=1) + "\n", _FILE_MODE)
+        self.write_file(path, json.dumps(document, indent=1) + "\n", tidies=True)
+
+    def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
+        """Writes a file, whole or not at all; see `smallfiles.write`.
+
+        Raises:
+            OSError: the system refuses; nothing is left of it.
+        """
+        smallfiles.write(path, data, self._file_mode, tidies=tidies)
+
+    @property
+    def _file_mode(self) -> int:
+        return self.folder_mode & _FILE_MODES
 
     def lock(
         self, wait_s: float = _LOCK_WAIT_S, *, frees: bool = False
@@ -174,7 +208,7 @@ class PageFolder:
         """Returns the lock to hold while the folder is changed; `frees`: to remove something."""
         what = "removing KV pages" if frees else "writing KV pages"
         path = self.path / _LOCK
-        return smallfiles.lock(path, what, wait_s=wait_s, mode=_FILE_MODE, frees=frees)
+        return smallfiles.lock(path, what, wait_s=wait_s, mode=self._file_mode, frees=frees)
 
     # --- files --------------------------------------------------------------------------------------
 
@@ -183,32 +217,43 @@ class PageFolder:
         found = [StoredPages(f.name, _about(f), tuple(self.files(f))) for f in self._folders()]
         return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
 
-    def files(self, folder: Path) -> Iterator[PageFile]:
-        """Yields the files of pages in one of its folders; links are left out."""
-        if folder.is_symlink():
-            return
-        try:
-            with os.scandir(folder) as items:
-                for item in items:
-                    if not item.name.endswith(SUFFIX) or not item.is_file(follow_symlinks=False):
-                        continue
-                    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-                        status = item.stat(follow_symlinks=False)
-                        used_ns = status.st_mtime_ns
-                        used_ns = used_ns if 0 <= used_ns < _LATEST_NS else 0
-                        self._newest = max(self._newest, used_ns)
-                        yield PageFile(Path(item.path), status.st_size, used_ns)
-        except (FileNotFoundError, NotADirectoryError):
-            return
+    def spaces(self) -> list[StoredPages]:
+        """Returns the pages of every model in it without their files, which nobody looks at for that."""
+        return [StoredPages(folder.name, _about(folder), ()) for folder in self._folders()]
 
-    def write(self, folder: Path, image: U8Array) -> Path:
+    def paths(self, folder: Path) -> set[Path]:
+        """Returns the paths of the files of pages in one of its folders; links are left out."""
+        return {file.path for file in self.files(folder)}
+
+    def files(self, folder: Path, owner: str = "") -> Iterator[PageFile]:
+        """Yields the files of pages in one of its folders; links are left out.
+
+        Args:
+            owner: what their names begin with.
+        """
+        for item in page_items(folder):
+            if item.name.startswith(owner):
+                with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                    status = item.stat(follow_symlinks=False)
+                    used_ns = status.st_mtime_ns
+                    used_ns = used_ns if 0 <= used_ns < _LATEST_NS else 0
+                    self._newest = max(self._newest, used_ns)
+                    yield PageFile(Path(item.path), status.st_size, used_ns)
+
+    def own_files(self) -> Iterator[PageFile]:
+        """Yields the files that this process may remove to make room."""
+        return (file for folder in self._folders() for file in self.files(folder, self.owner))
+
+    def write(self, folder: Path, name: str, image: U8Array) -> Path:
         """Writes a file of pages, whole or not at all, and returns its path; the caller holds the lock.
 
+        Args:
+            name: which says what it contains, see `Image.finish`.
         Raises:
             OSError: the system refuses; nothing is left of it.
         """
-        path = folder / f"{secrets.token_hex(12)}{SUFFIX}"
-        smallfiles.write(path, image.data, _FILE_MODE, tidies=False)
+        path = folder / f"{self.owner}{name}{SUFFIX}"
+        self.write_file(path, image.data)
         return path
 
     def use(self, paths: list[Path]) -> None:
@@ -224,17 +269,19 @@ class PageFolder:
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
         """Removes files where those there and `more_bytes` to come exceed `most_bytes`; some more than necessary,
         so that this is not done for every file. The caller holds the lock."""
-        if self._sizes is None:
-            self._remove_unfinished()
-        size, small = self._usage()
+        if not self._tidied:
+            self._tidied = True
+            self.remove_unfinished()
+        size, small = self.usage()
         if size + more_bytes > most_bytes:
             self.make_room(int(most_bytes * (1 - _SLACK)) - more_bytes)
         elif small >= MAX_SMALL:
             self.make_room(most_bytes - more_bytes)
 
-    def _usage(self) -> tuple[int, int]:
-        """The bytes of all files, and the number of small ones. A folder that did not change is not read again."""
-        known, self._sizes = self._sizes or {}, {}
+    def usage(self) -> tuple[int, int]:
+        """Returns the bytes of its own files, and the number of small ones. A folder that did not change is not read
+        again."""
+        known, self._sizes = self._sizes, {}
         for folder in self._folders():
             with contextlib.suppress(FileNotFoundError):
                 changed = folder.stat().st_mtime_ns
@@ -250,8 +297,7 @@ class PageFolder:
         """Removes the files that were used least recently until the others have at most `most_bytes`, and all
         small ones but MAX_SMALL; returns the bytes freed. The caller holds the lock."""
         freed = 0
-        files = [file for folder in self._folders() for file in self.files(folder)]
-        files.sort(key=lambda file: file.used_ns)
+        files = sorted(self.own_files(), key=lambda file: file.used_ns)
         size = sum(file.size_bytes for file in files)
         small = sum(file.size_bytes < SMALL_BYTES for file in files)
         for file in files:
@@ -263,8 +309,8 @@ class PageFolder:
             freed, size, small = freed + file.size_bytes, size - file.size_bytes, small - is_small
         return freed
 
-    def _remove_unfinished(self) -> None:
-        """Removes what writers left that were killed."""
+    def remove_unfinished(self) -> None:
+        """Removes what writers left that were killed; the caller holds the lock."""
         for path in self.path.glob(f"*/*{smallfiles.SUFFIX}"):
             if _is_unfinished(path.name):
                 with contextlib.suppress(OSError):
@@ -275,7 +321,7 @@ class PageFolder:
         if given is not None:
             return given
         free = smallfiles.free_bytes(self.path)
-        return int(SHARE * (free + sum(each.size_bytes for each in self.stored())))
+        return int(SHARE * (free + sum(file.size_bytes for file in self.own_files())))
 
     # --- for people ---------------------------------------------------------------------------------
 
@@ -309,7 +355,7 @@ class PageFolder:
         with self.lock(frees=True):
             try:
                 for item in sorted(self.path.iterdir()):
-                    if name not in (None, item.name) or not _is_removable(item.name):
+                    if name not in (None, item.name) or not self.removes(item.name):
                         continue
                     freed += _size(item)
                     if item.is_dir() and not item.is_symlink():
@@ -321,6 +367,10 @@ class PageFolder:
                     f"cannot remove {error.filename or self.path}: {error.strerror}"
                 ) from error
         return freed
+
+    def removes(self, name: str) -> bool:
+        """Tells whether `remove` removes something of this name."""
+        return name == MARK or _is_unfinished(name) or _SPACE.fullmatch(name) is not None
 
     def _folders(self) -> Iterator[Path]:
         try:
@@ -335,14 +385,28 @@ class PageFolder:
         yield from sorted(found)
 
 
-def _is_removable(name: str) -> bool:
-    return name == _MARK or _is_unfinished(name) or _SPACE.fullmatch(name) is not None
+def folder_name(space: Space) -> str:
+    """Returns the name of the folder with the pages of a space."""
+    return f"{space.namespace.hex()[:32]}-{space.codec}"
+
+
+def page_items(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yields the files of pages in a folder, without asking more of each than its name says."""
+    if folder.is_symlink():
+        return
+    try:
+        with os.scandir(folder) as items:
+            for item in items:
+                if item.name.endswith(SUFFIX) and item.is_file(follow_symlinks=False):
+                    yield item
+    except (FileNotFoundError, NotADirectoryError):
+        return
 
 
 def _is_unfinished(name: str) -> bool:
     """Returns whether a writer left this that was killed."""
     meant = smallfiles.meant_name(name)
-    return meant in (_MARK, _ABOUT) or meant.endswith(SUFFIX)
+    return meant in (MARK, _ABOUT) or meant.endswith(SUFFIX)
 
 
 def _remove_folder(path: Path) -> None:
@@ -371,7 +435,7 @@ def _words(version: object) -> str:
 
 def _about(folder: Path) -> dict[str, Any]:
     try:
-        return smallfiles.json_object(smallfiles.read_bounded(folder / _ABOUT, _MAX_ABOUT))
+        return smallfiles.json_object(smallfiles.read_bounded(folder / _ABOUT, MAX_MARK_BYTES))
     except (OSError, ValueError):
         return {}
 

@@ -1,4 +1,4 @@
-"""The store of KV pages on disk: pages by their keys, read and checked by several threads, written by one.
+"""The store of KV pages in a folder: pages by their keys, read and checked by several threads, written by one.
 
 A store is of one space: one model, computed in one way, in one layout. What it says it has may be gone or damaged when
 it is read; then it is a miss, and a damaged file is deleted. Nothing here raises into a conversation: what cannot be
@@ -8,11 +8,12 @@ read is computed, and what cannot be written is said once.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,18 @@ from ktcli.store.pagefile import (
     read_table,
 )
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
-from ktcli.store.pagewriter import PageWriter, Target
-from ktcli.threads import Threads
+from ktcli.store.pagewriter import NICE, PageWriter, Target
+from ktcli.threads import in_parallel
 
 CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
 _READERS = 4
+_LEAST_TABLES = 16  # of files that are read by more than one thread
 _MOST_BATCH = 64 << 20
+_MOST_SHARED_BATCH = 16 << 20  # whether a folder is slow or gone is seen file by file
 _FILES = 4096  # that a full store consists of, about
 _QUIET = (errno.EACCES, errno.EROFS, errno.EPERM)  # whoever has such a library knows
+_GONE = (errno.ENOENT, errno.ESTALE)  # its owner has removed it
+_AGAIN_S = 30.0  # after which writing to a shared folder is tried again
 
 
 @dataclass(slots=True)
@@ -65,10 +70,14 @@ class PageStore:
     """The stored pages and states of one space.
 
     Args:
-        quota_bytes: the most bytes of the whole folder.
+        quota_bytes: the most bytes of the whole folder, or of the files of this writer; 0: it is only read.
         about: facts of the space for people, noted in its folder.
         warn: called with a sentence about what went wrong; by the thread that calls the store.
+    Attributes:
+        steps: counts on while it looks or reads, so that others see that it does not hang.
     """
+
+    name = "disk"
 
     def __init__(
         self,
@@ -82,19 +91,33 @@ class PageStore:
         self._about, self._warn = about or {}, warn
         self._path = folder.folder_of(space)
         self._guard = threading.RLock()  # of what follows
-        self._found: dict[tuple[int, bytes], tuple[Path, PageEntry]] = {}
+        # Where each record lies, in one file or in several that were written at once.
+        self._found: dict[tuple[int, bytes], list[tuple[Path, PageEntry]]] = {}
         self._files: dict[Path, tuple[PageEntry, ...]] = {}
         self._ignored: set[Path] = set()
         self._trouble = ""
-        self._hindrance = "the disk was too slow"  # why some were given up
-        self._writes = True
+        self._hindrance = "it was too slow"  # why some were given up
+        self._writes_from = 0.0  # `time.monotonic` from which on it writes
+        self._stopped = False
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
-        self._readers: Threads | None = None
+        self.steps = 0
         self.counts = StoreCounts()
-        batch = max(SMALL_BYTES, min(quota_bytes // _FILES, _MOST_BATCH))
+        most = _MOST_SHARED_BATCH if folder.is_shared else _MOST_BATCH
+        batch = max(SMALL_BYTES, min(quota_bytes // _FILES, most))
         target = Target(space, batch, self._wanted, self._commit, self._restamp)
-        self.writer = PageWriter(target)
-        self.refresh()
+        # What is asked for at once is written beside other answers.
+        self.writer = PageWriter(target, nice=0 if folder.is_shared else NICE)
+        if not folder.is_shared:
+            self.refresh()
+
+    @property
+    def path(self) -> Path:
+        """The folder of all spaces."""
+        return self._folder.path
+
+    @property
+    def _writes(self) -> bool:
+        return self._quota > 0 and time.monotonic() >= self._writes_from
 
     @property
     def read_bps(self) -> float | None:
@@ -106,11 +129,14 @@ class PageStore:
     def refresh(self) -> None:
         """Rereads the folder for files that other processes wrote and removed meanwhile."""
         with self._guard:
-            there = {file.path for file in self._folder.files(self._path)} - self._ignored
-            for path in self._files.keys() - there:
-                self._forget(path)
-            for path in there - self._files.keys():
-                self._open(path)
+            known = set(self._files)
+        there = self._folder.paths(self._path) - self._ignored  # may take a while
+        self.steps += 1
+        for path in known - there:
+            self._forget(path)
+        fresh = list(there - known)
+        threads = min(_READERS, len(fresh) // _LEAST_TABLES)
+        in_parallel(self._open, fresh, threads, "kt-read")
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether a record was there when the folder was last looked at."""
@@ -119,13 +145,21 @@ class PageStore:
     def states(self) -> list[tuple[int, bytes, bytes]]:
         """The states that were there, longest prefix first: (end, previous, key) as of `PageLabel`."""
         with self._guard:
-            entries = [entry for _, entry in self._found.values() if entry.kind == PageKind.STATE]
+            entries = [
+                each[0][1] for each in self._found.values() if each[0][1].kind == PageKind.STATE
+            ]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
 
     def size_of(self, kind: PageKind, key: bytes) -> int:
         """The bytes of data of a record; 0 if it is not there."""
-        found = self._found.get((kind, key))
+        found = self._find(kind, key)
         return 0 if found is None else found[1].size_bytes
+
+    def _find(self, kind: int, key: bytes) -> tuple[Path, PageEntry] | None:
+        """A file that has a record, and its entry there; None: there was none."""
+        with self._guard:
+            found = self._found.get((kind, key))
+            return found[0] if found else None
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -133,6 +167,18 @@ class PageStore:
         """Reads records into memory, in parallel; returns how many of the first ones are intact and in place. The
         memory of all others holds anything."""
         began = time.perf_counter()
+        intact = 0
+        while outcomes := self._read_first(labels[intact:], into[intact:]):
+            intact += next((n for n, ok in enumerate(outcomes) if not ok), len(outcomes))
+            if all(outcomes):
+                break  # otherwise another file may have what one has not
+        self.counts.read += intact
+        self.counts.read_bytes += sum(memory.nbytes for memory in into[:intact])
+        self.counts.read_s += time.perf_counter() - began
+        return intact
+
+    def _read_first(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> list[bool]:
+        """Reads the first records that are there without a gap; returns which of them are intact."""
         with ExitStack() as closing:
             jobs = []
             opened: dict[Path, int] = {}
@@ -141,12 +187,7 @@ class PageStore:
                 if place is None:
                     break
                 jobs.append((*place, label, memory))
-            outcomes = self._run(jobs)
-        intact = next((n for n, ok in enumerate(outcomes) if not ok), len(outcomes))
-        self.counts.read += intact
-        self.counts.read_bytes += sum(memory.nbytes for memory in into[:intact])
-        self.counts.read_s += time.perf_counter() - began
-        return intact
+            return self._run(jobs)
 
     def use(self, keys: Iterable[bytes]) -> None:
         """Notes that the records with these keys, in the order of a conversation, were used now: the conversation's
@@ -157,7 +198,7 @@ class PageStore:
         self, label: PageLabel, opened: dict[Path, int], closing: ExitStack
     ) -> tuple[Path, int, PageEntry] | None:
         """The file of a record, open, and its entry; None: it is not there."""
-        found = self._found.get((label.kind, label.key))
+        found = self._find(label.kind, label.key)
         if found is None:
             return None
         path, entry = found
@@ -173,16 +214,30 @@ class PageStore:
         return path, opened[path], entry
 
     def _run(self, jobs: list[tuple[Path, int, PageEntry, PageLabel, U8Array]]) -> list[bool]:
-        if self._readers is None and len(jobs) > 1:
-            self._readers = Threads(_READERS, "kt-read")
-        each = map if self._readers is None or len(jobs) < 2 else self._readers.map
-        problems = list(each(_read, jobs))
+        problems = in_parallel(self._read, jobs, _READERS, "kt-read")
         for (path, *_), problem in zip(jobs, problems, strict=True):
-            if problem:
+            if problem is None:
+                self._forget(path)
+            elif problem:
                 self._damaged(path, problem)
         return [problem == "" for problem in problems]
 
+    def _read(self, job: tuple[Path, int, PageEntry, PageLabel, U8Array]) -> str | None:
+        """Reads a record; returns what is wrong with it, else ""; None: it is gone."""
+        _, descriptor, entry, label, memory = job
+        try:
+            read_record(descriptor, entry, label, memory)
+        except Damaged as damage:
+            return str(damage)
+        except OSError as error:
+            gone = self._folder.is_shared or error.errno in _GONE
+            return None if gone else f"cannot be read: {error.strerror}"
+        finally:
+            self.steps += 1
+        return ""
+
     def _open(self, path: Path) -> None:
+        self.steps += 1
         try:
             _, entries = read_table(path, self._space)
         except Damaged as damage:
@@ -196,17 +251,21 @@ class PageStore:
         with self._guard:
             self._files[path] = entries
             for entry in entries:
-                self._found.setdefault((entry.kind, entry.key), (path, entry))
+                places = self._found.setdefault((entry.kind, entry.key), [])
+                if all(other != path for other, _ in places):
+                    places.append((path, entry))
 
     def _forget(self, path: Path) -> None:
         with self._guard:
             for entry in self._files.pop(path, ()):
                 name = entry.kind, entry.key
-                if name in self._found and self._found[name][0] == path:
-                    del self._found[name]
+                places = [place for place in self._found.pop(name, ()) if place[0] != path]
+                if places:
+                    self._found[name] = places
 
     def _damaged(self, path: Path, problem: str) -> None:
-        """Deletes a file; its pages are misses from now on. Said for the first one only."""
+        """Deletes a file, unless it is another writer's; its pages are misses from now on. Said for the first one
+        only."""
         with self._guard:
             if path in self._ignored:
                 return
@@ -214,11 +273,11 @@ class PageStore:
             self._ignored.add(path)
             self.counts.damaged += 1
             first = self.counts.damaged == 1
-        try:
-            path.unlink(missing_ok=True)
-            end = "it is removed, and its tokens are computed again"
-        except OSError:
-            end = "it is ignored, and its tokens are computed again"
+        end = "it is ignored, and its tokens are computed again"
+        if path.name.startswith(self._folder.owner):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                end = "it is removed, and its tokens are computed again"
         if first:
             self._trouble = self._trouble or f"a KV page file {problem}: {path}; {end}"
         if not self.writer.is_current:
@@ -233,14 +292,19 @@ class PageStore:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
-        """Lets a record be written in time, unless it is there.
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
+        """Lets a record be written in time, unless it is there; returns whether it is queued.
 
         Args:
             fill: copies its bytes; called by another thread, see `PageWriter`.
         """
-        if self._writes and not self.has(label.kind, label.key):
-            self.writer.put(label, size_bytes, fill)
+        if not self._writes or self.has(label.kind, label.key):
+            return False
+        return self.writer.put(label, size_bytes, fill)
+
+    def hurry(self) -> None:
+        """Lets all queued records be written at once."""
+        self.writer.hurry()
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:
         """Writes all queued records; returns whether that was done within `wait_s` seconds."""
@@ -251,21 +315,19 @@ class PageStore:
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Writes all queued records within `wait_s` seconds and ends all threads."""
         self.writer.close(wait_s)
-        if self.writer.dropped and self._writes and self._quota:
+        if self.writer.dropped and self._writes:
             self._trouble = self._trouble or (
-                f"{self.writer.dropped:,} KV pages were not written to disk: {self._hindrance}"
+                f"{self.writer.dropped:,} KV pages were not written to {self._folder.where}: {self._hindrance}"
             )
-        if self._readers is not None:
-            self._readers.shutdown()
-            self._readers = None
         self.tell()
 
     def _wanted(self, labels: Sequence[PageLabel]) -> list[bool]:
-        self.refresh()
+        if not self._folder.is_shared:  # there, what is written twice harms nobody
+            self.refresh()
         return [self._writes and not self.has(label.kind, label.key) for label in labels]
 
     def _commit(self, image: Image) -> bool:
-        data = image.finish()
+        name, data = image.finish()
         if not self._writes or data.size > self._quota:
             return True
         try:
@@ -274,29 +336,36 @@ class PageStore:
                 self._folder.check()
                 self._folder.prepare(self._space, self._about)
                 self._folder.keep_within(self._quota, data.size)
-                path = self._folder.write(self._path, data)
+                path = self._folder.write(self._path, name, data)
         except Busy as busy:
             self._hindrance = str(busy).partition(": ")[2]
             return False
         except (OSError, KtError) as error:
             self._stop(error)
             return True
+        self._ignored.discard(path)
         self._remember(path, tuple(image.entries))
         self.counts.written += len(image.entries)
         self.counts.written_bytes += data.size
         self._fresh.append(image.entries[-1].key)
-        self.refresh()
+        if not self._folder.is_shared:
+            self.refresh()
         return True
 
     def _stop(self, error: OSError | KtError) -> None:
-        """Writes nothing more; the reason is said once, if the user can do something about it."""
-        self._writes = False
+        """Writes nothing more, or for a while if the folder is another machine's; the reason is said once, if the user
+        can do something about it."""
+        shared, before = self._folder.is_shared, self._stopped
+        self._writes_from = time.monotonic() + (_AGAIN_S if shared else math.inf)
+        self._stopped = True
         cause = error if isinstance(error, OSError) else error.__cause__
-        if isinstance(cause, OSError) and cause.errno in _QUIET:
+        is_quiet = isinstance(cause, OSError) and cause.errno in _QUIET and not shared
+        if before or is_quiet:
             return
         why = cause.strerror if isinstance(cause, OSError) else str(error)
+        now = "cannot be written" if shared else "are no longer written"
         self._trouble = self._trouble or (
-            f"KV pages are no longer written to disk: {why} ({self._folder.path})"
+            f"KV pages {now} to {self._folder.where}: {why} ({self._folder.path})"
         )
 
     def _restamp(self) -> None:
@@ -313,7 +382,7 @@ class PageStore:
     def _chain(self, key: bytes) -> Iterator[bytes]:
         """The keys of a prefix that are stored, the last first."""
         while True:
-            found = self._found.get((PageKind.PAGE, key)) or self._found.get((PageKind.STATE, key))
+            found = self._find(PageKind.PAGE, key) or self._find(PageKind.STATE, key)
             if found is None:
                 return
             yield key
@@ -324,17 +393,5 @@ class PageStore:
     def _paths(self, keys: Iterable[bytes]) -> dict[Path, None]:
         """The files in which records with these keys lie, each once, in the same order."""
         with self._guard:
-            there = (self._found.get((kind, key)) for key in keys for kind in PageKind)
+            there = (self._find(kind, key) for key in keys for kind in PageKind)
             return dict.fromkeys(found[0] for found in there if found is not None)
-
-
-def _read(job: tuple[Path, int, PageEntry, PageLabel, U8Array]) -> str:
-    """Reads a record; returns what is wrong with it, else ""."""
-    _, descriptor, entry, label, memory = job
-    try:
-        read_record(descriptor, entry, label, memory)
-    except Damaged as damage:
-        return str(damage)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return ""

@@ -22,7 +22,7 @@ from ktcli.threads import Daemon
 
 BUSY_SHARE = 0.01  # of one core's time, while the engine is busy
 _REST_S = 0.5  # the longest rest, after which it looks whether the engine is still busy
-_NICE = 19
+NICE = 19
 _RETRY_S = 0.2
 MAX_WAITING = 1 << 16  # records
 
@@ -54,18 +54,23 @@ class _Due(NamedTuple):
 class PageWriter:
     """A queue of records, and the thread that stores them; it starts with the first.
 
+    Args:
+        nice: what its thread gives way to others by; 0: it has to be in time.
     Attributes:
         busy: tells whether the engine computes at this moment.
         dropped: the records that were given up: the queue was full, or the end had to come.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, target: Target, nice: int = NICE) -> None:
+        self._target, self._nice = target, nice
         self._queue: deque[_Due] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._flushing = self._closing = self._working = self._given_up = False
+        # Whether what is queued is stored at full speed: once asked for, until nothing is.
+        self._hurried = False
+        self._closing = self._working = self._given_up = False
+        self._commits_since: float | None = None  # `time.monotonic`
         self.busy: Callable[[], bool] = lambda: False
         self.dropped = 0
 
@@ -74,12 +79,12 @@ class PageWriter:
         """Whether the calling thread is the one that stores."""
         return threading.current_thread() is self._thread
 
-    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
-        """Lets a record be stored in time; `fill` is called by another thread."""
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
+        """Lets a record be stored in time; `fill` is called by another thread. Returns whether it is queued."""
         with self._changed:
             if self._closing or len(self._queue) >= MAX_WAITING:
                 self.dropped += 1
-                return
+                return False
             self._queue.append(_Due(label, size_bytes, fill))
             self._waiting_bytes += size_bytes
             if self._thread is None:
@@ -87,15 +92,25 @@ class PageWriter:
                 self._thread.start()
             elif self._waiting_bytes >= self._target.batch_bytes:
                 self._changed.notify_all()
+            return True
+
+    def hurry(self) -> None:
+        """Lets all queued records be stored at once, at full speed; does not wait for it."""
+        with self._changed:
+            self._hurried = not self._is_idle()
+            self._changed.notify_all()
 
     def flush(self, wait_s: float) -> bool:
         """Stores all queued records, at full speed; returns whether that was done within `wait_s` seconds."""
+        self.hurry()
         with self._changed:
-            self._flushing = True
-            self._changed.notify_all()
-            done = self._changed.wait_for(self._is_idle, wait_s)
-            self._flushing = False
-        return done
+            return self._changed.wait_for(self._is_idle, wait_s)
+
+    @property
+    def committing_s(self) -> float:
+        """The seconds for which the file that is being stored now has been; 0: none is."""
+        since = self._commits_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def close(self, wait_s: float) -> None:
         """Stores queued records within `wait_s` seconds, drops the rest, and ends the thread."""
@@ -113,13 +128,14 @@ class PageWriter:
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         try:
             while batch := self._next():
                 self._store(batch)
                 with self._changed:
                     self._working = False
                     last = not self._queue
+                    self._hurried = self._hurried and not last
                 if last:
                     self._target.written()
                 with self._changed:
@@ -145,7 +161,7 @@ class PageWriter:
 
     def _has_batch(self) -> bool:
         enough = self._waiting_bytes >= self._target.batch_bytes
-        return enough or self._closing or (self._flushing and bool(self._queue))
+        return enough or self._closing or (self._hurried and bool(self._queue))
 
     def _store(self, batch: list[_Due]) -> None:
         image = Image(self._target.space, [due.size_bytes for due in batch])
@@ -163,18 +179,25 @@ class PageWriter:
         if not image.entries:
             return
         began = time.thread_time()
-        while not self._target.commit(image):
+        while not self._commit(image):
             if self._given_up:
                 self.dropped += len(image.entries)
                 return
             time.sleep(_RETRY_S)
         self._rest(time.thread_time() - began)
 
+    def _commit(self, image: Image) -> bool:
+        self._commits_since = time.monotonic()
+        try:
+            return self._target.commit(image)
+        finally:
+            self._commits_since = None
+
     def _rest(self, worked_s: float) -> None:
         """Leaves the cores to the engine, as long as it is busy and nobody waits."""
         until = time.monotonic() + worked_s * (1 / BUSY_SHARE - 1)
         with self._changed:
-            while not self._flushing and not self._closing and self.busy():
+            while not self._hurried and not self._closing and self.busy():
                 left = until - time.monotonic()
                 if left <= 0:
                     return

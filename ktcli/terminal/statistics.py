@@ -27,5 +27,7 @@ def six_lines(stats: Stats) -> str:
 
 
 def cached_line(stats: Stats) -> str:
-    """Returns the line below the six: the tokens of the prompt that were in the cache, and all of them."""
-    return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s)"
+    """Returns the line below the six: the tokens of the prompt that were in the cache, and all of them; and what of it
+    came from stores below memory."""
+    came = "".join(f", {n} from {name}" for name, n in stats.restored.items())
+    return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s){came}"

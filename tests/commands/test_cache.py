@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 from packs import pretend_pack
-from store.page_labels import conversation, opened, put
+from store.page_labels import conversation, opened, put, shared
 
+from ktcli.assembly.kvpages import SharedStore
+from ktcli.commands.cli.kv_store import asked_store
 from ktcli.errors import Busy, gib
 from ktcli.main import main
+from ktcli.store import experience
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 
@@ -29,7 +32,9 @@ PROMPT = "Please count: " + ", ".join(f"page {n}" for n in range(60))
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE"):
+    for name in (
+        "KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE", "KT_KV_STORE", "KT_KV_STORE_SIZE",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 
@@ -180,6 +185,111 @@ def test_a_quota_of_nonsense_is_refused(
         assert len(said.splitlines()) == 2
 
 
+# --- kt cache --store -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A shared folder with pages of two writers, and nothing in the library."""
+    for writer in "ab":
+        made = opened(shared(tmp_path / "store", writer))
+        put(made, conversation(writer, 3))
+        made.close()
+    return tmp_path / "store"
+
+
+def test_a_shared_folder_is_shown_with_its_writers(
+    store: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ["--store", str(store)]
+    (model,) = document(["cache", "ls", *here], capsys)["models"]
+    assert (model["tokens"], model["files"], model["read_tokens"]) == (384, 2, 0)
+    monkeypatch.setenv("KT_KV_STORE_SIZE", "2G")
+    found = document(["cache", "du", *here], capsys)
+    assert found["folder"] == str(store) and found["quota_bytes"] == 2 << 30
+    assert [each["writer"] for each in found["writers"]] == ["a", "b"]
+    assert sum(each["size_bytes"] for each in found["writers"]) == found["size_bytes"]
+    assert main(["cache", "du", *here]) == 0
+    said = capsys.readouterr().out
+    assert "the limit of each writer is 2.0 GiB" in said and "WRITER" in said
+    assert document(["cache", "ls"], capsys)["models"] == []
+
+
+def test_tokens_that_were_read_are_counted_by_tier(
+    store: Path, home: Path, capsys: Capture
+) -> None:
+    home.mkdir()
+    (space,) = (each.name for each in store.iterdir() if each.is_dir())
+    for _ in range(2):
+        experience.add_restored(space, {"disk": 0, "store": 64})
+    (model,) = document(["cache", "ls", "--store", str(store)], capsys)["models"]
+    assert model["read_tokens"] == 128
+    (home / "kv.json").write_text(json.dumps({space: {"restored_tokens": {"store": "many"}}}))
+    (model,) = document(["cache", "ls", "--store", str(store)], capsys)["models"]
+    assert model["read_tokens"] == 0
+
+
+def test_a_shared_folder_is_verified_and_emptied(store: Path, capsys: Capture) -> None:
+    here = ["--store", str(store)]
+    assert document(["cache", "verify", *here], capsys)["files"] == 2
+    path = sorted(store.glob("*/*.pages"))[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert str(path) in document(["cache", "verify", *here], capsys, 5)["bad"] and not path.exists()
+    assert main(["cache", "rm", *here]) == 2  # no terminal to ask on
+    assert document(["cache", "rm", "m", *here, "--yes"], capsys)["freed_bytes"] > 3000
+    assert document(["cache", "rm", *here, "--yes"], capsys)["freed_bytes"] == 0
+    assert [each.name for each in store.iterdir()] == ["kt-kv.json"]
+    (store / "kt-kv.json").write_text('{"kt_kv": 2}')
+    assert main(["cache", "verify", *here]) == 1
+    assert "kt cache rm --store" in capsys.readouterr().err
+    document(["cache", "rm", *here, "--yes"], capsys)
+    assert document(["cache", "verify", *here], capsys)["ok"]
+
+
+def test_what_is_no_shared_folder_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    cases = {"none": "No such file", "mine": "there is no KV store in"}
+    for name, words in cases.items():
+        for verb in (["ls"], ["du"], ["verify"], ["rm", "--yes"]):
+            assert main(["cache", *verb, "--store", str(tmp_path / name)]) == 1
+            assert words in capsys.readouterr().err
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--kv-store", "mooncake://10.0.0.1:50051"], "Mooncake stores are not supported yet"),
+        (["--kv-store", "store"], "not an absolute path"),
+        (["--kv-store", "redis://here"], "not an absolute path"),
+        (["--kv-store", "/tmp/x", "--kv-store-size", "much"], "not a size"),
+    ],
+)
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_a_store_of_nonsense_is_refused(
+    command: str, words: list[str], said: str, capsys: Capture
+) -> None:
+    assert main([command, "kt-mini", *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: --kv-store") and said in lines[0] and len(lines) == 2
+
+
+def test_a_setting_names_the_store_as_well(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_KV_STORE", "mooncake://here:1")
+    assert main(["serve", "kt-mini"]) == 2
+    assert "error: KT_KV_STORE is mooncake://here:1, but" in capsys.readouterr().err
+    assert asked_store("off", None) is None
+    monkeypatch.setenv("KT_KV_STORE", "~/store")
+    monkeypatch.setenv("KT_KV_STORE_SIZE", "1G")
+    assert asked_store(None, None) == SharedStore(Path("~/store").expanduser(), 1 << 30)
+    assert asked_store("/mnt/kv", "2G") == SharedStore(Path("/mnt/kv"), 2 << 30)
+    assert main(["chat", "kt-mini", "hi", "--no-kv-cache", "--kv-store", "/mnt/kv"]) == 2
+    assert "--no-kv-cache and --kv-store cannot be used together" in capsys.readouterr().err
+
+
 # --- kt rm ------------------------------------------------------------------------------------------
 
 
@@ -303,10 +413,12 @@ def test_a_new_process_goes_on_where_the_last_one_ended(
     assert first["ids"] == second["ids"] == without["ids"]
     assert pages(home) == [path]  # and nothing was written twice
     # The same with pages that are damaged, and with no room for any.
-    path.write_bytes(path.read_bytes()[:-1] + b"\xaa")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"\xaa")
     third, said = chat(home)
     assert third["ids"] == first["ids"] and third["stats"]["reused_tokens"] < n // 64 * 64
-    assert said.count("warning:") == 1 and str(path) in said and not path.exists()
+    assert said.count("warning:") == 1 and f"{path}; it is removed" in said
+    assert path.read_bytes() == whole  # written again
     left = pages(home)
     monkeypatch.setenv("KT_CACHE", "0")
     off, _ = chat_here()

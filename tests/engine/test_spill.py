@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from ktcli.engine import tier
+from ktcli.engine import writeback
 from ktcli.engine.pages import PagePool
 from ktcli.engine.tier import Tier
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
@@ -49,16 +49,18 @@ class Store:
 
     read_bps = None
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.due: dict[bytes, Fill] = {}
         self.there: set[bytes] = set()
 
     def has(self, kind: int, key: bytes) -> bool:
         return key in self.there
 
-    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
         assert size_bytes == PAGE_BYTES
         self.due[label.key] = fill
+        return True
 
     def write(self, key: bytes) -> bytes | None:
         """The bytes that are written of a record; None: they are gone."""
@@ -73,14 +75,17 @@ class Store:
         return 0
 
     def use(self, keys: Iterable[bytes]) -> None: ...
+    def hurry(self) -> None: ...
+    def flush(self, wait_s: float) -> bool:
+        return True
 
 
 class Engine:
     """A pool with a tier below it."""
 
-    def __init__(self, count: int) -> None:
-        self.pool, self.memory, self.store = PagePool(count), Memory(count), Store()
-        self.tier = Tier(self.store, self.memory, self.pool, None)
+    def __init__(self, count: int, *others: Store) -> None:
+        self.pool, self.memory, self.store = PagePool(count), Memory(count), Store("near")
+        self.tier = Tier([self.store, *others], self.memory, self.pool, None)
 
     def leave(self, *names: int) -> None:
         """Each becomes a page that is full of its name, is sealed, and that nobody holds."""
@@ -112,14 +117,14 @@ def test_what_is_evicted_before_it_was_written_is_written_as_it_was() -> None:
 def test_copies_are_bounded_and_the_oldest_is_given_up(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tier, "_SPILL_BYTES", limit * PAGE_BYTES)
+    monkeypatch.setattr(writeback, "_SPILL_BYTES", limit * PAGE_BYTES)
     engine = Engine(2)
     engine.leave(*range(1, 8))  # the last two still have their places
     assert engine.written(*range(1, 8)) == list(range(6 - limit, 8))
 
 
 def test_what_was_written_makes_room_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier, "_SPILL_BYTES", 2 * PAGE_BYTES)
+    monkeypatch.setattr(writeback, "_SPILL_BYTES", 2 * PAGE_BYTES)
     engine = Engine(2)
     engine.leave(1, 2, 3, 4)
     assert engine.written(1, 2) == [1, 2]
@@ -147,3 +152,35 @@ def test_a_page_that_is_written_to_again_is_stored_as_it_was_sealed() -> None:
     engine.pool.unseal(page)
     engine.memory.pages[page] = 9
     assert engine.written(1) == [1]
+
+
+def test_what_one_store_has_taken_waits_for_the_other() -> None:
+    far = Store("far")
+    engine = Engine(2, far)
+    engine.leave(1, 2)
+    assert engine.written(1, 2) == [1, 2]
+    engine.leave(3, 4)  # in the places of both
+    assert [far.write(bytes([name])) for name in (1, 2, 3)] == [
+        bytes([name]) * PAGE_BYTES for name in (1, 2, 3)
+    ]
+    assert engine.written(3, 4) == [3, 4]
+
+
+def test_a_store_that_takes_nothing_keeps_no_copies_waiting() -> None:
+    class Full(Store):
+        def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
+            return False
+
+    engine = Engine(2, Full("far"))
+    engine.leave(1, 2)
+    assert engine.written(1, 2) == [1, 2]
+    before = engine.memory.saved
+    engine.leave(3, 4)
+    assert engine.memory.saved == before
+
+
+def test_nothing_is_copied_any_more_when_the_memory_goes_away() -> None:
+    engine = Engine(2)
+    engine.leave(1, 2)
+    engine.tier.detach()
+    assert engine.written(1, 2) == []

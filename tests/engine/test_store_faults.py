@@ -340,7 +340,7 @@ def test_what_is_restored_is_used(
             patched.setattr(CpuEngine, "run", run)
             reused, rows = answer(engine, TEXT)
             tier = engine.pools.tier
-            assert tier is not None and tier.restored_tokens > 0
+            assert tier is not None and tier.restored["disk"] > 0
         assert reused == (192 if engine.pools.states is None else 200)
         assert sum(computed) == TEXT.size + ANSWER - reused
         assert (rows != wanted[TEXT.size]) == spoils

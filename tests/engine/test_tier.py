@@ -250,12 +250,12 @@ def test_a_store_that_is_slower_than_computing_is_not_read(
     leave(engine)
     with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
         pools = engine.pools
-        tier = Tier(Slow(store), engine.memory, pools.pages, pools.states, pools.windows)  # type: ignore[arg-type]
+        tier = Tier([Slow(store)], engine.memory, pools.pages, pools.states, pools.windows)  # type: ignore[list-item]
         pools.tier = tier
         told(engine, OTHER, [200])  # whose speed is measured
         before = store.counts.read
         assert resumed(engine, TEXT[:250])[0] == 0 and store.counts.read == before
-        assert tier.restored_tokens == 0
+        assert tier.restored == {"disk": 0}
 
 
 def test_the_next_process_knows_at_once_whether_reading_pays(

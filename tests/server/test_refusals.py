@@ -53,6 +53,7 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "stop", {"stop": TOO_LONG}),
     (CHAT, "n", {"n": 17}),
     (CHAT, "cache_salt", {"cache_salt": ""}),
+    (CHAT, "kt_persist", {"kt_persist": "yes"}),
     (TEXT, "cache_salt", {"cache_salt": "x" * 257}),
     (RESPONSE, "cache_salt", {"cache_salt": 1}),
     (CHAT, "max_tokens", {"max_tokens": 0}),

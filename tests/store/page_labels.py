@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from ktcli.pagelabel import PageKind, PageLabel
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
+from ktcli.store.sharedfolder import SharedFolder
 
 SPACE = Space(hashlib.sha256(b"model").digest(), "cpu")
 PAGE_BYTES = 1000
@@ -65,6 +67,16 @@ def opened(
     space: Space = SPACE,
     model: str = "m",
 ) -> PageStore:
-    """A store as a new process opens it."""
+    """A store as a new process opens it, which has looked once."""
     warn = (said if said is not None else []).append
-    return PageStore(folder, space, quota, {"model": model}, warn)
+    store = PageStore(folder, space, quota, {"model": model}, warn)
+    if folder.is_shared:
+        store.refresh()
+    return store
+
+
+def shared(path: Path, writer: str = "a") -> SharedFolder:
+    """A shared folder as a server opens it whose files have this writer's name."""
+    made = SharedFolder.open(path)
+    made.owner = f"{writer}."
+    return made

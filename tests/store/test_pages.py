@@ -542,9 +542,9 @@ def test_whoever_looks_while_the_folder_is_made_sees_its_version(
 ) -> None:
     real = smallfiles.write
 
-    def write(*arguments: Any) -> None:
+    def write(*arguments: Any, **options: Any) -> None:
         PageFolder(folder.path).check()
-        real(*arguments)
+        real(*arguments, **options)
 
     monkeypatch.setattr(smallfiles, "write", write)
     folder.make()

@@ -33,13 +33,15 @@ _OWN = (
     "defer",
     "prefill_threshold",
     "no_kv_cache",
+    "kv_store",
+    "kv_store_size",
 )
 _TRIALS = (
     "isa",
     "tile-min",
 )  # settings that only a variable gives, for a trial: it is about an engine of its own
 # Settings whose variable may hold for every command of a shell: the server's own hold there, and that is said.
-_SERVERS = ("threads", "numa", "kv", "device", "gpus", "defer", "heat", "cache")
+_SERVERS = ("threads numa kv device gpus defer heat cache kv-store kv-store-size").split()
 
 
 @dataclass(frozen=True, slots=True)

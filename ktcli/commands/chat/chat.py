@@ -46,6 +46,7 @@ from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_sett
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
+from ktcli.commands.cli.kv_store import KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
     AllowSpecialOpt,
     ContextOpt,
@@ -93,6 +94,8 @@ def chat(
     options: EngineOptions = NO_OPTIONS,
     draft: DraftOpt = None,
     no_kv_cache: NoKvCache = False,
+    kv_store: KvStoreOpt = None,
+    kv_store_size: KvStoreSizeOpt = None,
     attach: AttachOpt = LOADED,
     no_attach: NoAttach = False,
     server: ServerOpt = None,
@@ -151,6 +154,11 @@ def chat(
             f"--greedy and --temperature {temperature:g} cannot be used together",
             hint="leave out one of them",
         )
+    if no_kv_cache and kv_store is not None:
+        raise UsageError(
+            "--no-kv-cache and --kv-store cannot be used together",
+            hint="leave one of them out; KT_CACHE=0 turns off only the pages on this machine's disk",
+        )
     if json and jsonl:
         raise UsageError(
             "--json and --jsonl cannot be used together",
@@ -182,6 +190,7 @@ def chat(
         config.records_heat(),
         allow_special,
         out,
+        None if no_kv_cache else asked_store(kv_store, kv_store_size),
     )
     attaching = Attaching.of(here)
     with asked.telling_whose_model(model):

@@ -111,6 +111,7 @@ def document(made: BaseChat, reply: Reply, text: str, thinking: str) -> dict[str
         "stats": {
             "prompt_tokens": stats.prompt_tokens,
             "reused_tokens": stats.reused_tokens,
+            "reused_by_tier": stats.reused_by_tier,
             "prompt_eval_count": stats.prefilled_tokens,
             "prompt_eval_duration_s": stats.prompt_s,
             "prompt_eval_rate": stats.prefilled_tokens / stats.prompt_s if stats.prompt_s else 0.0,

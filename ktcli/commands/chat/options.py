@@ -58,7 +58,8 @@ DraftOpt = Annotated[
 NoKvCache = Annotated[
     bool,
     typer.Option(
-        "--no-kv-cache", help="Do not read or write KV pages on disk. See kt cache and KT_CACHE."
+        "--no-kv-cache",
+        help="Do not read or write KV pages on disk or in a shared folder. See kt cache and KT_CACHE.",
     ),
 ]
 

@@ -31,6 +31,9 @@ class Metrics:
         self._said = self._counter("generation_tokens", "Generated tokens.")
         self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the cache.")
         self._hits = self._counter("prefix_cache_hits", "Tokens found in the cache.")
+        self._tier_hits = self._counter(
+            "prefix_cache_tier_hits", "Tokens found in the cache, by where they were.", ["tier"]
+        )
         self._first_queries = self._counter(
             "first_prompt_cache_queries",
             "Tokens of prompts that begin a conversation, looked up in the cache.",
@@ -70,6 +73,8 @@ class Metrics:
         self._said.inc(stats.tokens)
         self._queries.inc(stats.prompt_tokens)
         self._hits.inc(stats.reused_tokens)
+        for tier, tokens in stats.reused_by_tier.items():
+            self._tier_hits.labels(tier).inc(tokens)
         self._drafted.inc(stats.drafted)
         self._accepted.inc(stats.accepted)
         self._ended.labels(finish.value).inc()

@@ -21,9 +21,12 @@ from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.request import Answer, Finish, GenerationRequest
 from ktcli.engine.sampler import Sampler
+from ktcli.engine.tier import Tier
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.models.loaded import Lease
 from ktcli.server.tracing.inference import Inference, finish_of
+
+PERSIST_S = 10.0  # the longest that the end of an answer waits for its pages to be stored
 
 
 class Generation:
@@ -61,6 +64,9 @@ class Generation:
         self.came = asyncio.Event()  # set with each event
         self.ended: Callable[[int], None] = lambda tokens: None
         self._cancelled = False
+        # Where the pages of the prompt are to be stored before its answers end; None: it does not matter.
+        self._tier = lease.model.backend.engine.pools.tier if options.persist else None
+        self._persisting: set[asyncio.Task[None]] = set()  # which nobody else holds
         self.failure: Exception | None = None  # that ends it whatever the engine says
         self.answers: dict[int, AnswerRun] = {}  # by their numbers
         self._open = options.choices
@@ -98,6 +104,11 @@ class Generation:
     def reused_tokens(self) -> int:
         """Returns the number of tokens of the prompt that were in the cache."""
         return self.answers[0].stats.reused_tokens
+
+    @property
+    def reused_by_tier(self) -> dict[str, int]:
+        """Returns the same by the tier that had them."""
+        return self.answers[0].stats.reused_by_tier
 
     async def events(self, timeout_s: float) -> list[AnswerEvent]:
         """Returns what happened since the last call, at least one thing, or nothing after `timeout_s` seconds."""
@@ -155,7 +166,23 @@ class Generation:
             raise
 
     def receive(self, event: AnswerEvent) -> None:
-        """Takes an event of the engine's thread, in the event loop."""
+        """Takes an event of the engine's thread, in the event loop. The end of an answer whose pages are to be stored
+        waits until they are."""
+        given_up = (Finish.FAILED, Finish.CANCELLED)
+        if self._tier is None or not isinstance(event, Ended) or event.finish in given_up:
+            self._take(event)
+            return
+        task = asyncio.create_task(self._persist(self._tier, event))
+        self._persisting.add(task)
+        task.add_done_callback(self._persisting.discard)
+
+    async def _persist(self, tier: Tier, event: Ended) -> None:
+        try:
+            await asyncio.to_thread(tier.flush, PERSIST_S)
+        finally:
+            self._take(event)
+
+    def _take(self, event: AnswerEvent) -> None:
         if isinstance(event, Said) and event.token is not None:
             self._time(event.choice)
         if isinstance(event, Ended):
@@ -236,6 +263,15 @@ class Generations:
     def reused_tokens(self) -> int:
         """Returns the number of tokens of the prompts that were in the cache."""
         return sum(each.reused_tokens for each in self._of)
+
+    @property
+    def reused_by_tier(self) -> dict[str, int]:
+        """Returns the same by the tier that had them."""
+        found: dict[str, int] = {}
+        for each in self._of:
+            for tier, tokens in each.reused_by_tier.items():
+                found[tier] = found.get(tier, 0) + tokens
+        return found
 
     @property
     def counts(self) -> dict[str, int]:

@@ -60,7 +60,7 @@ def test_another_process_goes_on_from_what_was_stored(model: Made, tmp_path: Pat
             assert session.sequence.adopt([*before, 9], how) == len(before)
             found = session.feed([9]).values
             tier = again.pools.tier
-            assert tier is not None and tier.restored_tokens == len(before)
+            assert tier is not None and tier.restored["disk"] == len(before)
             assert store.counts.damaged == 0
         assert np.abs(found - wanted).max() <= eps * wanted.std()
 

@@ -54,7 +54,10 @@ def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str
         "prompt_tokens": prompt,
         "completion_tokens": said,
         "total_tokens": prompt + said,
-        "prompt_tokens_details": {"cached_tokens": generation.reused_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": generation.reused_tokens,
+            "cached_tokens_details": generation.reused_by_tier,
+        },
         "completion_tokens_details": {"reasoning_tokens": thought_tokens},
     }
 

@@ -89,6 +89,8 @@ class Sampled(ForeignLimits):
     min_tokens: int | None = None
     n_predict: int | None = None
     prompt_logprobs: Any = None
+    kt_persist: bool = False
+    kv_transfer_params: Any = None
 
     @property
     def wants_usage(self) -> bool:
@@ -167,6 +169,7 @@ class Sampled(ForeignLimits):
             stop_ids=frozenset(self.stop_token_ids or ()),
             min_tokens=self._least_tokens(most),
             think_budget=settings.think_budget,
+            persist=self.kt_persist or (most == 1 and bool(self.kv_transfer_params)),
         )
 
     def _refuse_what_is_not_kept_to(self) -> None:

@@ -1,0 +1,116 @@
+"""The stores below memory, nearest first: what they have, and reading what lies in several of them.
+
+Each store says for itself what it has and how fast it reads; one that is slow or gone has nothing, so that the others
+answer for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Numbers
+from typing import Protocol
+
+from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
+
+
+class Store(Protocol):
+    """Keeps pages and states longer than memory does, for example on disk.
+
+    Attributes:
+        name: the name of its tier: "disk".
+    """
+
+    name: str
+
+    @property
+    def read_bps(self) -> float | None:
+        """The bytes that it reads in a second; None: it has not read yet."""
+
+    def refresh(self) -> None:
+        """Looks for pages and states that other processes left there."""
+
+    def has(self, kind: PageKind, key: bytes) -> bool:
+        """Tells whether something is there, as far as it knows."""
+
+    def states(self) -> Numbers[tuple[int, bytes, bytes]]:
+        """Returns the stored states, longest prefix first: (end, previous, key)."""
+
+    def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
+        """Reads pages or states into memory and checks them; returns how many of the first ones are intact and in
+        place."""
+
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
+        """Queues a page or state to be stored, unless it is there; another thread calls `fill`, which copies it, or
+        returns False if it is gone. Returns whether it is queued."""
+
+    def use(self, keys: Iterable[bytes]) -> None:
+        """Notes that a conversation with these keys, in their order, is used now."""
+
+    def hurry(self) -> None:
+        """Lets all that is queued be stored at once, at full speed; does not wait for it."""
+
+    def flush(self, wait_s: float) -> bool:
+        """Stores all that is queued; returns whether that was done within `wait_s` seconds."""
+
+
+class Stores:
+    """Several stores, nearest first, which are asked in this order.
+
+    Attributes:
+        all: the stores.
+    """
+
+    def __init__(self, stores: Iterable[Store]) -> None:
+        self.all = tuple(stores)
+
+    def has(self, kind: PageKind, key: bytes) -> bool:
+        """Tells whether one of them has something."""
+        return self._nearest(kind, key) is not None
+
+    def lacking(self, kind: PageKind, key: bytes) -> Iterator[Store]:
+        """Yields those that have not got something."""
+        return (store for store in self.all if not store.has(kind, key))
+
+    def states(self) -> list[tuple[int, bytes, bytes]]:
+        """Returns the states of all, longest prefix first, each once."""
+        return sorted({state for store in self.all for state in store.states()}, reverse=True)
+
+    def seconds(self, kind: PageKind, key: bytes, size_bytes: int) -> float:
+        """Returns the time that reading something takes where it is nearest, as far as its store measured."""
+        store = self._nearest(kind, key)
+        bps = None if store is None else store.read_bps
+        return 0.0 if bps is None else size_bytes / bps
+
+    def hurry(self) -> None:
+        """Lets all store at once what is queued."""
+        for store in self.all:
+            store.hurry()
+
+    def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> list[Store]:
+        """Reads pages or states, each from the nearest store that has it; returns the stores from which the first
+        ones came that are intact and in place. The memory of all others holds anything."""
+        came: list[Store] = []
+        failed: list[Store] = []  # with the first record that did not come
+        while len(came) < len(labels):
+            left, places = labels[len(came) :], into[len(came) :]
+            store = self._nearest(left[0].kind, left[0].key, failed)
+            if store is None:
+                break
+            n = self._run(store, left)
+            read = store.read(left[:n], places[:n])
+            came += [store] * read
+            if read == n:
+                failed = []
+            else:
+                failed = [store] if read else [*failed, store]
+        return came
+
+    def _run(self, store: Store, labels: Numbers[PageLabel]) -> int:
+        """How many of the first records are nearest in the same store as the first."""
+        n = 1
+        while n < len(labels) and self._nearest(labels[n].kind, labels[n].key) is store:
+            n += 1
+        return n
+
+    def _nearest(self, kind: PageKind, key: bytes, without: Numbers[Store] = ()) -> Store | None:
+        return next((s for s in self.all if s not in without and s.has(kind, key)), None)

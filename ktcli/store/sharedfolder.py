@@ -1,0 +1,233 @@
+"""The folder of KV pages that several servers share: on a network file system, or a disk that they all see.
+
+    DIR/kt-kv.json                            the version of all that is here, which says that this is a store
+    DIR/NAMESPACE-CODEC/WRITER.NAME.pages     a file of pages, see `pagefile`
+
+A writer is a library on a machine. Each writes and removes files of its own only, so that no lock is needed, which such
+file systems often lack; what two of them write is there twice, and harms nobody. Everybody reads all. The time of a
+file's last use is set by whoever may do so, by any clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from contextlib import AbstractContextManager, nullcontext
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ktcli import config, smallfiles
+from ktcli.errors import KtError
+from ktcli.pagelabel import U8Array
+from ktcli.store.pagefile import Space
+from ktcli.store.pagefolder import MARK, SMALL_BYTES, PageFolder, folder_name, page_items
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_MORE = 2  # images for which room is made where the disk is full
+_MODES, _GROUP = 0o770, 0o070  # the folder's own without others; what of them is the group's
+_LOST = "lost+found"  # of a new file system
+_HOST_CHARS, _DIGITS = 20, 8
+
+
+def writer_name() -> str:
+    """Returns the name of this library on this machine, as files have it: `node7-1a2b3c4d`."""
+    host = os.uname().nodename
+    plain = re.sub(r"[^A-Za-z0-9-]", "-", host.partition(".")[0])[:_HOST_CHARS]
+    return f"{plain}-{sha256(f'{host}:{config.home()}'.encode()).hexdigest()[:_DIGITS]}"
+
+
+def writer_of(name: str) -> str:
+    """Returns the writer of a file in a shared folder; empty: nobody has noted it."""
+    return name.partition(".")[0] if name.count(".") > 1 else ""
+
+
+class SharedFolder(PageFolder):
+    """A folder of KV pages that several servers write to; see `open`."""
+
+    where = "the KV store"
+    is_shared = True
+    _remedy = "kt cache rm --store removes them; or name another folder"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.owner = f"{writer_name()}."
+        self._taken: tuple[int, int] | None = None  # by own files, as counted once; see `usage`
+
+    @classmethod
+    def open(cls, path: Path) -> SharedFolder:
+        """Returns the store in a folder, which becomes one if it is empty or not there.
+
+        Raises:
+            KtError: it cannot be one, or another version's; the message is one sentence.
+        """
+        made = cls(path)
+        try:
+            if not path.exists():
+                path.mkdir(mode=cls.folder_mode)
+            made._require_folder()
+            if made._is_marked():
+                made.check()
+            elif _is_empty(path):
+                made.folder_mode = path.stat().st_mode & _MODES
+                made.mark()
+            else:
+                raise KtError(
+                    f"{path} has files but is not a KV store of kt",
+                    hint="name an empty folder, or one that does not exist yet",
+                )
+            made.folder_mode = path.stat().st_mode & _MODES
+        except FileNotFoundError:
+            raise KtError(
+                f"there is no folder {path.parent} for the KV store {path.name}",
+                hint="mount its disk, or create the folder",
+            ) from None
+        except OSError as error:
+            raise KtError(f"the KV store {path} cannot be used: {error.strerror}") from error
+        return made
+
+    @classmethod
+    def existing(cls, path: Path) -> SharedFolder:
+        """Returns the store in a folder, of any version.
+
+        Raises:
+            KtError: there is none.
+        """
+        made = cls(path)
+        try:
+            made._require_folder()
+            if not made._is_marked():
+                raise KtError(
+                    f"there is no KV store in {path}", hint="kt serve --kv-store DIR makes one"
+                )
+        except OSError as error:
+            raise KtError(f"cannot read the KV store {path}: {error.strerror}") from error
+        return made
+
+    def has_only_others(self, space: Space, model: str) -> bool:
+        """Tells whether it has pages of a conversion, but none of a space: they were computed in another way."""
+        models = {each.name: each.conversion for each in self.spaces()}
+        return model in models.values() and folder_name(space) not in models
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether this process may write there."""
+        return os.access(self.path, os.W_OK | os.X_OK)
+
+    def _require_folder(self) -> None:
+        if not stat.S_ISDIR(self.path.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+        own = PageFolder.of_library().path
+        if own.is_dir() and own.samefile(self.path):
+            raise KtError(
+                f"{self.path} is the folder where this library keeps its own KV pages",
+                hint="name another folder",
+            )
+
+    def _is_marked(self) -> bool:
+        return (self.path / MARK).exists()
+
+    def _unmarked(self) -> int | None:
+        raise KtError("it is not there any more")
+
+    def make(self) -> None:
+        """Does nothing: where the folder is gone its disk is, and another one is not to be filled."""
+
+    def prepare(self, space: Space, about: dict[str, Any]) -> Path:
+        """Creates the folder of a space, for all who may write to the store, and returns its path."""
+        is_new = not self.folder_of(space).exists()
+        folder = super().prepare(space, about)
+        if is_new:
+            self._open_to_group(folder, self.folder_mode)
+        return folder
+
+    def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
+        """Writes a file, whole or not at all, for all who may use the store, whatever the umask."""
+        super().write_file(path, data, tidies=tidies)
+        self._open_to_group(path, self._file_mode)
+
+    def _open_to_group(self, path: Path, mode: int) -> None:
+        if mode & _GROUP:
+            with contextlib.suppress(OSError):  # another's, who was first
+                path.chmod(mode | (path.stat().st_mode & stat.S_ISGID))
+
+    def lock(self, wait_s: float = 0.0, *, frees: bool = False) -> AbstractContextManager[None]:
+        """Returns a context without a lock: nobody changes what is another's."""
+        return nullcontext()
+
+    def paths(self, folder: Path) -> set[Path]:
+        """Returns the paths of the files of pages in one of its folders, from one listing of it."""
+        return {Path(item.path) for item in page_items(folder)}
+
+    def write(self, folder: Path, name: str, image: U8Array) -> Path:
+        """Writes a file of pages, whole or not at all, and returns its path. On a full disk files of its own make room,
+        once.
+
+        Raises:
+            OSError: the system refuses; nothing is left of it.
+        """
+        try:
+            path = super().write(folder, name, image)
+        except OSError as error:
+            if error.errno not in _NO_ROOM or not self._give_way(_MORE * image.size):
+                raise
+            path = super().write(folder, name, image)
+        if self._taken is not None:
+            size, small = self._taken
+            self._taken = size + image.size, small + (image.size < SMALL_BYTES)
+        return path
+
+    def _give_way(self, size_bytes: int) -> int:
+        """Removes some of its own files that were used least recently; returns the bytes freed."""
+        used = sum(file.size_bytes for file in self.own_files())
+        return self.make_room(used - size_bytes)
+
+    def make_room(self, most_bytes: int) -> int:
+        """Removes its own files that were used least recently, see `PageFolder.make_room`."""
+        self._taken = None
+        return super().make_room(most_bytes)
+
+    def usage(self) -> tuple[int, int]:
+        """Returns the bytes of its own files, and the number of small ones: counted once, for others change the folder
+        all the time."""
+        if self._taken is None:
+            sizes = [file.size_bytes for file in self.own_files()]
+            self._taken = sum(sizes), sum(size < SMALL_BYTES for size in sizes)
+        return self._taken
+
+    def remove_unfinished(self) -> None:
+        """Removes what processes of this writer left that were killed."""
+        for path in self.path.glob(f"*/{self.owner}*{smallfiles.SUFFIX}"):
+            if smallfiles.is_abandoned(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def remove(self, name: str | None = None) -> int:
+        """Removes the pages of one space, or all, of whatever version and writer; returns the bytes freed. The folder
+        is still a store.
+
+        Raises:
+            KtError: the system refuses.
+        """
+        freed = super().remove(name)
+        if name is None:
+            try:
+                self.mark()
+            except OSError as error:
+                raise KtError(f"cannot write the KV store {self.path}: {error.strerror}") from error
+        return freed
+
+    def removes(self, name: str) -> bool:
+        """Tells whether `remove` removes something of this name."""
+        return name != MARK and super().removes(name)
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is there, but what another server leaves that makes it a store at this moment."""
+    with os.scandir(folder) as items:
+        return all(
+            item.name in (_LOST, MARK) or smallfiles.meant_name(item.name) == MARK for item in items
+        )

@@ -1,0 +1,61 @@
+"""Servers that share a folder: one reads the prompt, another answers, and neither needs the folder to go on."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from mini_library import NEEDS_KT_MINI
+from server.running import served_by_command
+
+PROMPT = [{"role": "user", "content": "Please count: " + ", ".join(map(str, range(160)))}]
+PREFILL = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "remote_host": None}}
+
+
+def ask(url: str, messages: list[dict[str, str]], **more: Any) -> tuple[dict[str, Any], str]:
+    """The usage and the text of a greedy answer."""
+    body = {"model": "kt-mini", "messages": messages, "temperature": 0, "max_tokens": 24, **more}
+    answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    return found["usage"], found["choices"][0]["message"]["content"]
+
+
+@NEEDS_KT_MINI
+def test_one_server_reads_the_prompt_and_another_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, urls = tmp_path / "store", list[str]()
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("KT_CACHE", "0")  # of the disk both would know
+    with ExitStack() as servers:
+        for _ in range(2):
+            options = ("--threads", "1", "--context", "2048", "--kv-store", str(store))
+            urls.append(servers.enter_context(served_by_command(*options)))
+        prefill, decode = urls
+        usage, _ = ask(prefill, PROMPT, **PREFILL)
+        assert usage["completion_tokens"] == 1
+        usage, text = ask(decode, PROMPT)
+        details = usage["prompt_tokens_details"]
+        assert usage["prompt_tokens"] - details["cached_tokens"] <= 65
+        assert details["cached_tokens_details"]["store"] == details["cached_tokens"] > 256
+        metrics = requests.get(f"{decode}/metrics", timeout=60).text
+        assert (
+            f'kt_prefix_cache_tier_hits_total{{tier="store"}} {details["cached_tokens"]}' in metrics
+        )
+        assert ask(prefill, PROMPT)[1] == text
+        # Without being asked, pages are written in time; with `kt_persist` at once.
+        other = [{"role": "user", "content": "What is kt? " * 60}]
+        ask(prefill, other, kt_persist=True)
+        usage, _ = ask(decode, other)
+        assert usage["prompt_tokens_details"]["cached_tokens_details"]["store"] > 64
+        # The folder goes away.
+        shutil.rmtree(store)
+        assert ask(decode, PROMPT)[1] == text
+        more = [{"role": "user", "content": "And what is a page? " * 40}]
+        usage, _ = ask(decode, more, kt_persist=True)
+        assert usage["completion_tokens"] and not store.exists()
