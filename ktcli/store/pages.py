@@ -41,6 +41,8 @@ _FILES = 4096  # that a full store consists of, about
 _QUIET = (errno.EACCES, errno.EROFS, errno.EPERM)  # whoever has such a library knows
 _GONE = (errno.ENOENT, errno.ESTALE)  # its owner has removed it
 _AGAIN_S = 30.0  # after which writing to a shared folder is tried again
+_MOST_OPEN = 64  # files that are open at a time, of the 1,024 that a process often may have
+_MOST_RECORDS = 1 << 20  # that are known; each takes some 700 bytes of memory
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class PageStore:
         # Where each record lies, in one file or in several that were written at once.
         self._found: dict[tuple[int, bytes], list[tuple[Path, PageEntry]]] = {}
         self._files: dict[Path, tuple[PageEntry, ...]] = {}
+        self._states: set[bytes] = set()  # the keys of those that are states
+        self._n_records = 0
         self._ignored: set[Path] = set()
         self._trouble = ""
         self._hindrance = "it was too slow"  # why some were given up
@@ -130,11 +134,13 @@ class PageStore:
         """Rereads the folder for files that other processes wrote and removed meanwhile."""
         with self._guard:
             known = set(self._files)
-        there = self._folder.paths(self._path) - self._ignored  # may take a while
+        there = self._folder.paths(self._path)  # may take a while
         self.steps += 1
         for path in known - there:
             self._forget(path)
-        fresh = list(there - known)
+        with self._guard:
+            self._ignored &= there  # one that is written again has another chance
+            fresh = list(there - known - self._ignored)
         threads = min(_READERS, len(fresh) // _LEAST_TABLES)
         in_parallel(self._open, fresh, threads, "kt-read")
 
@@ -145,15 +151,8 @@ class PageStore:
     def states(self) -> list[tuple[int, bytes, bytes]]:
         """The states that were there, longest prefix first: (end, previous, key) as of `PageLabel`."""
         with self._guard:
-            entries = [
-                each[0][1] for each in self._found.values() if each[0][1].kind == PageKind.STATE
-            ]
+            entries = [self._found[PageKind.STATE, key][0][1] for key in self._states]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
-
-    def size_of(self, kind: PageKind, key: bytes) -> int:
-        """The bytes of data of a record; 0 if it is not there."""
-        found = self._find(kind, key)
-        return 0 if found is None else found[1].size_bytes
 
     def _find(self, kind: int, key: bytes) -> tuple[Path, PageEntry] | None:
         """A file that has a record, and its entry there; None: there was none."""
@@ -168,23 +167,23 @@ class PageStore:
         memory of all others holds anything."""
         began = time.perf_counter()
         intact = 0
+        # Another file may have what one has not: each round reads something, or forgets a file.
         while outcomes := self._read_first(labels[intact:], into[intact:]):
             intact += next((n for n, ok in enumerate(outcomes) if not ok), len(outcomes))
-            if all(outcomes):
-                break  # otherwise another file may have what one has not
         self.counts.read += intact
         self.counts.read_bytes += sum(memory.nbytes for memory in into[:intact])
         self.counts.read_s += time.perf_counter() - began
         return intact
 
     def _read_first(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> list[bool]:
-        """Reads the first records that are there without a gap; returns which of them are intact."""
+        """Reads the first records that are there without a gap, of so many files as may be open; returns which of them
+        are intact."""
         with ExitStack() as closing:
             jobs = []
             opened: dict[Path, int] = {}
             for label, memory in zip(labels, into, strict=True):
                 place = self._place(label, opened, closing)
-                if place is None:
+                if place is None or len(opened) > _MOST_OPEN:
                     break
                 jobs.append((*place, label, memory))
             return self._run(jobs)
@@ -243,33 +242,46 @@ class PageStore:
         except Damaged as damage:
             self._damaged(path, str(damage))
             return
-        except OSError:  # evicted meanwhile, or nobody's to read
+        except PermissionError:  # another's, of which each look would ask again
+            entries = ()
+        except OSError:  # evicted meanwhile
             return
         self._remember(path, entries)
 
     def _remember(self, path: Path, entries: tuple[PageEntry, ...]) -> None:
+        """Notes the records of a file, unless it was found damaged meanwhile; of others' files, as many as fit."""
         with self._guard:
+            if path in self._ignored or path in self._files:
+                return
+            is_own = path.name.startswith(self._folder.owner)
+            if not is_own and self._n_records + len(entries) > _MOST_RECORDS:
+                entries = ()
             self._files[path] = entries
+            self._n_records += len(entries)
             for entry in entries:
-                places = self._found.setdefault((entry.kind, entry.key), [])
-                if all(other != path for other, _ in places):
-                    places.append((path, entry))
+                self._found.setdefault((entry.kind, entry.key), []).append((path, entry))
+                if entry.kind == PageKind.STATE:
+                    self._states.add(entry.key)
 
     def _forget(self, path: Path) -> None:
         with self._guard:
-            for entry in self._files.pop(path, ()):
+            entries = self._files.pop(path, ())
+            self._n_records -= len(entries)
+            for entry in entries:
                 name = entry.kind, entry.key
-                places = [place for place in self._found.pop(name, ()) if place[0] != path]
+                places = [place for place in self._found.get(name, ()) if place[0] != path]
                 if places:
                     self._found[name] = places
+                elif self._found.pop(name, None) and entry.kind == PageKind.STATE:
+                    self._states.discard(entry.key)
 
     def _damaged(self, path: Path, problem: str) -> None:
         """Deletes a file, unless it is another writer's; its pages are misses from now on. Said for the first one
         only."""
         with self._guard:
+            self._forget(path)
             if path in self._ignored:
                 return
-            self._forget(path)
             self._ignored.add(path)
             self.counts.damaged += 1
             first = self.counts.damaged == 1
@@ -343,8 +355,10 @@ class PageStore:
         except (OSError, KtError) as error:
             self._stop(error)
             return True
-        self._ignored.discard(path)
-        self._remember(path, tuple(image.entries))
+        with self._guard:  # what had this name before is replaced
+            self._forget(path)
+            self._ignored.discard(path)
+            self._remember(path, tuple(image.entries))
         self.counts.written += len(image.entries)
         self.counts.written_bytes += data.size
         self._fresh.append(image.entries[-1].key)

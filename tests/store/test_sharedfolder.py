@@ -257,6 +257,52 @@ def test_a_flipped_bit_anywhere_is_a_miss_and_never_a_page(path: Path, size: int
         read(opened(shared(path)), parts, size)
 
 
+def test_a_file_found_damaged_while_others_look_is_not_read_for_ever(path: Path) -> None:
+    stored(path, "one", writer="b")
+    (file,) = files_of(path)
+    store = opened(shared(path))
+    entries = store._files[file]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert read(store, conversation("one", 3)) < 3
+    store._remember(file, entries)  # by a thread that had read its table before
+    assert read(store, conversation("one", 3)) == 0
+    file.unlink()
+    store.refresh()
+    stored(path, "one", writer="b")  # its owner has written it again
+    store.refresh()
+    assert read(store, conversation("one", 3)) == 3
+
+
+def test_what_is_known_and_open_is_bounded(path: Path, monkeypatch: Patch) -> None:
+    for n in range(4):
+        stored(path, f"{n}", writer="b")
+    for part in conversation("one", 12):
+        store = opened(shared(path))
+        put(store, [part])
+        store.close()
+    monkeypatch.setattr(pages, "_MOST_OPEN", 3)
+    assert read(opened(shared(path)), conversation("one", 12)) == 12
+    monkeypatch.setattr(pages, "_MOST_RECORDS", 7)
+    store = opened(shared(path, "c"))
+    assert len(store._found) <= 7 and len(store._files) == 16
+    assert len(opened(shared(path))._found) >= 12  # its own
+
+
+def test_files_that_only_others_may_read_are_tried_once(path: Path, monkeypatch: Patch) -> None:
+    def refuse(*_: object) -> None:
+        tried.append(1)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    stored(path, "one", writer="b")
+    tried: list[int] = []
+    monkeypatch.setattr(pages, "read_table", refuse)
+    store = opened(shared(path))
+    store.refresh()
+    assert len(tried) == 1 and read(store, conversation("one", 3)) == 0
+
+
 def test_an_error_of_the_file_system_is_a_miss_that_nobody_hears_of(
     path: Path, monkeypatch: Patch
 ) -> None:
