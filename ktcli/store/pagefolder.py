@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ MARK, _ABOUT, _LOCK = "kt-kv.json", "about.json", ".lock"
 MAX_MARK_BYTES = 1 << 16
 _LOCK_WAIT_S = 5.0
 _FOLDER_MODE, _FILE_MODES = 0o700, 0o666
+_PAGES = re.compile(rf"[A-Za-z0-9._-]{{1,100}}{re.escape(SUFFIX)}", re.ASCII)
 _SPACE = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}", re.ASCII)  # of every version
 _LATEST_NS = (
     1 << 62
@@ -111,6 +112,7 @@ class PageFolder:
     is_shared = False
     owner = ""
     folder_mode = _FOLDER_MODE
+    _mark: Mapping[str, Any] = {"kt_kv": VERSION}
     _remedy = (
         "kt cache rm removes them, so that new ones are written; --no-kv-cache runs without any"
     )
@@ -185,10 +187,10 @@ class PageFolder:
 
     def mark(self) -> None:
         """Notes that all that is here is of this version."""
-        self._note(self.path / MARK, {"kt_kv": VERSION})
+        self._note(self.path / MARK, self._mark)
 
-    def _note(self, path: Path, document: dict[str, Any]) -> None:
-        self.write_file(path, json.dumps(document, indent=1) + "\n", tidies=True)
+    def _note(self, path: Path, document: Mapping[str, Any], *, tidies: bool = True) -> None:
+        self.write_file(path, json.dumps(document, indent=1) + "\n", tidies=tidies)
 
     def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
         """Writes a file, whole or not at all; see `smallfiles.write`.
@@ -242,7 +244,9 @@ class PageFolder:
 
     def own_files(self) -> Iterator[PageFile]:
         """Yields the files that this process may remove to make room."""
-        return (file for folder in self._folders() for file in self.files(folder, self.owner))
+        for folder in self._folders():
+            with contextlib.suppress(PermissionError):  # another user's, where none of these are
+                yield from self.files(folder, self.owner)
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
         """Writes a file of pages, whole or not at all, and returns its path; the caller holds the lock.
@@ -263,7 +267,7 @@ class PageFolder:
             with contextlib.suppress(
                 OSError
             ):  # evicted meanwhile, or of a library that is read only
-                os.utime(path, ns=(now + n, now + n))
+                os.utime(path, ns=(now + n, now + n), follow_symlinks=False)
         self._newest = now + len(paths)
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
@@ -397,7 +401,7 @@ def page_items(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as items:
             for item in items:
-                if item.name.endswith(SUFFIX) and item.is_file(follow_symlinks=False):
+                if _PAGES.fullmatch(item.name) and item.is_file(follow_symlinks=False):
                     yield item
     except (FileNotFoundError, NotADirectoryError):
         return

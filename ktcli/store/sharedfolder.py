@@ -15,6 +15,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -24,12 +25,22 @@ from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
 from ktcli.store.pagefile import Space
-from ktcli.store.pagefolder import MARK, SMALL_BYTES, PageFolder, folder_name, page_items
+from ktcli.store.pagefolder import (
+    MARK,
+    MAX_MARK_BYTES,
+    SMALL_BYTES,
+    VERSION,
+    PageFolder,
+    folder_name,
+    page_items,
+)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MORE = 2  # images for which room is made where the disk is full
 _MODES, _GROUP = 0o770, 0o070  # the folder's own without others; what of them is the group's
 _LOST = "lost+found"  # of a new file system
+_SHARED = "shared"  # in the mark of a shared folder, and not in that of a library's
+_COUNTS = 8  # of its own files, while it writes as much as the quota: other processes of its library write as well
 _HOST_CHARS, _DIGITS = 20, 8
 
 
@@ -50,12 +61,14 @@ class SharedFolder(PageFolder):
 
     where = "the KV store"
     is_shared = True
+    _mark: Mapping[str, Any] = {**PageFolder._mark, _SHARED: True}
     _remedy = "kt cache rm --store removes them; or name another folder"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.owner = f"{writer_name()}."
-        self._taken: tuple[int, int] | None = None  # by own files, as counted once; see `usage`
+        self._taken: tuple[int, int] | None = None  # by own files, as counted; see `usage`
+        self._uncounted_bytes = 0  # written since
 
     @classmethod
     def open(cls, path: Path) -> SharedFolder:
@@ -67,19 +80,17 @@ class SharedFolder(PageFolder):
         made = cls(path)
         try:
             if not path.exists():
-                path.mkdir(mode=cls.folder_mode)
+                path.mkdir(mode=cls.folder_mode, exist_ok=True)  # another server may be as far
             made._require_folder()
             if made._is_marked():
                 made.check()
             elif _is_empty(path):
-                made.folder_mode = path.stat().st_mode & _MODES
                 made.mark()
             else:
                 raise KtError(
                     f"{path} has files but is not a KV store of kt",
                     hint="name an empty folder, or one that does not exist yet",
                 )
-            made.folder_mode = path.stat().st_mode & _MODES
         except FileNotFoundError:
             raise KtError(
                 f"there is no folder {path.parent} for the KV store {path.name}",
@@ -118,12 +129,20 @@ class SharedFolder(PageFolder):
         return os.access(self.path, os.W_OK | os.X_OK)
 
     def _require_folder(self) -> None:
-        if not stat.S_ISDIR(self.path.stat().st_mode):
+        """Raises an error unless it is a folder, and none of a library; its mode is that of all that is made there."""
+        mode = self.path.stat().st_mode
+        if not stat.S_ISDIR(mode):
             raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
+        self.folder_mode = mode & _MODES
         own = PageFolder.of_library().path
         if own.is_dir() and own.samefile(self.path):
             raise KtError(
                 f"{self.path} is the folder where this library keeps its own KV pages",
+                hint="name another folder",
+            )
+        if _is_of_library(self.path / MARK):
+            raise KtError(
+                f"{self.path} is a folder where a library keeps its own KV pages",
                 hint="name another folder",
             )
 
@@ -144,6 +163,15 @@ class SharedFolder(PageFolder):
             self._open_to_group(folder, self.folder_mode)
         return folder
 
+    def _note(self, path: Path, document: Mapping[str, Any], *, tidies: bool = False) -> None:
+        """Writes a note that servers of other machines may write at the same time, whose processes are not known here:
+        nothing of theirs is removed, and where one has the same number, one note is enough."""
+        try:
+            super()._note(path, document, tidies=tidies)
+        except FileNotFoundError:
+            if not path.exists():
+                raise
+
     def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
         """Writes a file, whole or not at all, for all who may use the store, whatever the umask."""
         super().write_file(path, data, tidies=tidies)
@@ -152,7 +180,7 @@ class SharedFolder(PageFolder):
     def _open_to_group(self, path: Path, mode: int) -> None:
         if mode & _GROUP:
             with contextlib.suppress(OSError):  # another's, who was first
-                path.chmod(mode | (path.stat().st_mode & stat.S_ISGID))
+                _set_mode(path, mode)
 
     def lock(self, wait_s: float = 0.0, *, frees: bool = False) -> AbstractContextManager[None]:
         """Returns a context without a lock: nobody changes what is another's."""
@@ -178,6 +206,7 @@ class SharedFolder(PageFolder):
         if self._taken is not None:
             size, small = self._taken
             self._taken = size + image.size, small + (image.size < SMALL_BYTES)
+        self._uncounted_bytes += image.size
         return path
 
     def _give_way(self, size_bytes: int) -> int:
@@ -190,10 +219,17 @@ class SharedFolder(PageFolder):
         self._taken = None
         return super().make_room(most_bytes)
 
+    def keep_within(self, most_bytes: int, more_bytes: int) -> None:
+        """Removes its own files where there are too many, see `PageFolder.keep_within`."""
+        if self._uncounted_bytes > most_bytes // _COUNTS:
+            self._taken = None
+        super().keep_within(most_bytes, more_bytes)
+
     def usage(self) -> tuple[int, int]:
-        """Returns the bytes of its own files, and the number of small ones: counted once, for others change the folder
-        all the time."""
+        """Returns the bytes of its own files, and the number of small ones: counted seldom, for others change the
+        folder all the time."""
         if self._taken is None:
+            self._uncounted_bytes = 0
             sizes = [file.size_bytes for file in self.own_files()]
             self._taken = sum(sizes), sum(size < SMALL_BYTES for size in sizes)
         return self._taken
@@ -223,6 +259,24 @@ class SharedFolder(PageFolder):
     def removes(self, name: str) -> bool:
         """Tells whether `remove` removes something of this name."""
         return name != MARK and super().removes(name)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    """Sets the permissions of a file or folder, but not of what a link leads to that somebody put in its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        os.fchmod(descriptor, mode | (os.fstat(descriptor).st_mode & stat.S_ISGID))
+    finally:
+        os.close(descriptor)
+
+
+def _is_of_library(mark: Path) -> bool:
+    """Whether a mark of this version is that of a library's folder, not of a shared one."""
+    try:
+        said = smallfiles.json_object(smallfiles.read_bounded(mark, MAX_MARK_BYTES))
+    except (OSError, ValueError):
+        return False
+    return said.get("kt_kv") == VERSION and said.get(_SHARED) is not True
 
 
 def _is_empty(folder: Path) -> bool:

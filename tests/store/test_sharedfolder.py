@@ -224,6 +224,86 @@ def test_all_that_is_removed_leaves_a_store_of_this_version(path: Path) -> None:
     stored(path, "one")
 
 
+def test_servers_that_begin_at_once_make_one_store(path: Path, monkeypatch: Patch) -> None:
+    exists = Path.exists
+
+    def late(self: Path, **options: bool) -> bool:
+        found = exists(self, **options)
+        if self == path and not found:
+            path.mkdir()  # another server is first
+            (path / "kt-kv.json.99999999.tmp").write_text("")  # of a process of another machine
+        return found
+
+    monkeypatch.setattr(Path, "exists", late)
+    shared(path)
+    assert {each.name for each in path.iterdir()} == {"kt-kv.json", "kt-kv.json.99999999.tmp"}
+
+    def renamed(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(smallfiles, "write", renamed)  # by one of the same number, elsewhere
+    shared(path).mark()
+
+
+def test_the_folder_of_a_library_is_no_shared_one(path: Path) -> None:
+    store = opened(PageFolder(path))
+    put(store, conversation("one", 3))
+    store.close()
+    before = files_of(path)
+    for opens in (SharedFolder.open, SharedFolder.existing):
+        with pytest.raises(KtError, match="where a library keeps its own KV pages"):
+            opens(path)
+    assert before and files_of(path) == before
+
+
+def test_whoever_empties_the_folder_leaves_it_to_its_group(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o775)
+    stored(path, "one")
+    SharedFolder.existing(path).remove()
+    assert (path / "kt-kv.json").stat().st_mode & 0o777 == 0o660
+
+
+def test_the_mode_and_time_of_what_a_link_leads_to_stay(path: Path, tmp_path: Path) -> None:
+    stored(path, "one")
+    secret, (file,) = tmp_path / "secret", files_of(path)
+    secret.write_text("")
+    secret.chmod(0o600)
+    os.utime(secret, (0, 0))
+    file.unlink()
+    file.symlink_to(secret)
+    folder = shared(path)
+    folder._open_to_group(file, 0o660)
+    folder.use([file])
+    assert secret.stat().st_mode & 0o777 == 0o600 and secret.stat().st_mtime == 0
+
+
+def test_names_that_are_not_kts_are_neither_read_nor_told(path: Path) -> None:
+    stored(path, "one")
+    (space,) = (each for each in path.iterdir() if each.is_dir())
+    foreign = [space / name for name in ("\x1b[2J.pages", "a\nb.pages", "n" * 249 + ".pages")]
+    for each in foreign:
+        each.write_bytes(b"x")
+    os.mkfifo(space / "fifo.pages")
+    said: list[str] = []
+    store = opened(shared(path), said)
+    assert read(store, conversation("one", 3)) == 3 and not said and store.counts.damaged == 0
+    assert all(each.exists() for each in foreign)
+
+
+def test_two_processes_of_a_library_have_one_quota(path: Path) -> None:
+    size, quota = 1 << 20, 16 << 20
+    both = [opened(shared(path), quota=quota) for _ in range(2)]
+    for n in range(12):
+        store = both[n % 2]
+        put(store, conversation(f"{n}", 2), size)
+        store.flush()
+    taken = sum(each.stat().st_size for each in files_of(path))
+    assert taken <= quota + quota // sharedfolder._COUNTS
+    for store in both:
+        store.close()
+
+
 # --- damage and loss ------------------------------------------------------------------------------------
 
 
