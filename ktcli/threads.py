@@ -108,8 +108,15 @@ def in_parallel(call: Callable[[A], T], items: Sequence[A], threads: int, name: 
             results[at] = call(items[at])
 
     jobs = [BackgroundCall(work, name) for _ in range(min(threads, len(items)))]
-    for job in jobs:
-        job.wait(threading.TIMEOUT_MAX)
-        if job.error is not None:
-            raise job.error
+    try:
+        for job in jobs:
+            job.wait(threading.TIMEOUT_MAX)
+    except BaseException:  # Ctrl-C: what the calls use is given back afterwards
+        for _ in left:
+            pass
+        for job in jobs:
+            job.wait(threading.TIMEOUT_MAX)
+        raise
+    if error := next((job.error for job in jobs if job.error is not None), None):
+        raise error
     return [results[at] for at in range(len(items))]

@@ -25,6 +25,7 @@ from ktcli.engine.tier import Tier
 from ktcli.server.http.metrics import Metrics
 from ktcli.server.models.loaded import Lease
 from ktcli.server.tracing.inference import Inference, finish_of
+from ktcli.threads import BackgroundCall
 
 PERSIST_S = 10.0  # the longest that the end of an answer waits for its pages to be stored
 
@@ -177,8 +178,17 @@ class Generation:
         task.add_done_callback(self._persisting.discard)
 
     async def _persist(self, tier: Tier, event: Ended) -> None:
+        loop, stored = asyncio.get_running_loop(), asyncio.Event()
+
+        def flush() -> None:
+            try:
+                tier.flush(PERSIST_S)
+            finally:
+                loop.call_soon_threadsafe(stored.set)
+
         try:
-            await asyncio.to_thread(tier.flush, PERSIST_S)
+            BackgroundCall(flush, "kt-persist")  # the loop's threads are few, and needed by others
+            await stored.wait()
         finally:
             self._take(event)
 
