@@ -5,8 +5,10 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 import ktcli
-from ktcli.threads import Daemon, Threads, signals_blocked
+from ktcli.threads import BackgroundCall, Daemon, Threads, in_parallel, signals_blocked
 
 FAULTS = {signal.SIGILL, signal.SIGFPE, signal.SIGSEGV, signal.SIGBUS}
 
@@ -48,6 +50,35 @@ def test_a_signal_waits_for_the_end_of_the_context() -> None:
         assert heard == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_calls_use_is_given_back_only_when_all_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also after Ctrl-C; and no further call begins."""
+    begun, go, ended = threading.Event(), threading.Event(), list[int]()
+    wait = BackgroundCall.wait
+
+    def interrupted(self: BackgroundCall[None], wait_s: float) -> bool:
+        if not go.is_set():
+            begun.wait(60)
+            go.set()
+            raise KeyboardInterrupt
+        return wait(self, wait_s)
+
+    def call(n: int) -> None:
+        begun.set()
+        go.wait(60)
+        ended.append(n)
+
+    monkeypatch.setattr(BackgroundCall, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        in_parallel(call, range(1000), 2, "kt-test")
+    n = len(ended)
+    for each in threading.enumerate():
+        if each.name == "kt-test":
+            each.join(60)
+    assert 0 < n < 1000 and len(ended) == n
 
 
 def test_no_thread_is_started_in_another_way() -> None:

@@ -121,7 +121,8 @@ def ls(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -
 def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """Check every KV page against its checksum, and remove damaged files.
 
-    Removed pages are computed again when needed. Exit code 5: something was damaged.
+    Removed pages are computed again when needed. Files that cannot be read stay. Exit code 5:
+    something was damaged or could not be read.
 
     Examples:
 
@@ -138,10 +139,11 @@ def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = Fals
     files = 0
     with out.progress("Checking KV pages", sum(each.size_bytes for each in stored)) as bar:
         for each in stored:
-            for file, problem in folder.verify(each, bar.advance):
+            for file, problem, was_read in folder.verify(each, bar.advance):
                 files += 1
                 if problem:
-                    bad[str(file.path)] = f"{problem}: {_removed(file.path)}"
+                    result = f": {_removed(file.path)}" if was_read else ""
+                    bad[str(file.path)] = problem + result
     lines = [f"{safe(path)} {problem}" for path, problem in bad.items()]
     summary = f"{files - len(bad):,} of {files:,} files are intact"
     out.result({"ok": not bad, "files": files, "bad": bad}, "\n".join([*lines, summary]))

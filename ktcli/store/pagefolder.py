@@ -331,10 +331,12 @@ class PageFolder:
 
     def verify(
         self, stored: StoredPages, advance: Callable[[int], None]
-    ) -> Iterator[tuple[PageFile, str]]:
-        """Checks every file of one model's pages; yields each with "" or with what is wrong."""
+    ) -> Iterator[tuple[PageFile, str, bool]]:
+        """Checks every file of one model's pages; yields each with "" or with what is wrong, and whether it was read:
+        one that was not may be intact for others."""
         codec = stored.name.partition("-")[2]
         for file in stored.files:
+            was_read = True
             try:
                 problem = _problem(file.path, stored.name, codec)
             except Damaged as damage:
@@ -342,9 +344,9 @@ class PageFolder:
             except FileNotFoundError:  # evicted meanwhile
                 continue
             except OSError as error:
-                problem = f"cannot be read: {error.strerror or error}"
+                problem, was_read = f"cannot be read: {error.strerror or error}", False
             advance(file.size_bytes)
-            yield file, problem
+            yield file, problem, was_read
 
     def remove(self, name: str | None = None) -> int:
         """Removes the pages of one space, or all, of whatever version; returns the bytes freed. Files that kt did

@@ -21,7 +21,7 @@ from ktcli.assembly.kvpages import SharedStore
 from ktcli.commands.cli.kv_store import asked_store
 from ktcli.errors import Busy, gib
 from ktcli.main import main
-from ktcli.store import experience
+from ktcli.store import experience, pagefolder
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder
 
@@ -244,6 +244,19 @@ def test_a_shared_folder_is_verified_and_emptied(store: Path, capsys: Capture) -
     assert "kt cache rm --store" in capsys.readouterr().err
     document(["cache", "rm", *here, "--yes"], capsys)
     assert document(["cache", "verify", *here], capsys)["ok"]
+
+
+def test_files_of_others_that_cannot_be_read_are_not_removed(
+    store: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    before = sorted(store.glob("*/*.pages"))
+    monkeypatch.setattr(pagefolder, "read_table", refuse)
+    bad = document(["cache", "verify", "--store", str(store)], capsys, 5)["bad"]
+    assert bad == {str(each): "cannot be read: Permission denied" for each in before}
+    assert sorted(store.glob("*/*.pages")) == before
 
 
 def test_what_is_no_shared_folder_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:

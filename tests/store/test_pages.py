@@ -265,7 +265,7 @@ def test_a_record_of_any_size_is_verified_in_little_memory(folder: PageFolder) -
         size,
     )
     tracemalloc.start()
-    ((_, problem),) = folder.verify(folder.stored()[0], lambda n: None)
+    ((_, problem, _),) = folder.verify(folder.stored()[0], lambda n: None)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert "checksum" in problem and most < 16 << 20

@@ -484,7 +484,7 @@ for n in range(0, 400, 4):
         victim.send_signal(signal.SIGKILL)
         victim.communicate()
         folder = shared(path, "c")
-        assert all(not bad for each in folder.stored() for _, bad in folder.verify(each, len_of))
+        assert all(not bad for each in folder.stored() for _, bad, _ in folder.verify(each, len_of))
     for writer in writers.values():
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
