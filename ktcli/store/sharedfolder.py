@@ -69,6 +69,7 @@ class SharedFolder(PageFolder):
         self.owner = f"{writer_name()}."
         self._taken: tuple[int, int] | None = None  # by own files, as counted; see `usage`
         self._uncounted_bytes = 0  # written since
+        self._listed: dict[Path, dict[str, Path]] = {}  # by folder and name
 
     @classmethod
     def open(cls, path: Path) -> SharedFolder:
@@ -187,8 +188,12 @@ class SharedFolder(PageFolder):
         return nullcontext()
 
     def paths(self, folder: Path) -> set[Path]:
-        """Returns the paths of the files of pages in one of its folders, from one listing of it."""
-        return {Path(item.path) for item in page_items(folder)}
+        """Returns the paths of the files of pages in one of its folders, from one listing of it. Those of the listing
+        before are the same objects, which are compared much faster."""
+        known = self._listed.get(folder, {})
+        found = {item.name: known.get(item.name) or Path(item.path) for item in page_items(folder)}
+        self._listed = {folder: found}
+        return set(found.values())
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
         """Writes a file of pages, whole or not at all, and returns its path. On a full disk files of its own make room,
