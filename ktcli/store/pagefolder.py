@@ -40,6 +40,7 @@ _SLACK = 0.05  # of the quota, freed beyond what is necessary
 MARK, _ABOUT, _LOCK = "kt-kv.json", "about.json", ".lock"
 MAX_MARK_BYTES = 1 << 16
 _LOCK_WAIT_S = 5.0
+_TRIES = 20  # to empty a folder to which others write
 _FOLDER_MODE, _FILE_MODES = 0o700, 0o666
 _PAGES = re.compile(rf"[A-Za-z0-9._-]{{1,100}}{re.escape(SUFFIX)}", re.ASCII)
 _SPACE = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}", re.ASCII)  # of every version
@@ -280,7 +281,7 @@ class PageFolder:
         if size + more_bytes > most_bytes:
             self.make_room(int(most_bytes * (1 - _SLACK)) - more_bytes)
         elif small >= MAX_SMALL:
-            self.make_room(most_bytes - more_bytes)
+            self.make_room(most_bytes - more_bytes, int(MAX_SMALL * (1 - _SLACK)))
 
     def usage(self) -> tuple[int, int]:
         """Returns the bytes of its own files, and the number of small ones. A folder that did not change is not read
@@ -297,16 +298,17 @@ class PageFolder:
         found = self._sizes.values()
         return sum(size for _, size, _ in found), sum(small for _, _, small in found)
 
-    def make_room(self, most_bytes: int) -> int:
+    def make_room(self, most_bytes: int, most_small: int | None = None) -> int:
         """Removes the files that were used least recently until the others have at most `most_bytes`, and all
-        small ones but MAX_SMALL; returns the bytes freed. The caller holds the lock."""
+        small ones but `most_small`, by default MAX_SMALL; returns the bytes freed. The caller holds the lock."""
+        most_small = MAX_SMALL if most_small is None else most_small
         freed = 0
         files = sorted(self.own_files(), key=lambda file: file.used_ns)
         size = sum(file.size_bytes for file in files)
         small = sum(file.size_bytes < SMALL_BYTES for file in files)
         for file in files:
             is_small = file.size_bytes < SMALL_BYTES
-            if size <= most_bytes and (small <= MAX_SMALL or not is_small):
+            if size <= most_bytes and (small <= most_small or not is_small):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 file.path.unlink()
@@ -416,10 +418,18 @@ def _is_unfinished(name: str) -> bool:
 
 
 def _remove_folder(path: Path) -> None:
-    """Removes a folder with all in it, of which readers may remove what they find damaged meanwhile."""
+    """Removes a folder with all in it, where readers may remove what they find damaged meanwhile, and servers
+    that share it write."""
+    tries = _TRIES
     while path.is_dir():
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            tries -= 1
+            if error.errno != errno.ENOTEMPTY or not tries:
+                raise
 
 
 def _problem(path: Path, folder: str, codec: str) -> str:

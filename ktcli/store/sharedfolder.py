@@ -219,10 +219,10 @@ class SharedFolder(PageFolder):
         used = sum(file.size_bytes for file in self.own_files())
         return self.make_room(used - size_bytes)
 
-    def make_room(self, most_bytes: int) -> int:
+    def make_room(self, most_bytes: int, most_small: int | None = None) -> int:
         """Removes its own files that were used least recently, see `PageFolder.make_room`."""
         self._taken = None
-        return super().make_room(most_bytes)
+        return super().make_room(most_bytes, most_small)
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
         """Removes its own files where there are too many, see `PageFolder.keep_within`."""

@@ -315,6 +315,38 @@ def test_two_processes_of_a_library_have_one_quota(path: Path) -> None:
         store.close()
 
 
+def test_a_folder_is_emptied_while_a_server_writes_to_it(path: Path, monkeypatch: Patch) -> None:
+    stored(path, "one")
+    real, more = os.rmdir, ["two", "three"]
+
+    def rmdir(*arguments: object, **options: object) -> None:
+        if more:
+            stored(path, more.pop(), writer="b")
+        real(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    SharedFolder.existing(path).remove()
+    assert [each.name for each in path.iterdir()] == ["kt-kv.json"]
+
+
+def test_many_small_files_do_not_let_each_file_be_counted(path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(pagefolder, "MAX_SMALL", 40)
+    folder, counted = shared(path), list[int]()
+    real = SharedFolder.make_room
+
+    def make_room(self: SharedFolder, *most: int) -> int:
+        counted.append(1)
+        return real(self, *most)
+
+    monkeypatch.setattr(SharedFolder, "make_room", make_room)
+    store = opened(folder)
+    for n in range(44):
+        put(store, conversation(f"{n}", 1))
+        store.flush()
+    store.close()
+    assert len(files_of(path)) <= 40 + 1 and len(counted) <= 2
+
+
 # --- damage and loss ------------------------------------------------------------------------------------
 
 
