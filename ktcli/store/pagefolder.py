@@ -245,9 +245,7 @@ class PageFolder:
 
     def own_files(self) -> Iterator[PageFile]:
         """Yields the files that this process may remove to make room."""
-        for folder in self._folders():
-            with contextlib.suppress(PermissionError):  # another user's, where none of these are
-                yield from self.files(folder, self.owner)
+        return (file for folder in self._folders() for file in self.files(folder, self.owner))
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
         """Writes a file of pages, whole or not at all, and returns its path; the caller holds the lock.

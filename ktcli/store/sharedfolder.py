@@ -15,7 +15,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -30,6 +30,7 @@ from ktcli.store.pagefolder import (
     MAX_MARK_BYTES,
     SMALL_BYTES,
     VERSION,
+    PageFile,
     PageFolder,
     folder_name,
     page_items,
@@ -194,6 +195,12 @@ class SharedFolder(PageFolder):
         found = {item.name: known.get(item.name) or Path(item.path) for item in page_items(folder)}
         self._listed = {folder: found}
         return set(found.values())
+
+    def files(self, folder: Path, owner: str = "") -> Iterator[PageFile]:
+        """Yields the files of pages in one of its folders, see `PageFolder.files`; none of one that is another user's
+        and closed to this one."""
+        with contextlib.suppress(PermissionError):
+            yield from super().files(folder, owner)
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
         """Writes a file of pages, whole or not at all, and returns its path. On a full disk files of its own make room,

@@ -329,6 +329,23 @@ def test_a_folder_is_emptied_while_a_server_writes_to_it(path: Path, monkeypatch
     assert [each.name for each in path.iterdir()] == ["kt-kv.json"]
 
 
+def test_what_is_closed_to_this_user_hinders_nobody(path: Path, monkeypatch: Patch) -> None:
+    stored(path, "one")
+    closed, real = path / f"{'0' * 32}-cpu", os.scandir
+    closed.mkdir()
+
+    def scandir(of: Path) -> object:
+        if of == closed:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(of)
+
+    monkeypatch.setattr(pagefolder.os, "scandir", scandir)
+    folder = shared(path)
+    assert folder.quota(None) > 0 and len(folder.stored()) == 2
+    stored(path, "two")
+    assert len(files_of(path, "a.")) == 2
+
+
 def test_many_small_files_do_not_let_each_file_be_counted(path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(pagefolder, "MAX_SMALL", 40)
     folder, counted = shared(path), list[int]()
