@@ -161,12 +161,12 @@ def _pair(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     ports = [free_port() for _ in range(4)]
     with (
-        server(ports[0], model=model),
-        server(ports[1], model=model),
+        server(ports[0], model=model, core=0),
+        server(ports[1], model=model, core=1),
         router(ports[0], ports[1], port=ports[2]),
     ):
         two = figures(*converse(ports[2], clients, conversations(seed, common), model))
-    with server(ports[3], 2 * STREAMS, model):
+    with server(ports[3], 2 * STREAMS, model, core=0):
         one = figures(*converse(ports[3], clients, conversations(seed, common), model))
     return two, one
 

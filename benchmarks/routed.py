@@ -29,10 +29,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def kt(*words: str, port: int) -> Iterator[subprocess.Popen[str]]:
-    """A server or a router that is ready."""
+def kt(*words: str, port: int, core: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A server or a router that is ready; a server's threads stay on the cores that it may use, the first ones."""
     run = "import sys; from ktcli.start import run; sys.exit(run())"
-    command = [sys.executable, "-c", run, *words, "--port", str(port)]
+    alone = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    command = [*alone, sys.executable, "-c", run, *words, "--port", str(port)]
     environment = {**os.environ, "KT_CACHE": "0"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stderr is not None
@@ -50,9 +51,9 @@ def kt(*words: str, port: int) -> Iterator[subprocess.Popen[str]]:
             child.wait()
 
 
-def server(port: int, streams: int = STREAMS, model: str = MODEL) -> Any:
+def server(port: int, streams: int = STREAMS, model: str = MODEL, core: int | None = None) -> Any:
     """`kt serve` on one thread."""
-    return kt("serve", model, "--threads", "1", "--parallel", str(streams), port=port)
+    return kt("serve", model, "--threads", "1", "--parallel", str(streams), port=port, core=core)
 
 
 def router(*ports: int, port: int) -> Any:
