@@ -110,18 +110,19 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_two_servers_share_the_work_and_one_may_die(home: Path) -> None:
-    ports = free_port(), free_port()
+@pytest.mark.parametrize("count", [2, 3])
+def test_servers_share_the_work_and_one_may_die(home: Path, count: int) -> None:
+    ports = [free_port() for _ in range(count)]
     with ExitStack() as held:
-        one = held.enter_context(server(ports[0]))
-        two = held.enter_context(server(ports[1]))
+        servers = [held.enter_context(server(port)) for port in ports]
+        urls, two = [each.url for each in servers], servers[1]
         router = held.enter_context(
-            started("route", one.url, two.url, "--metrics-port", str(free_port()), port=free_port())
+            started("route", *urls, "--metrics-port", str(free_port()), port=free_port())
         )
         port = router.url.rpartition(":")[2]
         replies = [ask(router.url, f"{i} question") for i in range(16)]
         names = Counter(each.headers["x-smg-routed-worker-id"] for each in replies)
-        assert set(names) == {one.url, two.url}
+        assert set(names) == set(urls)
         usage = [each.json()["usage"] for each in replies]
         assert all(each["completion_tokens"] <= 8 for each in usage)
         two.kill()
