@@ -169,9 +169,8 @@ def _models_of(address: ServerAddress, key: str) -> list[ListedModel]:
             f"{address.url} {'refuses the' if key else 'needs an'} API key",
             hint="servers and router take the same key: put it into a file, passed with --api-key-file",
         )
-    if (
-        reply.status >= 500 or reply.status == 429
-    ):  # it is loading or busy, or not reached by a proxy
+    # It is loading or busy, or a proxy does not reach it.
+    if reply.status >= 500 or reply.status == 429:
         raise NoResponse(f"{address.url} does not answer yet: HTTP {reply.status}", hint=_CHECK)
     with contextlib.suppress(ValueError):
         if reply.status == 200 and (found := listed_models(json_object(reply.body))):
