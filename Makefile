@@ -49,7 +49,7 @@ uninstall: ## take it off again; models, chats and settings stay
 check: $(CHECKED) ## under a minute, after each edit: the rules of the tree, the pure parts, one model; no torch
 	@$(BIN)/python -m pytest --tier=check $(SHARED)
 
-test: $(VENV)/.kt-test ## about 11 minutes on two cores, from a fresh clone: every part once (parity and laws in turns), C tests under one sanitizer
+test: $(VENV)/.kt-test ## about 12 minutes on two cores, from a fresh clone: every part once (parity and laws in turns), C tests under one sanitizer
 	@$(BIN)/python -m pytest --tier=test $(SHARED)
 
 test-all: $(VENV)/.kt-test build/fakecuda/.installed ## about 50 minutes on two cores: everything; PASSED=test leaves out what `make test` ran
