@@ -44,7 +44,16 @@ EVERY = (
 ROTATED = tuple(fmt for fmt in FORMATS.values() if fmt.rotation)
 BF16 = 2.0**-8  # greatest relative error of rounding to bf16
 
-_random = np.random.default_rng(0)
+SEED = 0
+
+_random = np.random.default_rng(SEED)
+
+
+def _seed(seed: int) -> None:
+    """A law draws the same numbers whichever others run before it."""
+    global _random
+    _random = np.random.default_rng(seed)
+    torch.manual_seed(seed)
 
 
 def _stack(fmt: Format, count: int, n: int, k: int) -> tuple[Packed, torch.Tensor]:
@@ -341,13 +350,14 @@ def _meant(pages: ScaledPages, rows: Rows, sequence: int, *widths: int) -> torch
 def _attends(
     out: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int = 0
 ) -> None:
-    """One query, [D] of bf16 numbers and scaled: out is what f64 says, but for weights that are rounded to bf16."""
+    """One query, [D] of bf16 numbers and scaled: out is what f64 says, but for weights that are rounded to bf16, and
+    a hundredth of that for sums in f32."""
     scores = keys @ q.double()
     if window:
         scores[:-window] = float("-inf")
     weights = scores.softmax(0)
     error = (out.double() - weights @ values).abs()
-    bound = BF16 / 2 * (weights @ values.abs()) * 1.01
+    bound = BF16 / (1 + BF16) * (weights @ values.abs()) * 1.01
     assert (error <= bound).all(), f"{(error / bound).max().item():.3f} times the bound"
 
 
@@ -766,9 +776,9 @@ LAWS = (
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.set_default_device("cuda" if ON_GPU else "cpu")
-    torch.manual_seed(0)
     named = [name for name in sys.argv[1:] if name != "--gpu"]
     for law in LAWS:
         if law.__name__ in named or not named:
+            _seed(SEED)
             law()
             print("held:", law.__name__, flush=True)
