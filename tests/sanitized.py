@@ -25,15 +25,15 @@ from typing import Any
 
 import pytest
 from amx import cmake_flags
-from tiers import TURN
 
 from ktcli.native import isa_rows
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 EMULATOR = NATIVE / "tests" / "amxtrap" / "amxtrap.c"
-SANITIZERS = {"address": "-fsanitize=address", "thread": "-fsanitize=thread"}
-# Undefined behaviour is watched together with addresses, but in `make test`: both compile for twice the time of one.
-UNDEFINED = "-fsanitize=undefined -fno-sanitize-recover=all"
+SANITIZERS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
 # A file that needs more than the library to be linked says so in a line of its own.
 LINK_LINE = re.compile(r"^ \* link: (.*)$", re.MULTILINE)
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -97,29 +97,15 @@ def compiler() -> str:
     return os.environ.get("CC") or "cc"
 
 
-def rows_of(name: str, turn: int | None) -> str:
+def rows_of(name: str) -> str:
     """The rows of kernels that run here, the emulated ones too: to compile others takes most of a build, and no
     program of it could run them. Rows differ in arithmetic, not in how threads share it: for data races one with
-    vectors and the one with tiles will do.
-
-    Args:
-        turn: of `make test`, in which one row has its turn beside the portable one; None: all have.
-    """
+    vectors and the one with tiles will do."""
     usable = {row.name for row in isa_rows() if row.usable}
     if name == "thread":
         return "avx512;amx" if "avx512" in usable else "avx2"
     rows = sorted(usable | ({"amx"} if "avx512" in usable else set()))
-    if turn is None:
-        return ";".join(rows)
-    others = [row for row in rows if row != "portable"] or rows
-    row = others[turn % len(others)]
-    return f"avx512;{row}" if row == "amx" else row  # tiles are compared with it
-
-
-def flags_of(name: str, turn: int | None) -> list[str]:
-    """What makes the compiler watch; `turn`: see `rows_of`."""
-    both = name == "address" and turn is None
-    return f"{SANITIZERS[name]} {UNDEFINED if both else ''}".split()
+    return ";".join(rows)
 
 
 def fma() -> list[str]:
@@ -151,7 +137,7 @@ def start_prefix(folder: Path, flags: list[str], name: str) -> list[str]:
     pytest.skip(f"a program with -fsanitize={name} does not start on this machine")
 
 
-def build(name: str, folder: Path, turn: int | None) -> Build:
+def build(name: str, folder: Path) -> Build:
     """Configure and build the library; `folder` is empty."""
     cmake = shutil.which(
         "cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -159,11 +145,11 @@ def build(name: str, folder: Path, turn: int | None) -> Build:
     if not cmake:
         pytest.skip("cmake is not installed")
     # A third less time to compile than -O1; the programs are as fast.
-    flags = ["-Og", "-g1", "-ffp-contract=off", *fma(), *flags_of(name, turn)]
+    flags = ["-Og", "-g1", "-ffp-contract=off", *fma(), *SANITIZERS[name]]
     prefix = start_prefix(folder, flags, name)
     must(cmake, "-S", NATIVE, "-B", folder, "-DCMAKE_BUILD_TYPE=Sanitized", f"-DCMAKE_C_COMPILER={compiler()}",
          f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}",
-         f"-DKT_ROWS={rows_of(name, turn)}", *cmake_flags())  # fmt: skip
+         f"-DKT_ROWS={rows_of(name)}", *cmake_flags())  # fmt: skip
     must(cmake, "--build", folder, "--target", "libkt", "--parallel", CPUS)
     must(compiler(), "-O3", "-Wall", "-Werror", "-c", EMULATOR, "-o", emulator(folder))
     return Build(flags, folder, prefix)
@@ -175,13 +161,10 @@ class Runs:
     Args:
         wanted: (sanitizer, name of the source) of the programs that are asked for.
         folder: for everything that is made; it exists.
-        turn: see `rows_of`.
     """
 
-    def __init__(
-        self, wanted: Iterable[tuple[str, str]], folder: Path, turn: int | None = None
-    ) -> None:
-        self._folder, self._turn = folder, turn
+    def __init__(self, wanted: Iterable[tuple[str, str]], folder: Path) -> None:
+        self._folder = folder
         self._builder, self._workers = ThreadPoolExecutor(1), ThreadPoolExecutor(CPUS)
         ordered = sorted(
             wanted, key=lambda pair: (list(SANITIZERS).index(pair[0]), pair[1] not in LONGEST)
@@ -198,7 +181,7 @@ class Runs:
     def _build(self, name: str) -> Build:
         folder = self._folder / name
         folder.mkdir()
-        return build(name, folder, self._turn)
+        return build(name, folder)
 
     def _test(self, ready: Future[Build], sanitizer: str, source: str) -> None:
         try:
@@ -240,8 +223,7 @@ def begin(config: pytest.Config, ids: Iterable[str]) -> None:
     if RUNS in config.stash or config.option.collectonly:
         return
     if wanted := [(found[1], found[2]) for each in ids if (found := CASE.search(each))]:
-        turn = config.stash[TURN] if config.getoption("--tier") == "test" else None
-        config.stash[RUNS] = Runs(wanted, config.stash[FOLDER], turn)
+        config.stash[RUNS] = Runs(wanted, config.stash[FOLDER])
 
 
 def pytest_configure(config: pytest.Config) -> None:

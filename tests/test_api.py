@@ -254,6 +254,7 @@ def test_what_cannot_be_loaded_is_refused(
         kt.load(name, **options)
 
 
+@pytest.mark.thorough
 def test_a_model_is_pulled_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = data_path("profiles", "kt-mini")
     with serve() as hub, pytest.raises(NotFound, match="org/mini is not in the library"):

@@ -65,6 +65,7 @@ def test_a_section_that_fails_is_recorded_and_the_rest_goes_on(script, tmp_path,
     assert "error" not in whole and len(whole["rows"]) == 2
 
 
+@pytest.mark.thorough
 def test_a_row_is_kept_before_the_next_is_measured(script, tmp_path, monkeypatch):
     out, kept = tmp_path / "found.json", []
 

@@ -93,6 +93,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("variant", "experts", "dense", "most"),
     [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.thorough)],

@@ -4,11 +4,11 @@ with data races watched (sanitized.py builds and runs them beside the other test
 import pytest
 import sanitized
 
-# `make test` watches addresses only.
-MARKS = {"address": (), "thread": pytest.mark.thorough}
+pytestmark = pytest.mark.thorough
+
 # Data races need threads: a file that makes no pool is not run under the thread sanitizer.
 CASES = [
-    pytest.param(name, source.stem, id=f"{name}-{source.stem}", marks=MARKS[name])
+    pytest.param(name, source.stem, id=f"{name}-{source.stem}")
     for name in sanitized.SANITIZERS
     for source in sorted(sanitized.NATIVE.glob("tests/test_*.c"))
     if name != "thread"
@@ -17,7 +17,6 @@ CASES = [
 ]
 
 
-@pytest.mark.in_turn("source")
 @pytest.mark.parametrize(("sanitizer", "source"), CASES)
 def test_native(request: pytest.FixtureRequest, sanitizer: str, source: str) -> None:
     code, said = sanitized.result(request.config, sanitizer, source)

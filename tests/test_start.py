@@ -147,6 +147,7 @@ def test_the_first_answer_waits_for_no_search_for_dead_cycles(home: Path) -> Non
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "0")
 
 
+@pytest.mark.in_turn("line")
 @pytest.mark.parametrize(
     ("line", "code", "out", "err"),
     [
@@ -178,6 +179,7 @@ def test_closed_and_full_streams(line: str, code: int, out: str, err: str, home:
     assert (done.returncode, done.stdout, "".join(said)) == (code, out, err)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("encoding", ["ascii:surrogateescape"])
 def test_characters_that_streams_cannot_write_end_nothing(encoding: str, home: Path) -> None:
     """They are written as JSON and Python write them; and what cannot be read is no end either."""

@@ -68,6 +68,7 @@ def collected(tiers: str, *arguments: object) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.thorough
 def test_check_hides_what_its_extra_does_not_bring():
     hidden = beyond("check")
     assert {"torch", "transformers", "peft", "openai"} <= hidden
@@ -80,6 +81,7 @@ def test_check_imports_only_what_its_extra_brings():
     assert not [each for each in CHECK if not any(file.startswith(each) for file in files)]
 
 
+@pytest.mark.thorough
 def test_tiers_share_the_suite(tmp_path: Path):
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)

@@ -1,7 +1,7 @@
 """The tiers of the suite, and how a test finds its own: the cheapest that would catch its bug.
 
     make check      --tier=check    after each edit, under a minute: the files of CHECK, none of which needs torch
-    make test       --tier=test     before a merge: every part once, but parity and laws in turns
+    make test       --tier=test     before a merge: every part once, but parity and laws in turns; no C tests, no Triton
     make test-all   --tier=all      everything: all rows × formats × families, every sanitizer, longer fuzzing
                     --tier=rest     what `all` has and `test` has not, for whoever just ran that at this commit
     make published  --tier=published    of `all`, what runs published models (tests/published), which pip fetches
@@ -128,8 +128,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     quick = set(without_thorough(items, config.stash[TURN]))
     kept = [item for item in items if (item in quick) == (tier != "rest")]
-    if tier == "rest":  # its C tests are for more rows, and under more sanitizers
-        kept += [item for item in items if item in quick and item.path.name == LAST]
     _keep(config, items, kept)
 
 

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from reference import case_named, write_checkpoint
@@ -24,6 +26,8 @@ from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.storage import ByteSpan, Reader
 
 POOL = Pool(1, spin_us=0)
+# To import it takes 4 s in each process that collects tests: those that use it do so themselves.
+NEEDS_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 
 
 @contextmanager
@@ -32,6 +36,13 @@ def quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def load_peft(model: Any, folder: Path, **options: Any) -> Any:
+    """A model of transformers with the adapter of a folder, as peft loads it."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, folder, **options)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("peft", reason="peft is not installed")
-
 import torch
 from adapters.judge import (
     ATTENTION,
     EXPERTS,
+    NEEDS_PEFT,
     POOL,
     WHOLE,
     Base,
@@ -36,6 +34,8 @@ from ktcli.planner.memory import AdapterRoom
 from ktcli.weights.convert import convert
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe as PackRecipe
+
+pytestmark = NEEDS_PEFT
 
 NORMS = ["input_layernorm", "post_attention_layernorm", "q_norm", "k_norm", "norm"]
 CASES = {

@@ -219,6 +219,7 @@ def test_what_no_training_gives(tmp_path: Path) -> None:
             summarised(adapter)
 
 
+@pytest.mark.thorough
 def test_many_small_tensors(tmp_path: Path) -> None:
     """10,200 tensors of a base that has their targets are 150 updates; ones that belong nowhere end at the first."""
     base = model(num_hidden_layers=50, num_experts=34)

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("peft", reason="peft is not installed")
-
 import torch
 from adapters.judge import (
     ATTENTION,
     EXPERTS,
+    NEEDS_PEFT,
     POOL,
     WHOLE,
     Base,
@@ -22,6 +20,7 @@ from adapters.judge import (
     adapted,
     base_of,
     difference,
+    load_peft,
     merged,
     quietly,
     save,
@@ -37,6 +36,8 @@ from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.conversion import Source
 from ktcli.weights.convert import convert, convert_source
 from ktcli.weights.recipe import Recipe as PackRecipe
+
+pytestmark = NEEDS_PEFT
 
 PATTERNS = (
     ("rank_pattern", {"q_proj": 1, r"layers\.1\.mlp\.experts\.down_proj": 64}),
@@ -81,6 +82,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Base]:
     return base
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", CASES)
 def test_merged_weights_are_those_that_peft_merges(
     name: str, bases: Callable[[str], Base], tmp_path: Path
@@ -172,14 +174,13 @@ def written(adapter: Adapter, base: Base, folder: Path, layout: AdapterLayout) -
 
 def logits(base: Base, folder: Path) -> torch.Tensor:
     """Of the base with an adapter that peft loads; every tensor of the file must be taken."""
-    from peft import PeftModel
-
     ids = torch.arange(24)[None] * 7 % 99
     with quietly(), torch.no_grad():
-        model = PeftModel.from_pretrained(base.load(), folder).eval()
+        model = load_peft(base.load(), folder).eval()
         return model(ids).logits
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_written_for_peft(name: str, bases: Callable[[str], Base], tmp_path: Path) -> None:
     """Read again it is the same, and peft gives the logits that it gave with its own files."""

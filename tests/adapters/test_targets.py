@@ -14,6 +14,7 @@ from ktcli.store import catalog
 NAMES = [name for name in catalog.names() if not catalog.get(name).builtin]
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_matrix_of_a_published_model_has_a_target(name: str) -> None:
     model = build(catalog.get(name).config)
@@ -42,6 +43,7 @@ def test_the_rows_of_an_alternative_are_each_row_once(name: str) -> None:
             assert len(rows) == tensor.n or tensor.alternate
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", NAMES)
 def test_other_spellings_mean_one_target(name: str) -> None:
     """But for one product that two layouts call differently."""

@@ -259,6 +259,7 @@ def special_of(style: CallStyle) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+@pytest.mark.in_turn("style")
 @pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
 def test_calls_are_calls_of_the_tools(tmp_path: Path, style: CallStyle) -> None:
     """Required ones, and those that may stand in a text."""

@@ -203,6 +203,7 @@ for n in range(6):
 """
 
 
+@pytest.mark.thorough
 def test_two_processes_lose_nothing(tmp_path: Path, chats: Path) -> None:
     chatted(backend(tmp_path), "first", "/rename shared")
     scripts = [

@@ -298,7 +298,11 @@ def test_a_server_that_falls_silent(
     assert server.left.wait(10)
 
 
-@pytest.mark.parametrize("parts", [[], HALF], ids=["before the first word", "in the answer"])
+@pytest.mark.parametrize(
+    "parts",
+    [pytest.param([], marks=pytest.mark.thorough), HALF],
+    ids=["before the first word", "in the answer"],
+)
 def test_ctrl_c_stops_the_server(
     parts: list[bytes], server: ScriptedOpenAI, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_chat_with_an_adapter_says_other_words(capsys: Capture) -> None:
     assert listed[0] | {"alias": "bard", "model": "kt-mini+poet", "state": "on disk"} == listed[0]
 
 
+@pytest.mark.thorough
 def test_python_programs_load_it(capsys: Capture) -> None:
     with kt.load("kt-mini+poet", context=256) as engine:
         assert engine.name == "kt-mini+poet"

@@ -265,7 +265,14 @@ main(["adapter", "import", sys.argv[2]])
 """
 
 
-@pytest.mark.parametrize("at", ["_copied", "complete", "_document"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param("_copied", marks=pytest.mark.thorough),
+        "complete",
+        pytest.param("_document", marks=pytest.mark.thorough),
+    ],
+)
 def test_kill_9_leaves_nothing_that_is_seen(
     folder: Path, home: Path, capsys: Capture, at: str
 ) -> None:

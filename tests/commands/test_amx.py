@@ -28,7 +28,9 @@ def kt(amx: Amx, home: Path, *arguments: str, **environment: str) -> tuple[Any, 
     return json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.parametrize("forced", ["amx", "portable", ""])
+@pytest.mark.parametrize(
+    "forced", ["amx", *(pytest.param(row, marks=pytest.mark.thorough) for row in ("portable", ""))]
+)
 def test_doctor_says_that_all_conditions_hold(amx: Amx, forced: str, tmp_path: Path) -> None:
     found, _ = kt(amx, tmp_path, "doctor", KT_ISA=forced)
     said = found["amx"]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ktcli.answers.events import AnswerPiece
 from ktcli.commands.chat.events import AnswerEvents
 
@@ -47,6 +49,7 @@ def test_no_text_breaks_a_line_or_reaches_the_terminal_as_a_control() -> None:
     assert json.loads(line) == {"event": "text", "text": text, "thought": True}
 
 
+@pytest.mark.thorough
 def test_an_answer_goes_into_a_new_file_and_never_over_one(tmp_path: Path) -> None:
     path = tmp_path / "answer.txt"
     done = kt("--output", str(path))

@@ -428,6 +428,7 @@ def test_several_answers_have_a_row_for_each_number(model: str, capsys):
     assert one["bytes_per_token"] / 3 < three["bytes_per_token"] < one["bytes_per_token"]
 
 
+@pytest.mark.thorough
 def test_several_answers_are_measured_on_a_gpu(gpu, qwen: str, capsys):
     words = ["-n", "2", "--layers", "2", "--device", "cuda", "--gpu-experts", "6"]
     rows = measured(capsys, "decode", qwen, *words, "--batch", "1,3")["results"]

@@ -66,6 +66,7 @@ def test_there_is_no_token_to_predict(
     assert "produces embeddings, not logits" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_its_speed_can_be_measured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "prefill", str(folder), "--tokens", "64", "--json"]
     assert main(command) == 0

@@ -43,6 +43,7 @@ def document(capsys: Capture, *arguments: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_formats_depths_and_caches_against_the_first(capsys: Capture) -> None:
     found = document(
         capsys,
@@ -295,6 +296,7 @@ def test_text_is_plain_and_read_up_to_a_bound(capsys: Capture, tmp_path: Path) -
     assert found["text"]["tokens"] == 300
 
 
+@pytest.mark.thorough
 def test_a_split_says_where_the_loss_comes_from(capsys: Capture) -> None:
     """Of the built-in model: what its 4-bit weights cost is most of it, and bf16 costs next to nothing."""
     found = document(capsys, MINI, "--formats", "int4,bf16-bf16", "--split", "-n", "1500")

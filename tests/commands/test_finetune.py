@@ -204,6 +204,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     assert (found["adapter"], found["steps"]) == ("other", 2)
 
 
+@pytest.mark.thorough
 def test_nan_keeps_the_adapter_of_the_step_before(
     capsys: Capture,
     shared_home: Path,
@@ -303,6 +304,7 @@ def test_losses_are_a_png_too_where_matplotlib_is_installed(tmp_path: Path) -> N
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.thorough
 def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:
     """The adapter at the end has the same bits as that of a run that nobody stopped."""
     words = ["finetune", MINI, "--data", str(data), "--steps", "12"]

@@ -237,6 +237,7 @@ def test_ctrl_c_ends_kt_while_it_reads_hostile_text(
         assert seconds < 2 and "Traceback" not in errors, (words, seconds, errors)
 
 
+@pytest.mark.thorough
 def test_a_long_prompt_is_refused_before_it_is_read_whole(tmp_path: Path) -> None:
     """Nothing of megabytes is cut into tokens for a model of 2,048 positions."""
     run(tmp_path / "home", "chat", "kt-mini", "hi", "-n", "1")

@@ -529,6 +529,7 @@ def damage(kind: str, home: Path) -> None:
         (folder / "loop").symlink_to(folder)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize(
     "arguments", [*READERS, ["rm", "org/repo", "--yes"], ["doctor"]], ids=" ".join

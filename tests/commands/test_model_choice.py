@@ -122,7 +122,9 @@ def _known(name: str) -> None:
         raise NotFound(f"there is no model {name}")
 
 
-@pytest.mark.parametrize("fits", [True, False], ids=["both fit", "one fits"])
+@pytest.mark.parametrize(
+    "fits", [pytest.param(True, marks=pytest.mark.thorough), False], ids=["both fit", "one fits"]
+)
 def test_the_conversation_goes_on_with_another_model(bench: Bench, fits: bool) -> None:
     bench.fits, bench.collects = fits, True
     assert bench.ask("hello") == "one: hello"
@@ -165,9 +167,14 @@ class Person(SimpleNamespace):
     ("device", "kind", "where"),
     [
         ("auto", DeviceError, "on the CPU"),
-        ("cuda", DeviceError, ""),
+        pytest.param("cuda", DeviceError, "", marks=pytest.mark.thorough),
         ("auto", OutOfDeviceMemory, "with the GPU memory that is free now"),
-        ("cuda", OutOfDeviceMemory, "with the GPU memory that is free now"),
+        pytest.param(
+            "cuda",
+            OutOfDeviceMemory,
+            "with the GPU memory that is free now",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_chat_goes_on_after_the_gpu_failed(
@@ -348,6 +355,7 @@ def test_the_file_of_the_chat_names_both_models(bench: Bench) -> None:
     assert saved.model == "two" and saved.conversation.turns == bench.chat.conversation.turns
 
 
+@pytest.mark.thorough
 def test_a_chat_on_the_terminal_goes_on_with_another_conversion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

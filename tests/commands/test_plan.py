@@ -189,6 +189,7 @@ def test_people_see_every_node(home: Path, capsys):
         assert ("Between teams" in shown) == (numa == "8")
 
 
+@pytest.mark.thorough
 def test_a_full_node_is_shown(home: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     machine = server()
     nodes = (machine.nodes[0], replace(machine.nodes[1], free_bytes=GIB), *machine.nodes[2:])

@@ -115,6 +115,7 @@ def test_what_cannot_be_preset(capsys: Capture) -> None:
     assert document(["alias"], capsys) == {"aliases": []}
 
 
+@pytest.mark.thorough
 def test_python_programs_have_it_too(capsys: Capture) -> None:
     document(["alias", "brief", "kt-mini", "--system", "Be brief.", "--max-tokens", "3"], capsys)
     document(["alias", "brief", "--context", "96", "--temperature", "0"], capsys)

@@ -184,6 +184,7 @@ def source_of(name: str, answer: list[int], seed: int) -> DraftSource:
     return Oracle(answer, lambda place: bool(wrong[place]), VOCAB)
 
 
+@pytest.mark.thorough
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

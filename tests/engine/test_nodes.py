@@ -266,7 +266,7 @@ while True:
 """
 
 
-@pytest.mark.each_once("checkpoint")
+@pytest.mark.thorough
 def test_a_killed_load_leaves_nothing(pack: Path, tmp_path: Path) -> None:
     home, scratch = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()

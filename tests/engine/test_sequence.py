@@ -156,6 +156,7 @@ def test_each_sequence_finds_what_it_would_have_alone(slots: int, window: int, s
 WALK = "feed feed feed feed defer fail truncate truncate fork adopt adopt keep close open".split()
 
 
+@pytest.mark.each_once
 @KINDS
 @pytest.mark.parametrize("walk", range(4))
 def test_a_long_walk_ends_with_the_pages_that_were_free(slots: int, window: int, walk: int) -> None:

@@ -243,6 +243,7 @@ begun(opened(Pack.open(Path({pack!r})), settings), settings, Path({output!r})).t
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kills", [2, pytest.param(15, marks=pytest.mark.thorough)], ids=["2 kills", "15 kills"]
 )

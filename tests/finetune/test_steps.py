@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("peft", reason="peft is not installed")
-
 import torch
-from adapters.judge import quietly
+from adapters.judge import NEEDS_PEFT, load_peft, quietly
 from finetune.runs import Seen, begun, data_of, opened, samples, values, with_steps
-from peft import PeftModel
 from reference import Case, case_named
 from training.judge import reference_model
 
@@ -23,6 +19,8 @@ from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import fill_factors
 from ktcli.training.model import TrainableModel
 from ktcli.weights.pack import Pack
+
+pytestmark = NEEDS_PEFT
 
 # An epsilon above the rounding of gradients: an element whose true gradient is below it would else be moved by noise.
 SETTINGS = FinetuneSettings(
@@ -128,7 +126,7 @@ def test_dropout_is_that_of_peft(
     run.write_adapter(tmp_path / "begin")
     case = case_named(name)
     with quietly():
-        model = PeftModel.from_pretrained(
+        model = load_peft(
             reference_model(case, checkpoint_of(case)), tmp_path / "begin", is_trainable=True
         )
     seen = Seen()
@@ -169,7 +167,7 @@ def test_a_run_equals_torch_and_peft(
     case = case_named(name)
     base = reference_model(case, checkpoint_of(case))
     with quietly():
-        model = PeftModel.from_pretrained(base, tmp_path / "begin", is_trainable=True)
+        model = load_peft(base, tmp_path / "begin", is_trainable=True)
     seen = Seen()
     run.train(seen)
     losses = judged(run, model.eval(), settings, steps)
@@ -194,9 +192,7 @@ def test_peft_reads_what_is_written_and_gives_the_logits_of_the_run(
     result = run.train(Seen())
     case = case_named("qwen3")
     with quietly():
-        model = PeftModel.from_pretrained(
-            reference_model(case, checkpoint_of(case)), result.checkpoint
-        ).eval()
+        model = load_peft(reference_model(case, checkpoint_of(case)), result.checkpoint).eval()
         logits = model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0].detach()
         merged = model.merge_and_unload()(torch.tensor([[1, 2, 3, 4, 5]])).logits[0].detach()
     found = trained.logits([[1, 2, 3, 4, 5]])[0]

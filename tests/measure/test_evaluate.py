@@ -60,7 +60,15 @@ def plain(over: list[Window], case: EvalCase, rows: int) -> list[NDArray[np.floa
     return found
 
 
-@pytest.mark.parametrize(("piece", "at_once"), [(1, 1), (7, 1), (512, 1), (512, 3)])
+@pytest.mark.parametrize(
+    ("piece", "at_once"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.thorough),
+        (7, 1),
+        pytest.param(512, 1, marks=pytest.mark.thorough),
+        (512, 3),
+    ],
+)
 def test_scores_are_those_of_the_formulas(
     monkeypatch: pytest.MonkeyPatch, piece: int, at_once: int
 ) -> None:

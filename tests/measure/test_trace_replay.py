@@ -74,6 +74,7 @@ def read(folder: Path, lines: list[Line], block: int | None = BLOCK) -> RequestT
     return read_trace(written(folder / "trace.jsonl", lines), block)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("sizes", [(None, 0), (7, 0), (20, 60), (0, 30), (60, 20), (1, None)])
 @pytest.mark.parametrize("rule", Rule)

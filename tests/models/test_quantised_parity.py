@@ -111,7 +111,7 @@ def test_exact_equals_the_oracles_weights(converted: Converted) -> None:
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()
 
 
-@pytest.mark.each_once
+@pytest.mark.thorough
 @_each(SAME_BITS)
 def test_rows_and_threads_agree(request: pytest.FixtureRequest, converted: Converted) -> None:
     """Integer formats give the same bits in every row and with every thread count.

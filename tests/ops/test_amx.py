@@ -61,6 +61,7 @@ def test_a_run_gets_the_same_in_any_batch(amx: Amx) -> None:
     assert amx.count(done.stderr, "tdpbf16ps") > 0 or not amx.emulated
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(CHECKPOINT is None, reason="the trained model is not in this tree")
 @pytest.mark.parametrize("fmt", ["int4", pytest.param("int8", marks=pytest.mark.thorough)])
 def test_tiles_for_the_prompt_and_vectors_for_the_answer(

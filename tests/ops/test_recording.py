@@ -98,6 +98,7 @@ def recorded(case: Case, layers: int = 6) -> Recording:
     return of_name(case.name, layers)[1]
 
 
+@pytest.mark.in_turn("case")
 @by_case
 def test_passes_keep_the_history(case: Case) -> None:
     recording = recorded(case)
@@ -108,6 +109,7 @@ def test_passes_keep_the_history(case: Case) -> None:
     assert History(reuse_buffers(deferring)).results == wanted
 
 
+@pytest.mark.in_turn("case")
 @by_case
 def test_more_layers_need_no_more_buffers(case: Case) -> None:
     counts = [len(reuse_buffers(recorded(case, layers)).buffers) for layers in (4, 12)]

@@ -130,6 +130,7 @@ def test_only_input_in_f32_is_rounded() -> None:
         program.append("linear", (out, x), weight=(wrong,))
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("formats", ["bf16 bf16", "int4 int4", "int4-g32 int8-row"])
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3"])
 def test_a_model_reads_as_its_own_recipe_says(name: str, formats: str, tmp_path: Path) -> None:

@@ -383,8 +383,8 @@ def test_measured_rates_replace_the_data_sheet():
 @pytest.mark.parametrize(
     ("name", "where"),
     [
-        (QWEN, "laptop-8gb-gpu"),
-        ("deepseek-v2-lite", "desktop-24gb-gpu"),
+        pytest.param(QWEN, "laptop-8gb-gpu", marks=pytest.mark.thorough),
+        pytest.param("deepseek-v2-lite", "desktop-24gb-gpu", marks=pytest.mark.thorough),
         ("gpt-oss-20b", "laptop-8gb-gpu"),
     ],
 )

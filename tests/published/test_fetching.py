@@ -59,6 +59,7 @@ def names(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 
 
+@pytest.mark.thorough
 def test_parts_become_the_file_and_nothing_else_stays(
     model: PublishedModel, index: Path, cache: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_download_that_broke_in_the_middle_goes_on(
     assert names(cache) == ["lock", "model.gguf"]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_had_is_said(
     model: PublishedModel, index: Path, cache: Path, tmp_path: Path
 ) -> None:

@@ -193,6 +193,7 @@ def test_null_is_a_field_that_is_not_given(server: Embedding) -> None:
     assert answer.json()["embeddings"] == server.vectors("x")
 
 
+@pytest.mark.thorough
 def test_two_thousand_texts_at_once(server: Embedding) -> None:
     texts = [f"hello {n}" for n in range(2048)]
     found = server.vectors(texts)
@@ -210,6 +211,7 @@ def test_who_else_asks_changes_no_bit(server: Embedding) -> None:
         assert vectors == alone[n:] + alone[:n]
 
 
+@pytest.mark.thorough
 def test_a_chat_streams_meanwhile_and_one_who_leaves_leaves_nothing(server: Embedding) -> None:
     texts = [f"this is question {n} " * 10 for n in range(1500)]
     others = threading.Thread(target=lambda: server.vectors(texts))

@@ -366,6 +366,7 @@ def answered(server: Running) -> tuple[str, int]:
     return said(answer), usage["prompt_tokens_details"]["cached_tokens"]
 
 
+@pytest.mark.thorough
 def test_the_cpu_answers_after_the_gpu_failed_and_stored_pages_are_as_they_were(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def recorder(path: Path, said: list[str] | None = None) -> RequestRecorder:
     return RequestRecorder(TraceFile.open(path), BlockHasher(KEY), warn)
 
 
+@pytest.mark.thorough
 @NEEDS_KT_MINI
 def test_a_replay_finds_what_the_server_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KT_CACHE", "0")

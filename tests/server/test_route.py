@@ -486,6 +486,7 @@ def test_a_router_that_uses_no_server_is_given_up(
     assert is_gone(smg.pids[0])
 
 
+@pytest.mark.thorough
 def test_a_router_that_crashes_again_and_again_is_given_up(
     smg: FakeSmg, pair: list[ScriptedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

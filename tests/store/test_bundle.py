@@ -260,6 +260,7 @@ def killed_after(calls: int, work: Callable[[Path], object], path: Path) -> bool
         os._exit(1)
 
 
+@pytest.mark.thorough
 @THIRDS
 def test_an_export_goes_on_wherever_it_was_killed(first: int, tmp_path: Path) -> None:
     whole, kills, lived = export(tmp_path / "whole.tar").read_bytes(), first, False
@@ -287,6 +288,7 @@ def test_an_export_that_is_killed_again_and_again_gets_further(tmp_path: Path) -
     assert target.read_bytes() == export(tmp_path / "whole.tar").read_bytes()
 
 
+@pytest.mark.thorough
 @THIRDS
 def test_an_import_goes_on_wherever_it_was_killed(
     first: int, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -228,7 +228,7 @@ def test_a_connection_that_breaks_is_taken_up_again(hub: Hub) -> None:
     assert (entry.path / "model-00001-of-00002.safetensors").read_bytes() == WEIGHTS
 
 
-@pytest.mark.parametrize("prefix", ["", "ms:"])
+@pytest.mark.parametrize("prefix", ["", pytest.param("ms:", marks=pytest.mark.thorough)])
 def test_ctrl_c_stops_at_once_and_the_next_pull_continues(hub: Hub, prefix: str) -> None:
     name = "model-00002-of-00002.safetensors"
     hub.repositories["org/tiny"][name] = os.urandom(8 << 20)

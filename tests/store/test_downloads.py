@@ -174,6 +174,7 @@ def downloaded(name: str) -> float:
     return main + head + sum(ahead(name, config, model)) + seeing(config) * BF16
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_downloads_are_counted_by_one_rule(name: str) -> None:
     assert catalog.get(name).download_bytes == pytest.approx(downloaded(name), rel=1e-5)

@@ -119,7 +119,16 @@ def test_installed_listed_and_removed(
     assert "did you mean: toy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("what", ["another hash", "no wheel", "no folder", "does not import"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "another hash",
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in ("no wheel", "no folder", "does not import")
+        ),
+    ],
+)
 def test_what_is_not_as_it_was_tested_leaves_nothing(
     row: ExternalEngine, wheels: Path, what: str
 ) -> None:
@@ -177,7 +186,9 @@ installing.install(row, Path(sys.argv[1]), SILENT)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)]
+)
 def test_a_killed_installation_leaves_nothing_that_counts(
     row: ExternalEngine, wheels: Path, number: signal.Signals
 ) -> None:
@@ -200,6 +211,7 @@ def test_a_killed_installation_leaves_nothing_that_counts(
     assert engines.require("toy").version == "1.0"
 
 
+@pytest.mark.thorough
 def test_an_environment_that_somebody_changed_is_not_used(
     row: ExternalEngine, wheels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -325,6 +325,7 @@ def test_the_quota_holds_and_the_least_recently_used_goes_first(folder: PageFold
     assert read(fresh, conversation("new", 8), size) < 8
 
 
+@pytest.mark.thorough
 def test_of_a_conversation_the_end_goes_first(folder: PageFolder) -> None:
     size, parts = 1 << 20, conversation("long", 32)
     stored_by = opened(folder, quota=34 << 20)
@@ -347,6 +348,7 @@ def test_a_conversation_that_is_used_is_used_from_its_end_to_its_beginning(
     assert [file.path for file in order] == [paths[4], *paths[3::-1]]
 
 
+@pytest.mark.thorough
 def test_a_clock_that_goes_back_does_not_change_the_order(
     folder: PageFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,6 +572,7 @@ def test_what_goes_away_while_all_is_removed_is_no_error(
     assert not files_of(folder)
 
 
+@pytest.mark.thorough
 def test_two_processes_that_write_the_same_lose_nothing(folder: PageFolder) -> None:
     lines = ["store = opened(folder)", "for n in range(1, 12): put(store, conversation('a', n)); store.flush()",
              "store.close()"]  # fmt: skip

@@ -45,6 +45,7 @@ def written(folder: Path, change) -> Path:
     return folder
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_nobody_publishes_is_refused_by_name(tmp_path: Path, name: str) -> None:
     folder = written(tmp_path, REFUSED[name])

@@ -284,6 +284,7 @@ ATTACKS = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turn("source")
 @pytest.mark.parametrize("source", ATTACKS.values(), ids=ATTACKS)
 def test_attack_is_one_sentence(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, the peak so far

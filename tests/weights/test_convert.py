@@ -132,6 +132,7 @@ CASES = [
 ]
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[1:])))
 def test_bytes_are_the_oracles(
     tmp_path: Path, case: tuple[dict, str, str, str], monkeypatch: pytest.MonkeyPatch

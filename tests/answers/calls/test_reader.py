@@ -167,6 +167,7 @@ def test_calls_are_read_as_documented(style: str, said: str) -> None:
     assert read(style, list(f"{said}\n\n{CALLS[style]}\n")) == (said, EXPECTED)
 
 
+@pytest.mark.in_turn("style")
 @pytest.mark.parametrize("style", CALLS)
 @given(data=st.data())
 @settings(max_examples=20)

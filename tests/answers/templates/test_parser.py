@@ -97,6 +97,7 @@ def _marks(name: str) -> list[str]:
     ]
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

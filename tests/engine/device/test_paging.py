@@ -42,6 +42,7 @@ def answered(engine: Engine) -> Session:
     return session
 
 
+@pytest.mark.thorough
 def test_another_process_goes_on_from_what_was_stored(model: Made, tmp_path: Path) -> None:
     """With experts elsewhere, at other pages; the bits are those of the same places only."""
     never_left = answered(model.engine(model.placed("some")))

@@ -284,6 +284,7 @@ def test_a_thread_that_waits_beside_experts_of_the_cpu_sleeps(made: Made, watche
         assert ("sleep" in {call.name for call in stream.log}) == sleeps
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("handoff", Handoff)
 def test_kernels_may_take_longer_to_compile_than_a_step(
     made: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from ktcli.ops.torch import kernels as module
 from ktcli.ops.torch.kernels import EXACT, TORCH, Kernels, kernels_for, triton_kernels
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("fatal error: Python.h: no such file\nmore"), OSError("libcuda.so"), None],
@@ -43,6 +44,7 @@ def test_a_gpu_on_which_triton_fails_runs_torch(
     module.triton_fails.cache_clear()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("capability", "early"), [((8, 9), False), ((9, 0), True), ((12, 0), True)]
 )
@@ -72,6 +74,7 @@ def test_kernels_start_early_where_they_can_and_late_where_that_fails(
     module.triton_fails.cache_clear()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("error", "lasts"),
     [
@@ -99,6 +102,7 @@ def test_what_the_system_lacks_is_no_failure_of_the_kernels(
     module.triton_fails.cache_clear()
 
 
+@pytest.mark.thorough
 def test_a_gpu_that_is_known_to_start_kernels_late_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,7 +136,11 @@ def test_what_was_compiled_before_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_p
 BY_BACKEND = (Embed, Select, Experts)
 
 
-@pytest.mark.parametrize("kernels", [TORCH, EXACT, None], ids=["torch", "exact", "triton"])
+@pytest.mark.parametrize(
+    "kernels",
+    [TORCH, EXACT, pytest.param(None, marks=pytest.mark.thorough)],
+    ids=["torch", "exact", "triton"],
+)
 def test_kernels_take_what_the_row_has(kernels: Kernels | None) -> None:
     if kernels is None:
         pytest.importorskip("triton", reason="needs triton")

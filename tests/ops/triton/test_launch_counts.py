@@ -12,6 +12,7 @@ import torch
 from shapes import shape
 
 triton = pytest.importorskip("triton", reason="needs triton")
+pytestmark = pytest.mark.thorough
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402

@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("triton", reason="needs triton")
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 # triton_launches catches launches in the whole process, which therefore is one of its own.
 SCRIPT = """

@@ -18,6 +18,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs triton")
 
+pytestmark = pytest.mark.thorough
+
 HERE = Path(__file__).parent
 # Each half has a process of its own, which takes as long as the other's.
 HALVES = (
@@ -90,7 +92,6 @@ def _output(child: subprocess.Popen[str]) -> tuple[str, str]:
         return child.communicate()
 
 
-@pytest.mark.in_turn("law")
 @pytest.mark.parametrize("law", LAWS)
 def test_laws(law: str, children: Children) -> None:
     out, errors = _output(children[law])

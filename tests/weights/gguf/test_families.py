@@ -277,6 +277,7 @@ BAD: dict[str, tuple[GgufCase, str]] = {
 }
 
 
+@pytest.mark.in_turn("name")
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
     case, said = BAD[name]
@@ -284,6 +285,7 @@ def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
         examine(write_gguf(case, tmp_path / "bad.gguf"))
 
 
+@pytest.mark.in_turn("case")
 @pytest.mark.parametrize("case", (*FAMILIES, *UNJUDGED), ids=lambda case: case.name)
 def test_nothing_but_sentences(case: GgufCase, tmp_path: Path) -> None:
     """A file with bytes changed anywhere in its header is read or refused."""
