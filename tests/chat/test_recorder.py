@@ -185,9 +185,9 @@ def test_a_loaded_chat_goes_on_in_its_file(model: LocalBackend, chats: Path) -> 
 
 def test_loading_alone_writes_nothing(model: LocalBackend, chats: Path) -> None:
     chatted(model, "a")
-    before = [(path, path.stat()) for path in files(chats)]
+    before = [(path, path.stat().st_mtime_ns, path.read_bytes()) for path in files(chats)]
     chatted(model, "/load last")
-    assert [(path, path.stat()) for path in files(chats)] == before
+    assert [(path, path.stat().st_mtime_ns, path.read_bytes()) for path in files(chats)] == before
 
 
 def test_two_that_go_on_with_one_chat_lose_nothing(model: LocalBackend, chats: Path) -> None:

@@ -229,8 +229,9 @@ class FakeSmg:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that were started, in order."""
-        return [int(each) for each in (self.package / "starts").read_text().split()]
+        """The processes that were started and came to write their numbers, in order."""
+        started = self.package / "starts"
+        return [int(each) for each in started.read_text().split()] if started.exists() else []
 
 
 def install_fake(version: str | None = None) -> FakeSmg:

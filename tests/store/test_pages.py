@@ -330,7 +330,7 @@ def test_of_a_conversation_the_end_goes_first(folder: PageFolder) -> None:
     size, parts = 1 << 20, conversation("long", 32)
     stored_by = opened(folder, quota=34 << 20)
     put(stored_by, parts, size)
-    stored_by.flush()
+    assert stored_by.flush(60)
     put(stored_by, conversation("short", 8), size)
     stored_by.close()
     left = read(opened(folder), parts, size)
