@@ -349,7 +349,7 @@ TABLE: tuple[Setting, ...] = (
         "kv-events",
         words_like(r"off|tcp://[!-~]{1,300}:[0-9]{1,5}", "an address, such as tcp://127.0.0.1:5557, or off"),
         "ADDRESS|off", "off",
-        "Address for events that tell routers which KV pages this server has, such as tcp://127.0.0.1:5557. They contain"
+        "Address for events that tell routers which KV pages the server has, such as tcp://127.0.0.1:5557. They contain"
         " token ids. The next port is used, too: there routers ask for events that they missed.",
         option="--kv-events",
     ),

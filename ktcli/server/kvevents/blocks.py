@@ -76,12 +76,15 @@ class BlockBook:
     def all(self) -> Iterator[Event]:
         """Yields events that tell somebody who knows nothing, or something that is wrong, what is there now."""
         yield AllBlocksCleared()
-        told: set[bytes | None] = {None}
+        known: set[bytes | None] = {None}
+        told = set[tuple[bytes, str]]()
         for block in sorted(self._blocks.values(), key=lambda block: block.end):
-            if block.parent in told:  # otherwise nothing can be found by way of it
-                told.add(block.hash)
+            if block.parent in known:  # otherwise nothing can be found by way of it
+                known.add(block.hash)
                 for medium in sorted(block.media):
-                    yield block.stored(medium)
+                    if (block.hash, medium) not in told:
+                        told.add((block.hash, medium))
+                        yield block.stored(medium)
 
     def _come(self, place: Place, what: Came) -> Iterator[Event]:
         block = self._blocks.get(place.key) or self._made(what)

@@ -50,6 +50,7 @@ class EventPublisher:
         seed: the text from which the first block's hash is made.
         warn: called with a sentence about what went wrong.
     Attributes:
+        address: where.
         changes: observes the pages of the engine.
     """
 
@@ -61,7 +62,7 @@ class EventPublisher:
     ) -> None:
         import zmq
 
-        self._warn = warn
+        self.address, self._warn = address, warn
         self._book, self._sent = BlockBook(seed), ReplayBuffer()
         self._tells_at: float | None = None  # `time.monotonic`, when all is told
         self._told_at = -_AGAIN_S
@@ -183,6 +184,8 @@ class EventPublisher:
             number = self._sent.add(payload)
             self._pub.send_multipart((_TOPIC, number.to_bytes(8, "big"), payload))
             if len(some) == _AT_ONCE:
+                if self._stopping:
+                    return
                 time.sleep(1e-3)  # the engine's thread comes first
 
 
