@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -11,12 +12,18 @@ import numpy as np
 import pytest
 from store.page_labels import opened, put
 
+from ktcli.commands.cli.kv_events import asked_events
+from ktcli.commands.serve_lines import event_lines
 from ktcli.engine.forms import ABSORBED
 from ktcli.engine.prefix import chain, salted
+from ktcli.errors import UsageError
+from ktcli.main import main
 from ktcli.pagelabel import PageKind, PageLabel
+from ktcli.server.kvevents.address import EventsAddress
 from ktcli.server.kvevents.blockhash import block_hash, root_hash
 from ktcli.server.kvevents.blocks import BlockBook
 from ktcli.server.kvevents.changes import DISK, PageChanges
+from ktcli.server.kvevents.publisher import publishing
 from ktcli.server.kvevents.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
@@ -288,3 +295,43 @@ def test_a_file_whose_ids_are_not_those_of_its_keys_tells_nothing(
     again.observe(changes)
     assert list(book.apply(changes.take())) == [AllBlocksCleared()]
     again.close()
+
+
+# --- what a person says -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    "5557 tcp://127.0.0.1 tcp://127.0.0.1:0 tcp://127.0.0.1:65535 ipc://x tcp://:5557".split(),
+)
+def test_what_is_not_an_address_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "kt-mini", "--kv-events", text]) == 2
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: --kv-events is {text!r}, which is not an address") and hint
+
+
+def test_a_setting_names_the_address_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked_events(None) is None and asked_events("off") is None
+    monkeypatch.setenv("KT_KV_EVENTS", "tcp://127.0.0.1:5557")
+    found = asked_events(None)
+    assert found == EventsAddress("127.0.0.1", 5557, "KT_KV_EVENTS")
+    assert asked_events("off") is None and asked_events("tcp://[::1]:80") == EventsAddress(
+        "::1", 80
+    )
+    assert found is not None and event_lines("m", "http://127.0.0.1:11435", found) == [
+        "  events   tcp://127.0.0.1:5557; vllm-router --policy kv_aware --kv-event-model m"
+        " --kv-event-block-size 64 --kv-penalty-host 1"
+        " --kv-event-source http://127.0.0.1:11435=tcp://127.0.0.1:5557"
+        " --kv-event-replay-source http://127.0.0.1:11435=tcp://127.0.0.1:5558"
+    ]
+
+
+def test_without_pyzmq_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    address = EventsAddress("127.0.0.1", 5557)
+    with pytest.raises(UsageError) as refused, publishing(address, print):
+        pass
+    assert str(refused.value) == "--kv-events needs pyzmq, which is not installed"
+    assert refused.value.hint == "install it with: pip install 'ktcli[events]'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 from server.test_kv_events import ROOT, hashes, line
 
-from ktcli.errors import Busy, UsageError
+from ktcli.errors import Busy
 from ktcli.server.kvevents import publisher
 from ktcli.server.kvevents.address import EventsAddress
 from ktcli.server.kvevents.publisher import EventPublisher, publishing
@@ -248,28 +247,12 @@ def test_a_port_that_is_taken_is_named(made: EventPublisher) -> None:
         EventPublisher(taken)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "tcp://127.0.0.1",
-        "tcp://127.0.0.1:0",
-        "tcp://127.0.0.1:65535",
-        "tcp://a b:1",
-        "ipc://x",
-        "tcp://*:5557",
-    ],
-)
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--kv-events is .*, which is not an address"):
-        EventsAddress.parse(text, "--kv-events")
-
-
 def test_only_other_machines_are_warned_of() -> None:
     said = list[str]()
     free = address()
     with publishing(free, said.append) as made:
         assert made is not None and not said
-    everywhere = EventsAddress.parse(f"tcp://0.0.0.0:{free.port}", "--kv-events")
+    everywhere = EventsAddress.parse(f"tcp://*:{free.port}", "--kv-events")
     assert everywhere is not None and not everywhere.is_private
     with publishing(everywhere, said.append):
         assert "contain the token ids of all prompts and answers" in said[0]
@@ -277,13 +260,3 @@ def test_only_other_machines_are_warned_of() -> None:
         assert made is None
     six = EventsAddress.parse("tcp://[::1]:5557", "--kv-events")
     assert six is not None and six.is_private and six.replay.endpoint == "tcp://[::1]:5558"
-
-
-def test_without_pyzmq_the_command_that_installs_it_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(UsageError) as refused, publishing(address(), print):
-        pass
-    assert str(refused.value) == "--kv-events needs pyzmq, which is not installed"
-    assert refused.value.hint == "install it with: pip install 'ktcli[events]'"

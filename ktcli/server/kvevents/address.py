@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from ktcli.errors import UsageError
 from ktcli.server.http.access import PORT_MOST, is_loopback
+from ktcli.settings import SHOWN_CHARS
 
 OFF = "off"  # of the setting kv-events
+_ALL = "0.0.0.0"  # what vLLM calls *
 _FORM = re.compile(
-    r"tcp://(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[0-9A-Za-z._-]+)):(?P<port>[0-9]{1,5})"
+    r"tcp://(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[0-9A-Za-z._-]+|\*)):(?P<port>[0-9]{1,5})"
 )
 
 
@@ -41,10 +43,11 @@ class EventsAddress:
         found = _FORM.fullmatch(text)
         if found is None or not 0 < int(found["port"]) < PORT_MOST:
             raise UsageError(
-                f"{source} is {text[:100]}, which is not an address such as tcp://127.0.0.1:5557",
-                hint=f"the port is 1 to {PORT_MOST - 1}: events that were lost are sent again at the next one",
+                f"{source} is {text[:SHOWN_CHARS]!r}, which is not an address, such as tcp://127.0.0.1:5557, or off",
+                hint=f"the port is 1 to {PORT_MOST - 1}: the next one is used, too",
             )
-        return cls((found["v6"] or found["host"]).lower(), int(found["port"]), source)
+        host = _ALL if found["host"] == "*" else found["v6"] or found["host"].lower()
+        return cls(host, int(found["port"]), source)
 
     @property
     def is_private(self) -> bool:
