@@ -17,7 +17,7 @@ import numpy as np
 from ktcli.engine.prefix import chain
 from ktcli.pagelabel import I32Array
 from ktcli.server.kvevents.blockhash import block_hash, root_hash
-from ktcli.server.kvevents.changes import Came, Place, Stored, Taken
+from ktcli.server.kvevents.changes import Came, PageChangeSet, PagePlace, StoredPage
 from ktcli.server.kvevents.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from ktcli.store.pagefile import Damaged, read_ids
 
@@ -58,7 +58,7 @@ class BlockBook:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def apply(self, taken: Taken) -> Iterator[Event]:
+    def apply(self, taken: PageChangeSet) -> Iterator[Event]:
         """Yields the events of changes: those of what came before those of what went, a block after the one before
         it."""
         if taken.begins or taken.lost:
@@ -86,7 +86,7 @@ class BlockBook:
                         told.add((block.hash, medium))
                         yield block.stored(medium)
 
-    def _come(self, place: Place, what: Came) -> Iterator[Event]:
+    def _come(self, place: PagePlace, what: Came) -> Iterator[Event]:
         block = self._blocks.get(place.key) or self._made(what)
         if block is None or place.medium in block.media:
             return
@@ -96,7 +96,7 @@ class BlockBook:
         if self._pages[block.hash, place.medium] == 1:
             yield block.stored(place.medium)
 
-    def _go(self, place: Place) -> Iterator[Event]:
+    def _go(self, place: PagePlace) -> Iterator[Event]:
         block = self._blocks.get(place.key)
         if block is None or place.medium not in block.media:
             return
@@ -110,7 +110,7 @@ class BlockBook:
 
     def _made(self, what: Came) -> _Block | None:
         """The block of a page; None: the pages before it are not announced, or its file is gone."""
-        label = what.entry if isinstance(what, Stored) else what
+        label = what.entry if isinstance(what, StoredPage) else what
         before = self._blocks.get(label.previous)
         if before is None and label.previous != self._root:
             return None
@@ -123,12 +123,12 @@ class BlockBook:
 
 
 def _end(what: Came) -> int:
-    return what.entry.end if isinstance(what, Stored) else what.end
+    return what.entry.end if isinstance(what, StoredPage) else what.end
 
 
 def _ids(what: Came) -> I32Array | None:
     """The ids of a page; None: they cannot be read, or are not those of its key."""
-    if not isinstance(what, Stored):
+    if not isinstance(what, StoredPage):
         return what.ids
     with suppress(OSError, Damaged):
         ids, depths = read_ids(what.path, what.entry)

@@ -20,25 +20,25 @@ DISK = "DISK"
 _MOST = 1 << 18  # changes that wait; each takes some 700 bytes of memory
 
 
-class Stored(NamedTuple):
+class StoredPage(NamedTuple):
     """A page that is in a file."""
 
     path: Path
     entry: PageEntry
 
 
-class Place(NamedTuple):
+class PagePlace(NamedTuple):
     """A page, by its key, in a medium."""
 
     medium: str
     key: bytes
 
 
-Came = PageLabel | Stored
+Came = PageLabel | StoredPage
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PageChangeSet:
     """The changes of some time.
 
     Attributes:
@@ -51,7 +51,7 @@ class Taken:
     begins: bool = False
     root: bytes | None = None
     lost: bool = False
-    pages: dict[Place, Came | None] = field(default_factory=dict)
+    pages: dict[PagePlace, Came | None] = field(default_factory=dict)
 
 
 class PageChanges:
@@ -68,7 +68,7 @@ class PageChanges:
         self._root: bytes | None = None
         self._medium = ""
         self._begins = self._lost = False
-        self._pages: dict[Place, Came | None] = {}
+        self._pages: dict[PagePlace, Came | None] = {}
 
     def begins(self, root: bytes, medium: str) -> None:
         """Notes that a model was opened.
@@ -86,33 +86,33 @@ class PageChanges:
     def came(self, label: PageLabel) -> None:
         """Notes that a page can be found in memory."""
         if label.ids.size == PAGE_TOKENS:
-            self._put(Place(self._medium, label.key), label)
+            self._put(PagePlace(self._medium, label.key), label)
 
     def went(self, key: bytes) -> None:
         """Notes that a page can be found in memory no more."""
-        self._put(Place(self._medium, key), None)
+        self._put(PagePlace(self._medium, key), None)
 
     def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
         """Notes that pages can be found in a file."""
         for entry in entries:
             if entry.kind == PageKind.PAGE and entry.n_ids == PAGE_TOKENS:
-                self._put(Place(DISK, entry.key), Stored(path, entry))
+                self._put(PagePlace(DISK, entry.key), StoredPage(path, entry))
 
     def removed(self, entries: Sequence[PageEntry]) -> None:
         """Notes that pages can be found in files no more."""
         for entry in entries:
             if entry.kind == PageKind.PAGE:
-                self._put(Place(DISK, entry.key), None)
+                self._put(PagePlace(DISK, entry.key), None)
 
-    def take(self) -> Taken:
+    def take(self) -> PageChangeSet:
         """Returns the changes since the last call."""
         with self._guard:
-            taken = Taken(self._begins, self._root, self._lost, self._pages)
+            taken = PageChangeSet(self._begins, self._root, self._lost, self._pages)
             self._begins = self._lost = False
             self._pages = {}
         return taken
 
-    def _put(self, place: Place, change: Came | None) -> None:
+    def _put(self, place: PagePlace, change: Came | None) -> None:
         with self._guard:
             is_first = not self._pages
             if self._root is None:
