@@ -265,7 +265,7 @@ def serve(
         rules = replace(rules, decode_tok_s=None if embeds else plan.speed.decode)
         where = rules.address, parallel, of_ollama
         about = first_lines(own.name, pack, plan, *where, embeds=embeds)
-        if asked is not None:
+        if asked is not None and not embeds:
             about += event_lines(own.name, rules.address, asked)
 
         def ready() -> None:

@@ -94,12 +94,16 @@ class Server(Process):
     """
 
     def __init__(self, home: Path, *more: str) -> None:
-        port, published = free_port(), free_port()
-        self.home, self.events = home, published
+        self.home, self.events, self._port, self._more = home, free_port(), free_port(), more
         home.mkdir(parents=True, exist_ok=True)
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts it, or starts it again once it has ended."""
         words = ["serve", "kt-mini", "--threads", "1", "--context", "2048", "--parallel", "1"]
-        words += ["--kv-events", f"tcp://127.0.0.1:{published}", "--port", str(port), *more]
-        super().__init__([sys.executable, "-m", "ktcli", *words], port, KT_HOME=str(home))
+        words += ["--kv-events", f"tcp://127.0.0.1:{self.events}", "--port", str(self._port)]
+        command = [sys.executable, "-m", "ktcli", *words, *self._more]
+        super().__init__(command, self._port, KT_HOME=str(self.home))
 
     def ask(self, ids: list[int], **more: Any) -> dict[str, Any]:
         return ask(self.url, ids, **more)
@@ -182,6 +186,13 @@ def test_a_prompt_goes_where_it_is_on_disk_and_after_eviction_does_not(
         for each in (first, second):
             words += ["--kv-event-source", f"{each.url}=tcp://127.0.0.1:{each.events}"]
         with router(installed, *words) as routes:  # it begins when all is there
+            heard_by(routes, first, second)
+            answer = ask(routes.url, PROMPT)
+            assert answer["cached"] == {"memory": 0, "disk": 640}, routes.said[-20:]
+            # It is started again while the router runs: its memory is empty.
+            first.close()
+            first.begin()
+            first.until("press Ctrl-C to stop")
             heard_by(routes, first, second)
             answer = ask(routes.url, PROMPT)
             assert answer["cached"] == {"memory": 0, "disk": 640}, routes.said[-20:]

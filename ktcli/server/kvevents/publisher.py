@@ -38,6 +38,7 @@ _GATHER_S = 0.01  # after the first change, for more of them
 _AGAIN_S = 1.0  # from telling all until it is told again
 _LINGER_MS = 200  # that a server which ends waits for those who listen
 _QUEUE = 1000  # messages that wait for one who listens
+_MOST_ASKED = 4096  # bytes of a message from who listens or asks
 _END_S = 2.0
 _SUBSCRIBES = 1  # the first byte of a message from who begins to listen
 
@@ -93,6 +94,7 @@ class EventPublisher:
         made = self._zmq.socket(kind)
         made.setsockopt(zmq.LINGER, _LINGER_MS)
         made.setsockopt(zmq.SNDHWM, queue)
+        made.setsockopt(zmq.MAXMSGSIZE, _MOST_ASKED)  # of what comes
         made.setsockopt(zmq.IPV6, int(":" in address.host))
         try:
             made.bind(address.endpoint)
