@@ -71,7 +71,6 @@ class EventPublisher:
         with signals_blocked():  # ZeroMQ starts threads
             self._zmq = zmq.Context(io_threads=1)
             self._pub = self._socket(zmq.XPUB, address, _QUEUE)
-            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # of each who begins to listen
             self._replay = self._socket(zmq.ROUTER, address.replay, MOST + 1)
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.changes = PageChanges(self._wake)
@@ -85,7 +84,8 @@ class EventPublisher:
         self._thread.join(_END_S)
         if not self._thread.is_alive():
             self._zmq.destroy(linger=_LINGER_MS)
-            os.close(self._wakes)
+            wakes, self._wakes = self._wakes, -1
+            os.close(wakes)
 
     def _socket(self, kind: int, address: EventsAddress, queue: int) -> zmq.Socket[bytes]:
         """A socket at an address. Raises: Busy, UsageError: it cannot be opened."""
@@ -96,6 +96,8 @@ class EventPublisher:
         made.setsockopt(zmq.SNDHWM, queue)
         made.setsockopt(zmq.MAXMSGSIZE, _MOST_ASKED)  # of what comes
         made.setsockopt(zmq.IPV6, int(":" in address.host))
+        if kind == zmq.XPUB:
+            made.setsockopt(zmq.XPUB_VERBOSE, 1)  # it hears of each who begins to listen
         try:
             made.bind(address.endpoint)
         except zmq.ZMQError as error:
