@@ -42,13 +42,14 @@ _kt() {
                 --adapter) words='ADAPTER' ;;
                 --keep-alive) words='TIME' ;;
                 --kv-store) words='off' files='folders' ;;
+                --kv-events) words='ADDRESS off' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --kv-events --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'route')
             case $before in
@@ -291,7 +292,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-events pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -312,9 +313,10 @@ _kt() {
                 max-pause) words='SECONDS' ;;
                 keep-alive) words='TIME' ;;
                 kv-store) words='off' files='folders' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size pull-limit' ;;
+                kv-events) words='ADDRESS off' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-events pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-events pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

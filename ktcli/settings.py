@@ -346,6 +346,14 @@ TABLE: tuple[Setting, ...] = (
         "Maximum size of the KV pages that this library writes to the shared folder.", option="--kv-store-size",
     ),
     Setting(
+        "kv-events",
+        words_like(r"off|tcp://[!-~]{1,300}:[0-9]{1,5}", "an address, such as tcp://127.0.0.1:5557, or off"),
+        "ADDRESS|off", "off",
+        "Address for events that tell routers which KV pages the server has, such as tcp://127.0.0.1:5557. They contain"
+        " token ids. The next port is used, too: there routers ask for events that they missed.",
+        option="--kv-events",
+    ),
+    Setting(
         "pull-limit", SIZES, "SIZE", "no limit", "Maximum download rate, in bytes per second; 0 means no limit.",
         option="--limit",
     ),

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ktcli import config
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.engine import Engine
+from ktcli.engine.pages import PageObserver
+from ktcli.engine.prefix import salted
 from ktcli.engine.tier import Tier
 from ktcli.errors import KtError, UsageError
 from ktcli.hardware import measured
@@ -22,11 +24,26 @@ from ktcli.settings import MOONCAKE
 from ktcli.store import experience, places
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder, folder_name
-from ktcli.store.pages import PageStore
+from ktcli.store.pages import PageStore, RecordObserver
 from ktcli.store.remote import RemoteStore
 from ktcli.store.sharedfolder import SharedFolder
 
 OFF = "off"  # of the setting kv-store
+
+
+class PageWatch(PageObserver, RecordObserver, Protocol):
+    """Is told which pages an engine can find, in memory and in the library."""
+
+    def begins(self, root: bytes, medium: str) -> None:
+        """Notes that a model was opened.
+
+        Args:
+            root: the key of its empty prefix, for those who name no salt and no adapter.
+            medium: where its memory is: GPU or CPU.
+        """
+
+    def ends(self) -> None:
+        """Notes that the model is closed."""
 
 
 def cache_quota() -> int:
@@ -67,12 +84,30 @@ class SharedStore:
 
 
 @contextmanager
+def watched_pages(engine: Engine, watch: PageWatch | None) -> Iterator[None]:
+    """Tells somebody which pages an engine has in memory while the context lasts; None: nobody."""
+    if watch is None:
+        yield
+        return
+    pools = engine.pools
+    root = salted(pools.seed, "", pools.adapter.digest if pools.adapter else "")
+    watch.begins(root, "CPU" if engine.memory.codec == "cpu" else "GPU")
+    pools.pages.observer = watch
+    try:
+        yield
+    finally:
+        pools.pages.observer = None
+        watch.ends()
+
+
+@contextmanager
 def stored_pages(
     engine: Engine,
     pack: Path,
     quota_bytes: int,
     listener: Listener = SILENT,
     shared: SharedStore | None = None,
+    watch: RecordObserver | None = None,
 ) -> Iterator[PageStore | None]:
     """Keeps the pages of an engine in the library and in a shared folder while the context lasts; what was computed is
     written at its end at the latest, as is how fast that was: the next process then knows at once whether reading
@@ -82,11 +117,14 @@ def stored_pages(
         pack: the folder of the conversion that runs.
         quota_bytes: the most bytes of all pages on disk; 0: none are read or written.
         shared: the folder of several servers; None: there is none.
+        watch: is told what the library has; None: nobody wants to know.
     Yields:
         The nearest store; None: there is none.
     """
     name = places.conversion_name(pack)
     own = _library_store(engine, quota_bytes, name, listener) if quota_bytes else None
+    if own is not None:
+        own.observe(watch)
     remote = None if shared is None else _shared_store(engine, shared, name, listener)
     nearest = own or (None if remote is None else remote.inner)
     if nearest is None:

@@ -13,7 +13,7 @@ from ktcli.adapters.packed import PackedAdapter
 from ktcli.answers.format import AnswerFormat
 from ktcli.assembly.adapted import identity, read_adapter, with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
-from ktcli.assembly.kvpages import SharedStore, stored_pages
+from ktcli.assembly.kvpages import PageWatch, SharedStore, stored_pages, watched_pages
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
@@ -38,6 +38,7 @@ class Opening:
         records_heat: whether the experts that are chosen are counted for the model's heat map.
         allow_special: whether texts of a conversation may give control tokens.
         shared: the folder in which several servers share KV pages; None: there is none.
+        watch: is told which pages are in memory and in the library; None: nobody wants to know.
     """
 
     wanted: Wanted
@@ -46,6 +47,7 @@ class Opening:
     allow_special: bool = False
     listener: Listener = SILENT
     shared: SharedStore | None = None
+    watch: PageWatch | None = None
 
 
 class OpenModel:
@@ -65,8 +67,10 @@ class OpenModel:
         # Texts of which embeddings are made seldom come again.
         embeds = backend.engine.spec.embeds
         quota_bytes, shared = (0, None) if embeds else (how.quota_bytes, how.shared)
+        engine, watch = backend.engine, None if embeds else how.watch
+        self._held.enter_context(watched_pages(engine, watch))
         store = self._held.enter_context(
-            stored_pages(backend.engine, ready.pack, quota_bytes, how.listener, shared)
+            stored_pages(engine, ready.pack, quota_bytes, how.listener, shared, watch)
         )
         self.keeps_pages = store is not None
 

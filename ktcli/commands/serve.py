@@ -18,6 +18,7 @@ from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_keys
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.given import given_words
+from ktcli.commands.cli.kv_events import KvEventsOpt, asked_events
 from ktcli.commands.cli.kv_store import KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
     ContextOpt,
@@ -27,7 +28,7 @@ from ktcli.commands.cli.options import (
     preset_context,
     setting_option,
 )
-from ktcli.commands.serve_lines import first_lines, is_probe
+from ktcli.commands.serve_lines import event_lines, first_lines, is_probe
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.errors import UsageError
 from ktcli.output import out, safe
@@ -166,6 +167,7 @@ def serve(
     keep_alive: KeepAliveOpt = None,
     kv_store: KvStoreOpt = None,
     kv_store_size: KvStoreSizeOpt = None,
+    kv_events: KvEventsOpt = None,
     drain: DrainOpt = DRAIN_S,
     log_json: LogJsonOpt = False,
     record_trace: RecordTraceOpt = None,
@@ -205,6 +207,7 @@ def serve(
     from ktcli.assembly.kvpages import cache_quota
     from ktcli.assembly.talking import Opening, plan_of, prepared
     from ktcli.engine.scheduler import Limits
+    from ktcli.server.kvevents.publisher import publishing
     from ktcli.server.models.catalogue import LibraryReader
     from ktcli.server.models.keepalive import keep_seconds
     from ktcli.server.models.source import FOREVER, StoredModel
@@ -234,7 +237,7 @@ def serve(
         return
     supervisor = Supervisor()
     listener = SupervisedListener(out, supervisor)
-    shared = asked_store(kv_store, kv_store_size)
+    shared, asked = asked_store(kv_store, kv_store_size), asked_events(kv_events)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=listener, shared=shared)
     if background:
         # What it takes to have the model may need an answer, and hours.
@@ -246,10 +249,12 @@ def serve(
         sockets_at(host, ports) as listening,
         owners_socket(port) as owners,
         tracing(listener) as trace,
+        publishing(asked, listener.warn) as events,
     ):
         recorder = None if record_trace is None else _recorder(record_trace)
         ready_model = prepared(model, how)
-        roomy = replace(how, wanted=with_rooms(ready_model, wanted, adapter or ()))
+        watch = None if events is None else events.changes
+        roomy = replace(how, wanted=with_rooms(ready_model, wanted, adapter or ()), watch=watch)
         own = StoredModel(ready_model, lasting_name(model), roomy, own_s)
         said = f"serving {own.name} at {rules.address}"
         of_ollama = (
@@ -260,6 +265,8 @@ def serve(
         rules = replace(rules, decode_tok_s=None if embeds else plan.speed.decode)
         where = rules.address, parallel, of_ollama
         about = first_lines(own.name, pack, plan, *where, embeds=embeds)
+        if asked is not None and not embeds:
+            about += event_lines(own.name, rules.address, asked)
 
         def ready() -> None:
             out.note(f"{said}; press Ctrl-C to stop")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ktcli.errors import gib
+from ktcli.native import PAGE_TOKENS
 from ktcli.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from ktcli.server.kvevents.address import EventsAddress
 
 # What other commands of kt ask a server through its socket: kt ps, kt stop, and chats that look for their model.
 _PROBES = frozenset({"/health", "/server", "/engine"})
@@ -48,6 +52,21 @@ def first_lines(
         "speed": f"{speed} predicted for one {what} (kt plan {model} says why)",
     }
     return [f"  {name:<8} {words}" for name, words in rows.items()]
+
+
+def event_lines(model: str, address: str, events: EventsAddress) -> list[str]:
+    """Returns the lines about the events of KV pages: the options with which vllm-router follows them.
+
+    Args:
+        address: the server's: "http://127.0.0.1:11435".
+        events: where they are published.
+    """
+    said = [
+        f"--policy kv_aware --kv-event-model {model} --kv-event-block-size {PAGE_TOKENS} --kv-penalty-host 1",
+        f"--kv-event-source {address}={events.endpoint}",
+        f"--kv-event-replay-source {address}={events.replay.endpoint}",
+    ]
+    return [f"  events   {events.endpoint}; vllm-router {' '.join(said)}"]
 
 
 def is_probe(entry: Mapping[str, Any]) -> bool:

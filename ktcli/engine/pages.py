@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ktcli.engine.pageindex import PageIndex
 from ktcli.engine.prefix import Depths, Ids
@@ -25,6 +26,17 @@ OTHERS_HOLD = "other conversations hold the rest: close one, or start kt with a 
 
 class PoolFull(NotEnoughMemory):
     """Raised when all pages, or states, are held by sequences that are in use."""
+
+
+class PageObserver(Protocol):
+    """Is told which pages can be found in a pool; called by the thread that drives the engine, which it never keeps
+    waiting."""
+
+    def came(self, label: PageLabel) -> None:
+        """Notes that a page got its content address."""
+
+    def went(self, key: bytes) -> None:
+        """Notes that a page lost its content address."""
 
 
 @dataclass(slots=True)
@@ -54,6 +66,7 @@ class PagePool:
         each_bytes: the bytes of one.
     Attributes:
         on_evict: called before a page loses its content address, for the next tier; None: nobody wants it.
+        observer: is told what can be found; None: nobody wants to know.
     """
 
     def __init__(self, count: int, what: str = "the context", each_bytes: int = 0) -> None:
@@ -68,6 +81,7 @@ class PagePool:
         self._favours: set[int] = set()  # sealed pages that are favoured when they are idle
         self.counts = PoolCounts()
         self.on_evict: Evicted | None = None
+        self.observer: PageObserver | None = None
 
     @property
     def free(self) -> int:
@@ -142,6 +156,8 @@ class PagePool:
         self._keys[page], self._pages[key] = key, page
         if label is not None:
             self._index.add(page, label)
+            if self.observer is not None:
+                self.observer.came(label)
         return True
 
     def unseal(self, page: int) -> None:
@@ -218,6 +234,8 @@ class PagePool:
         return self._favoured if page in self._favours else self._idle
 
     def _goes(self, page: int, key: bytes) -> None:
-        """Tells the next tier that what the key says will not be found here any more."""
+        """Tells the next tier, and who observes, that what the key says will not be found here any more."""
         if self.on_evict is not None:
             self.on_evict(page, key)
+        if self.observer is not None:
+            self.observer.went(key)

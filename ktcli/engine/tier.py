@@ -31,6 +31,7 @@ _BUSY_S = 0.5
 _MOST_STEP_S = 60.0
 _SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
 _LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
+_OWN = "disk"  # the store that only servers of the same library have
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
@@ -116,6 +117,11 @@ class Tier:
     def restored(self) -> dict[str, int]:
         """The positions that came back from each store so far, by its name."""
         return dict(self._restored)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers, on whatever machine, find what is stored."""
+        return any(store.name != _OWN for store in self._stores.all)
 
     # --- down -----------------------------------------------------------------------------------------
 

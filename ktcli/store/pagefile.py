@@ -23,7 +23,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ktcli.pagelabel import PageLabel, U8Array
+from ktcli.pagelabel import I32Array, PageLabel, U8Array
 
 MAGIC = b"ktpages\0"
 VERSION = 1
@@ -202,6 +202,24 @@ def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Arr
         raise Damaged("has a checksum mismatch")
     if head.tobytes() != label_head(label):
         raise Damaged("contains a page of different tokens")
+
+
+def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
+    """Returns the ids of a record of a file, and how each was computed. Nothing is checked: their key says whether they
+    are right.
+
+    Raises:
+        Damaged: they are not all there. OSError: they cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        head = os.pread(descriptor, entry.head_bytes, entry.offset)
+    finally:
+        os.close(descriptor)
+    if len(head) != entry.head_bytes:
+        raise Damaged("is truncated")
+    n = entry.n_ids
+    return np.frombuffer(head, "<i4", n).astype(np.int32), np.frombuffer(head, np.uint8, n, 4 * n)
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:

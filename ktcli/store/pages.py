@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ktcli.errors import Busy, KtError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
@@ -43,6 +43,16 @@ _GONE = (errno.ENOENT, errno.ESTALE)  # its owner has removed it
 _AGAIN_S = 30.0  # after which writing to a shared folder is tried again
 _MOST_OPEN = 64  # files that are open at a time, of the 1,024 that a process often may have
 _MOST_RECORDS = 1 << 20  # that are known; each takes some 700 bytes of memory
+
+
+class RecordObserver(Protocol):
+    """Is told which records can be found in a store; called by any thread, which it never keeps waiting."""
+
+    def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
+        """Notes the records of a file."""
+
+    def removed(self, entries: Sequence[PageEntry]) -> None:
+        """Notes that records are in no file any more."""
 
 
 @dataclass(slots=True)
@@ -104,6 +114,7 @@ class PageStore:
         self._writes_from = 0.0  # `time.monotonic` from which on it writes
         self._stopped = False
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
+        self._observer: RecordObserver | None = None
         self.steps = 0
         self.counts = StoreCounts()
         most = _MOST_SHARED_BATCH if folder.is_shared else _MOST_BATCH
@@ -143,6 +154,14 @@ class PageStore:
             fresh = list(there - known - self._ignored)
         threads = min(_READERS, len(fresh) // _LEAST_TABLES)
         in_parallel(self._open, fresh, threads, "kt-read")
+
+    def observe(self, observer: RecordObserver | None) -> None:
+        """Tells somebody what is there, and from now on what changes; None: nobody."""
+        with self._guard:
+            self._observer = observer
+            if observer is not None:
+                for path, entries in self._files.items():
+                    observer.stored(path, entries)
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether a record was there when the folder was last looked at."""
@@ -262,18 +281,27 @@ class PageStore:
                 self._found.setdefault((entry.kind, entry.key), []).append((path, entry))
                 if entry.kind == PageKind.STATE:
                     self._states.add(entry.key)
+            if self._observer is not None:
+                self._observer.stored(path, entries)
 
     def _forget(self, path: Path) -> None:
         with self._guard:
             entries = self._files.pop(path, ())
             self._n_records -= len(entries)
-            for entry in entries:
-                name = entry.kind, entry.key
-                places = [place for place in self._found.get(name, ()) if place[0] != path]
-                if places:
-                    self._found[name] = places
-                elif self._found.pop(name, None) and entry.kind == PageKind.STATE:
-                    self._states.discard(entry.key)
+            gone = [entry for entry in entries if self._is_gone(path, entry)]
+            if self._observer is not None and gone:
+                self._observer.removed(gone)
+
+    def _is_gone(self, path: Path, entry: PageEntry) -> bool:
+        """Takes a file from those that have a record; returns whether it was the only one."""
+        name = entry.kind, entry.key
+        places = [place for place in self._found.get(name, ()) if place[0] != path]
+        if places:
+            self._found[name] = places
+            return False
+        if self._found.pop(name, None) and entry.kind == PageKind.STATE:
+            self._states.discard(entry.key)
+        return True
 
     def _damaged(self, path: Path, problem: str) -> None:
         """Deletes a file, unless it is another writer's; its pages are misses from now on. Said for the first one

@@ -10,13 +10,18 @@ from engine.test_store_faults import CONTEXT, TEXT, answer
 from engine.test_tier import leave, resumed, told
 from hybrid import Made
 from loading import load_engine
+from server.test_kv_events import SEED, Router
 
-from ktcli.assembly.kvpages import SharedStore, stored_pages
+from ktcli.assembly.kvpages import SharedStore, stored_pages, watched_pages
 from ktcli.assembly.listener import Listener
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
 from ktcli.engine.request import Stats
 from ktcli.engine.tier import Tier
+from ktcli.native import Batch
 from ktcli.sampling import SamplingSettings
+from ktcli.server.kvevents.blockhash import block_hash, root_hash
+from ktcli.server.kvevents.blocks import BlockBook
+from ktcli.server.kvevents.changes import PageChanges
 from ktcli.store import remote
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
@@ -305,3 +310,49 @@ def test_what_came_from_stores_is_part_of_what_is_reused() -> None:
     assert stats.reused_by_tier == {"memory": 0, "disk": 64, "store": 36}
     stats.note_reused(0, {})
     assert stats.reused_by_tier == {"memory": 0}
+
+
+def test_who_watches_knows_what_is_in_memory_and_on_disk(
+    engine: CpuEngine, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """But nothing of those who name a salt, and nothing once the model is closed."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    leave(engine)
+    changes, book, router = PageChanges(lambda: None), BlockBook(SEED), Router()
+
+    def hear() -> dict[str, set[bytes]]:
+        router.hear(book.apply(changes.take()))
+        return {m: {made for made, medium in router.there if medium == m} for m in ("CPU", "DISK")}
+
+    pack = tmp_path / "m@int4-int8"
+    with (
+        watched_pages(engine, changes),
+        stored_pages(engine, pack, QUOTA, watch=changes),
+    ):
+        _, rows = answer(engine, TEXT)
+        wanted, before = set[bytes](), root_hash(SEED)
+        for first in range(0, TEXT.size - 63, 64):
+            before = block_hash(before, TEXT[first : first + 64].tolist())
+            wanted.add(before)
+        assert hear()["CPU"] == wanted
+        line = engine.sequence()
+        line.adopt(TEXT, salt="somebody's")
+        salted = line.extend(TEXT[:64])
+        engine.run(Batch((salted,)))
+        line.commit(salted)
+        line.close()
+        assert hear()["CPU"] == wanted
+        assert engine.pools.tier is not None and engine.pools.tier.flush(60)
+        assert hear() == {"CPU": wanted, "DISK": wanted}
+        engine.pools.forget()
+        assert hear() == {"CPU": set(), "DISK": wanted}
+        assert answer(engine, TEXT)[1] == rows  # from disk
+        assert hear() == {"CPU": wanted, "DISK": wanted}
+    assert hear() == {"CPU": set(), "DISK": set()}
+    leave(engine)
+    with (
+        watched_pages(engine, changes),
+        stored_pages(engine, pack, QUOTA, watch=changes),
+    ):
+        assert hear() == {"CPU": set(), "DISK": wanted}
+    assert engine.pools.pages.observer is None

@@ -13,7 +13,23 @@ from mini_library import NEEDS_KT_MINI
 from server.running import served_by_command
 
 PROMPT = [{"role": "user", "content": "Please count: " + ", ".join(map(str, range(160)))}]
-PREFILL = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True, "remote_host": None}}
+# What vllm-router 0.1.17 adds to a request, and for the server that only reads the prompt. smg 1.13 sends max_tokens
+# alone.
+ROUTED = {
+    **dict.fromkeys(
+        "no_stop_trim ignore_eos continue_final_message return_hidden_states".split(), False
+    ),
+    **dict.fromkeys("separate_reasoning stream_reasoning skip_special_tokens".split(), True),
+    "include_reasoning": True,
+    "stream": False,
+    "logprobs": False,
+}
+TRANSFER = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    **dict.fromkeys("remote_engine_id remote_block_ids remote_host remote_port".split()),
+}
+PREFILL = {**ROUTED, "max_tokens": 1, "min_tokens": 1, "kv_transfer_params": TRANSFER}
 
 
 def ask(url: str, messages: list[dict[str, str]], **more: Any) -> tuple[dict[str, Any], str]:
@@ -39,7 +55,7 @@ def test_one_server_reads_the_prompt_and_another_answers(
         prefill, decode = urls
         usage, _ = ask(prefill, PROMPT, **PREFILL)
         assert usage["completion_tokens"] == 1
-        usage, text = ask(decode, PROMPT)
+        usage, text = ask(decode, PROMPT, **ROUTED)
         details = usage["prompt_tokens_details"]
         assert usage["prompt_tokens"] - details["cached_tokens"] <= 65
         assert details["cached_tokens_details"]["store"] == details["cached_tokens"] > 256
@@ -48,6 +64,11 @@ def test_one_server_reads_the_prompt_and_another_answers(
             f'kt_prefix_cache_tier_hits_total{{tier="store"}} {details["cached_tokens"]}' in metrics
         )
         assert ask(prefill, PROMPT)[1] == text
+        # A router that says nothing of pages.
+        third = [{"role": "user", "content": "How does kt pull? " * 30}]
+        ask(prefill, third, max_tokens=1)
+        usage, _ = ask(decode, third)
+        assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] <= 65
         # Without being asked, pages are written in time; with `kt_persist` at once.
         other = [{"role": "user", "content": "What is kt? " * 60}]
         ask(prefill, other, kt_persist=True)

@@ -229,3 +229,34 @@ def test_keys_guard_users_and_servers(home: Path, tmp_path: Path) -> None:
                     assert b"USER-A" not in pid.read_bytes()
                 except OSError:
                     continue
+
+
+def test_one_server_reads_and_the_other_answers(home: Path, tmp_path: Path) -> None:
+    """smg asks a server of kt for one token, and then the other one for the answer."""
+    store, port = ("--kv-store", str(tmp_path / "store")), free_port()
+    text = "Please count: " + ", ".join(map(str, range(150)))
+    python = engines.folder() / f"{ROW.name}@{ROW.version}" / "bin" / "python"
+    with server(free_port(), *store) as prefill, server(free_port(), *store) as decode:
+        command = [str(python), "-m", "smg.cli", "launch", "--pd-disaggregation"]
+        command += ["--prefill", prefill.url, "--decode", decode.url, "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--prometheus-host", "127.0.0.1"]
+        command += ["--prometheus-port", str(free_port())]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as router:
+            try:
+                url = f"http://127.0.0.1:{port}"
+                until(lambda: is_ready(url))
+                usage = ask(url, text, temperature=0).json()["usage"]
+            finally:
+                router.kill()
+        details = usage["prompt_tokens_details"]
+        assert usage["prompt_tokens"] - details["cached_tokens"] <= 65
+        assert details["cached_tokens_details"]["store"] == details["cached_tokens"]
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/readiness", timeout=10).status_code == 200
+    except requests.ConnectionError:
+        return False

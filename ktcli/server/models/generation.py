@@ -53,7 +53,9 @@ class Generation:
         self.id = secrets.token_hex(12)
         self.model, self.prompt, self.name = lease.model, prompt, lease.name
         adapter = None if lease.adapter is None else lease.adapter.attached
-        self.options = replace(options, adapter=adapter)
+        tier = lease.model.backend.engine.pools.tier
+        persist = options.persist or (tier is not None and tier.is_shared and _reads_only(options))
+        self.options = replace(options, adapter=adapter, persist=persist)
         self._context = lease.model.backend.engine.context
         self._metrics, self.constraints = metrics, constraints
         self._began_s = time.monotonic()
@@ -66,7 +68,7 @@ class Generation:
         self.ended: Callable[[int], None] = lambda tokens: None
         self._cancelled = False
         # Where the pages of the prompt are to be stored before its answers end; None: it does not matter.
-        self._tier = lease.model.backend.engine.pools.tier if options.persist else None
+        self._tier = tier if persist else None
         self._persisting: set[asyncio.Task[None]] = set()  # which nobody else holds
         self.failure: Exception | None = None  # that ends it whatever the engine says
         self.answers: dict[int, AnswerRun] = {}  # by their numbers
@@ -339,3 +341,9 @@ class Generations:
             found += [event._replace(choice=first + event.choice) for event in each.taken()]
             first += each.options.choices
         return found
+
+
+def _reads_only(options: AnswerOptions) -> bool:
+    """Whether a request is what routers send to a server that reads a prompt for another one."""
+    chances = (options.logprobs, options.prompt_logprobs)
+    return options.max_tokens == 1 and chances == (None, None)

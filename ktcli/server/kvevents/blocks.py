@@ -1,0 +1,137 @@
+"""Knows the blocks that a server holds, and makes the events of what changes.
+
+A page is announced if the chain of pages before it begins with nothing, computed for callers who name no salt and no
+adapter: no other page can be found by the ids alone, and nobody else is told what it holds. Two pages whose ids are the
+same, but which were computed in different ways, are one block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ktcli.engine.prefix import chain
+from ktcli.pagelabel import I32Array
+from ktcli.server.kvevents.blockhash import block_hash, root_hash
+from ktcli.server.kvevents.changes import Came, PageChangeSet, PagePlace, StoredPage
+from ktcli.server.kvevents.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from ktcli.store.pagefile import Damaged, read_ids
+
+
+@dataclass(slots=True)
+class _Block:
+    """A page that is announced.
+
+    Attributes:
+        parent: the hash of the block before; None: it is the first.
+        end: the positions of its whole prefix.
+        media: where it is.
+    """
+
+    hash: bytes
+    parent: bytes | None
+    ids: I32Array
+    end: int
+    media: set[str] = field(default_factory=set)
+
+    def stored(self, medium: str) -> BlockStored:
+        return BlockStored([self.hash], self.parent, self.ids.tolist(), medium)
+
+
+class BlockBook:
+    """The blocks that are announced.
+
+    Args:
+        seed: the text from which the first block's hash is made, see `blockhash`.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self._before_all = root_hash(seed)
+        self._root: bytes | None = None
+        self._blocks: dict[bytes, _Block] = {}  # by the keys of pages
+        self._pages: Counter[tuple[bytes, str]] = Counter()  # of a hash in a medium
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def apply(self, taken: PageChangeSet) -> Iterator[Event]:
+        """Yields the events of changes: those of what came before those of what went, a block after the one before
+        it."""
+        if taken.begins or taken.lost:
+            self._root = taken.root
+            self._blocks.clear()
+            self._pages.clear()
+            yield AllBlocksCleared()
+        came = [(place, each) for place, each in taken.pages.items() if each is not None]
+        for place, what in sorted(came, key=lambda pair: _end(pair[1])):
+            yield from self._come(place, what)
+        for place, each in taken.pages.items():
+            if each is None:
+                yield from self._go(place)
+
+    def all(self) -> Iterator[Event]:
+        """Yields events that tell somebody who knows nothing, or something that is wrong, what is there now."""
+        yield AllBlocksCleared()
+        known: set[bytes | None] = {None}
+        told = set[tuple[bytes, str]]()
+        for block in sorted(self._blocks.values(), key=lambda block: block.end):
+            if block.parent in known:  # otherwise nothing can be found by way of it
+                known.add(block.hash)
+                for medium in sorted(block.media):
+                    if (block.hash, medium) not in told:
+                        told.add((block.hash, medium))
+                        yield block.stored(medium)
+
+    def _come(self, place: PagePlace, what: Came) -> Iterator[Event]:
+        block = self._blocks.get(place.key) or self._made(what)
+        if block is None or place.medium in block.media:
+            return
+        self._blocks[place.key] = block
+        block.media.add(place.medium)
+        self._pages[block.hash, place.medium] += 1
+        if self._pages[block.hash, place.medium] == 1:
+            yield block.stored(place.medium)
+
+    def _go(self, place: PagePlace) -> Iterator[Event]:
+        block = self._blocks.get(place.key)
+        if block is None or place.medium not in block.media:
+            return
+        block.media.discard(place.medium)
+        if not block.media:
+            del self._blocks[place.key]
+        self._pages[block.hash, place.medium] -= 1
+        if not self._pages[block.hash, place.medium]:
+            del self._pages[block.hash, place.medium]
+            yield BlockRemoved([block.hash], place.medium)
+
+    def _made(self, what: Came) -> _Block | None:
+        """The block of a page; None: the pages before it are not announced, or its file is gone."""
+        label = what.entry if isinstance(what, StoredPage) else what
+        before = self._blocks.get(label.previous)
+        if before is None and label.previous != self._root:
+            return None
+        ids = _ids(what)
+        if ids is None:
+            return None
+        parent = None if before is None else before.hash
+        made = block_hash(parent or self._before_all, ids.tolist())
+        return _Block(made, parent, ids, label.end)
+
+
+def _end(what: Came) -> int:
+    return what.entry.end if isinstance(what, StoredPage) else what.end
+
+
+def _ids(what: Came) -> I32Array | None:
+    """The ids of a page; None: they cannot be read, or are not those of its key."""
+    if not isinstance(what, StoredPage):
+        return what.ids
+    with suppress(OSError, Damaged):
+        ids, depths = read_ids(what.path, what.entry)
+        if chain(what.entry.previous, ids, depths) == what.entry.key and np.all(ids >= 0):
+            return ids
+    return None
