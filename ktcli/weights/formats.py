@@ -87,17 +87,17 @@ class FormatLoss:
 # docs/quality.md: experts of kt-mini's outlier variant, whose weights are as uneven as large models'.
 # Without bf16, which holds nothing that int8 loses.
 _EXPERTS_LOSE = (
-    FormatLoss("int8", 0.001),
-    FormatLoss("nl4-g32-mixed", 0.033),
-    FormatLoss("int4-row-had", 0.043),
-    FormatLoss("nl4-g32", 0.046),
-    FormatLoss("nl4-mixed", 0.051),
-    FormatLoss("nl4", 0.074),
-    FormatLoss("mxfp4", 0.100),
-    FormatLoss("int4-g32", 0.141),
-    FormatLoss("int4-mixed", 0.166),
-    FormatLoss("int4", 0.247),
-    FormatLoss("int4-g128", 0.434),
+    FormatLoss("int8", 0.0),
+    FormatLoss("nl4-g32-mixed", 0.034),
+    FormatLoss("int4-row-had", 0.045),
+    FormatLoss("nl4-mixed", 0.047),
+    FormatLoss("nl4-g32", 0.048),
+    FormatLoss("nl4", 0.070),
+    FormatLoss("mxfp4", 0.090),
+    FormatLoss("int4-g32", 0.116),
+    FormatLoss("int4-mixed", 0.146),
+    FormatLoss("int4", 0.208),
+    FormatLoss("int4-g128", 0.381),
 )
 # The same page: SmolLM2-135M, dense, whose every weight but the embedding is in that format.
 _DENSE_LOSES = (
