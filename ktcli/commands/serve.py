@@ -18,7 +18,7 @@ from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_keys
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.given import given_words
-from ktcli.commands.cli.kv_store import KvStoreOpt, KvStoreSizeOpt, asked_store
+from ktcli.commands.cli.kv_store import InsecureOpt, KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
     ContextOpt,
     PullOpt,
@@ -166,6 +166,7 @@ def serve(
     keep_alive: KeepAliveOpt = None,
     kv_store: KvStoreOpt = None,
     kv_store_size: KvStoreSizeOpt = None,
+    insecure: InsecureOpt = False,
     drain: DrainOpt = DRAIN_S,
     log_json: LogJsonOpt = False,
     record_trace: RecordTraceOpt = None,
@@ -234,7 +235,7 @@ def serve(
         return
     supervisor = Supervisor()
     listener = SupervisedListener(out, supervisor)
-    shared = asked_store(kv_store, kv_store_size)
+    shared = asked_store(kv_store, kv_store_size, insecure=insecure)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=listener, shared=shared)
     if background:
         # What it takes to have the model may need an answer, and hours.
