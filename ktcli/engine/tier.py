@@ -232,16 +232,17 @@ class Tier:
     def _look(self, content: Content, labels: list[PageLabel], have: int) -> None:
         """Lets stores look for what is new: the nearest always, the others if pages still lack, or a state may, and
         reading may be faster than computing."""
-        nearest, *others = self._stores.all
+        nearest = self._stores.all[0]
         nearest.refresh()
         known = all(self._known(PageKind.PAGE, label) for label in labels)
         known = known and self._reach(labels) == len(labels)  # with the windows before their end
         if known and self._states is None:
             return
         missing = [label for label in labels if not self._known(PageKind.PAGE, label)]
-        for store in others:
+        for store in self._stores.all:
             if not missing or self._pays(PAGE_TOKENS * len(missing), missing, store):
-                store.refresh()
+                if store is not nearest:
+                    store.refresh()
                 store.seek([*labels, *self._windowed(labels, len(labels) * PAGE_TOKENS)])
                 store.seek(self._partial(content, labels, have))
 

@@ -1,5 +1,5 @@
-"""Laws of the tier in a Mooncake store: nothing that it gives is trusted, nobody waits for it longer than a bound, and it
-is used when it is back. The client is a fake, in the process in which the real one runs."""
+"""Laws of the tier in a Mooncake store: nothing that it gives is trusted, nobody waits for it longer than a bound, and
+it is used when it is back. The client is a fake, in the process in which the real one runs."""
 
 from __future__ import annotations
 

@@ -136,6 +136,12 @@ COMMANDS: dict[str, Row] = {
         "Install programs by others that kt starts, each in an environment of its own.",
         "Models",
     ),
+    "store": Row(
+        "ktcli.commands.store:app",
+        "Run a KV store for several servers.",
+        "Start",
+        least_bytes=_ARRAYS,
+    ),
     "cache": Row(
         "ktcli.commands.cache:app",
         "Show, check and remove the KV pages on disk.",
