@@ -21,7 +21,7 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.settings import MOONCAKE
 from ktcli.store import engines, experience, places
 from ktcli.store.mooncake.address import MooncakeAddress
-from ktcli.store.mooncake.client import Connection, MooncakeStore
+from ktcli.store.mooncake.client import MooncakeStore, StoreConnection
 from ktcli.store.mooncake.process import CLIENT, command_of
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder, folder_name
@@ -168,7 +168,7 @@ def _mooncake_store(
     memory, windows = engine.memory, engine.pools.windows
     window = windows.memory.page_bytes if windows is not None and windows.memory is not None else 0
     return MooncakeStore(
-        Connection(command_of(installed), address),
+        StoreConnection(command_of(installed), address),
         _space_of(engine),
         max(memory.page_bytes, memory.state_bytes, window),
         listener.warn,

@@ -31,6 +31,9 @@ _BUSY_S = 0.5
 _MOST_STEP_S = 60.0
 _SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
 _LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
+_TRY_BYTES = (
+    1 << 20
+)  # read first of a store whose speed is not known: most of the time is not that of asking
 _TRIED = 0.05  # of the time for computing a prompt, which reading may cost to measure a store
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
@@ -358,7 +361,7 @@ class Tier:
             # A store whose speed is not known yet is asked for little, then for more.
             trying = self._stores.unmeasured(labels[n:][:1])
             pays = pays and not trying
-            at_once = min(most, max(1, came)) if trying else most
+            at_once = min(most, max(1, _TRY_BYTES // max(1, size), came)) if trying else most
             part = list(takewhile(partial(self._stored, kind), labels[n : n + at_once]))
             tokens = sum(label.ids.size for label in part)
             if not part or not (pays or self._pays(tokens, part)):

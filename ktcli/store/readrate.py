@@ -45,8 +45,12 @@ class ReadRate:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was measured lately, with enough bytes or reads of different sizes."""
-        enough = self._bytes >= _KNOWN_BYTES or self._fitted() is not None
+        """Whether it was measured lately, with enough bytes or reads of different sizes; a store that is fast needs no
+        measurement before."""
+        is_fast = self._assumed_bps is None
+        if not self._n:
+            return is_fast
+        enough = is_fast or self._bytes >= _KNOWN_BYTES or self._fitted() is not None
         return enough and time.monotonic() - self._noted_s < _KNOWN_S
 
     def seconds(self, size_bytes: int) -> float:

@@ -33,7 +33,8 @@ PROMPT = "Please count: " + ", ".join(f"page {n}" for n in range(60))
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     for name in (
-        "KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE", "KT_KV_STORE", "KT_KV_STORE_SIZE", "KT_KV_STORE_INSECURE",
+        "KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE", "KT_KV_STORE", "KT_KV_STORE_SIZE",
+        "KT_KV_STORE_INSECURE",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"

@@ -146,7 +146,7 @@ def test_a_store_that_loses_is_not_asked_but_now_and_then(clock: Clock) -> None:
 def test_a_rate_is_a_fixed_time_and_bytes_per_second(clock: Clock) -> None:
     rate = ReadRate(ASSUMED_BPS)
     assert rate.bps is None and not rate.is_known and rate.seconds(100_000_000) == 1.0
-    assert ReadRate().seconds(1 << 40) == 0.0
+    assert ReadRate().seconds(1 << 40) == 0.0 and ReadRate().is_known
     rate.note(1000, 0.011)
     assert not rate.is_known and rate.seconds(2000) == pytest.approx(0.022)
     for size in (5000, 20_000, 1000, 50_000):

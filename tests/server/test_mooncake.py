@@ -29,7 +29,7 @@ from ktcli.engine.tier import Tier
 from ktcli.main import main
 from ktcli.store import engines
 from ktcli.store.mooncake.address import MooncakeAddress
-from ktcli.store.mooncake.client import Connection, MooncakeStore
+from ktcli.store.mooncake.client import MooncakeStore, StoreConnection
 from ktcli.store.mooncake.process import command_of
 
 pytestmark = pytest.mark.thorough
@@ -88,7 +88,7 @@ def store(home: Path) -> Iterator[RunningStore]:
 
 def opened(store: RunningStore, said: list[str]) -> MooncakeStore:
     command = command_of(engines.require("mooncake"))
-    connection = Connection(command, MooncakeAddress.parse(store.address))
+    connection = StoreConnection(command, MooncakeAddress.parse(store.address))
     return MooncakeStore(connection, SPACE, PAGE_BYTES, said.append)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ktcli.store.mooncake import process
 from ktcli.store.mooncake.address import MooncakeAddress
-from ktcli.store.mooncake.client import Connection
+from ktcli.store.mooncake.client import StoreConnection
 
 _MODULE = '''
 import ctypes, os, time
@@ -93,7 +93,7 @@ class FakeMooncake:
         (folder / "lib" / "mooncake" / "store.py").write_text(module)
         start = _START.format(lib=str(folder / "lib"), script=str(process._SCRIPT))
         command = [sys.executable, "-I", "-S", "-c", start]
-        self.connection = Connection(command, MooncakeAddress("127.0.0.1", port))
+        self.connection = StoreConnection(command, MooncakeAddress("127.0.0.1", port))
 
     def fails(self, call: str, how: str = "stall") -> None:
         """Lets a call hang ("stall"), end the process ("die"), or return a code from now on."""

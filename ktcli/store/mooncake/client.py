@@ -39,7 +39,7 @@ _Name = tuple[PageKind, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class StoreConnection:
     """The facts with which the process is started.
 
     Attributes:
@@ -65,7 +65,7 @@ class MooncakeStore:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: StoreConnection,
         space: Space,
         largest_bytes: int,
         warn: Callable[[str], object] = lambda said: None,
