@@ -8,7 +8,7 @@ import time
 ASSUMED_BPS = (
     100e6  # of a store on other machines, before a read was measured: about what 1 Gbit/s gives
 )
-_DECAY = 0.8  # of what earlier reads weigh
+_DECAY, _OLD_DECAY = 0.8, 0.1  # of what earlier reads weigh, and reads of longer ago than holds
 _SPREAD = 0.2  # of the mean size: reads of sizes that differ less say nothing of the fixed time
 _KNOWN_BYTES = 8 << 20  # after which the rate is known although all reads were of one size
 _KNOWN_S = 60.0  # for which a measurement holds
@@ -29,14 +29,15 @@ class ReadRate:
 
     def note(self, size_bytes: int, seconds: float) -> None:
         """Notes that a read of so many bytes took so long."""
-        x, y = float(size_bytes), seconds
+        x, y, now = float(size_bytes), seconds, time.monotonic()
+        decay = _DECAY if now - self._noted_s < _KNOWN_S else _OLD_DECAY
         sums = (self._n, self._x, self._y, self._xx, self._xy)
         fresh = (1.0, x, y, x * x, x * y)
         self._n, self._x, self._y, self._xx, self._xy = (
-            _DECAY * known + more for known, more in zip(sums, fresh, strict=True)
+            decay * known + more for known, more in zip(sums, fresh, strict=True)
         )
         self._bytes += size_bytes
-        self._noted_s = time.monotonic()
+        self._noted_s = now
 
     @property
     def bps(self) -> float | None:
