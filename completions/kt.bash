@@ -299,12 +299,12 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-store-insecure pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
                 model) names='all' files='.gguf' ;;
-                think|markdown|status|heat|kv-store-insecure) words='on off' ;;
+                think|markdown|status|heat|kv-insecure) words='on off' ;;
                 thoughts) words='folded shown hidden' ;;
                 when-full) words='drop stop' ;;
                 attach) words='loaded always never' ;;
@@ -320,9 +320,9 @@ _kt() {
                 max-pause) words='SECONDS' ;;
                 keep-alive) words='TIME' ;;
                 kv-store) words='STORE off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-store-insecure pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-store-insecure pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

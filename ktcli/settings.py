@@ -347,7 +347,7 @@ TABLE: tuple[Setting, ...] = (
         "Maximum size of the KV pages that this library writes to the shared folder.", option="--kv-store-size",
     ),
     Setting(
-        "kv-store-insecure", ON_OFF, "on|off", "off",
+        "kv-insecure", ON_OFF, "on|off", "off",
         "Whether a Mooncake store may be on an address that is not of a private network; it has no authentication.",
     ),
     Setting(

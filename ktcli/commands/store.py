@@ -59,7 +59,7 @@ def serve(
 
     Examples:
 
-      kt store serve --host 10.0.0.1 --memory 64G       on one machine
+      kt store serve --host 10.0.0.1 --memory 64G         on one machine
 
       kt serve NAME --kv-store mooncake://10.0.0.1:50051  on each
 

@@ -34,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     for name in (
         "KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE", "KT_KV_STORE", "KT_KV_STORE_SIZE",
-        "KT_KV_STORE_INSECURE",
+        "KT_KV_INSECURE",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
@@ -294,7 +294,7 @@ def test_a_setting_names_the_store_as_well(
     monkeypatch.setenv("KT_KV_STORE", "mooncake://here:1")
     assert asked_store(None, None) == MooncakePlace("mooncake://here:1")
     assert asked_store(None, None, insecure=True) == MooncakePlace("mooncake://here:1", True)
-    monkeypatch.setenv("KT_KV_STORE_INSECURE", "on")
+    monkeypatch.setenv("KT_KV_INSECURE", "on")
     assert asked_store("mooncake://x:1", None) == MooncakePlace("mooncake://x:1", True)
     assert asked_store("off", None) is None
     monkeypatch.setenv("KT_KV_STORE", "~/store")

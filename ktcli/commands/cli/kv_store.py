@@ -38,7 +38,7 @@ def asked_store(
     said, most = config.stated("kv-store"), config.value("kv-store-size")
     if size is not None:
         most = SETTINGS["kv-store-size"].read(size, "--kv-store-size", "leave it out")
-    insecure = insecure or bool(config.value("kv-store-insecure"))
+    insecure = insecure or bool(config.value("kv-insecure"))
     if store is not None:
         text = SETTINGS["kv-store"].read(store, "--kv-store", "leave it out")
         return shared_place(text, most, is_insecure=insecure)
