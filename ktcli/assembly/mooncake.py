@@ -72,7 +72,8 @@ def serve_store(settings: StoreSettings, ready: Callable[[], object]) -> None:
             raise KtError(
                 f"the Mooncake store {settings.address} cannot be used: {failure}"
             ) from None
-        held.callback(lambda: (lender.kill(), lender.reap()))
+        held.callback(lender.reap)
+        held.callback(lender.kill)
         parts.append(lambda: lender.has_ended)
         ready()
         while not told.wait(_LOOK_S):

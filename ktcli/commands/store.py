@@ -59,11 +59,11 @@ def serve(
 
     Examples:
 
-      kt store serve --host 10.0.0.1 --memory 64G         on one machine
+      kt store serve --host 10.0.0.1 --memory 64G
 
-      kt serve NAME --kv-store mooncake://10.0.0.1:50051  on each
+      kt serve NAME --kv-store mooncake://node1:50051
 
-      kt store serve --join mooncake://10.0.0.1:50051 --memory 64G
+      kt store serve --join mooncake://node1:50051 --memory 64G
     """
     from ktcli.assembly.mooncake import StoreSettings, require_host, serve_store
     from ktcli.store.mooncake.address import MooncakeAddress

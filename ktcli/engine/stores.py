@@ -44,8 +44,8 @@ class Store(Protocol):
     def refresh(self) -> None:
         """Looks for pages and states that other processes left there; a request begins."""
 
-    def seek(self, labels: Numbers[PageLabel]) -> None:
-        """Looks for these, if it cannot list what it has."""
+    def seek(self, labels: Iterable[PageLabel]) -> None:
+        """Looks for these, if it cannot list what it has; otherwise they are not made."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether something is there, as far as it knows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +35,9 @@ _TRY_BYTES = (
     1 << 20
 )  # read first of a store whose speed is not known: most of the time is not that of asking
 _TRIED = 0.05  # of the time for computing a prompt, which reading may cost to measure a store
+_MOST_ENDS = (
+    4096  # of the last positions, at which a store that cannot list what it has is asked for states
+)
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
@@ -249,24 +252,22 @@ class Tier:
                 store.seek([*labels, *self._windowed(labels, len(labels) * PAGE_TOKENS)])
                 store.seek(self._partial(content, labels, have))
 
-    def _partial(self, content: Content, labels: list[PageLabel], have: int) -> list[PageLabel]:
-        """The labels of all that may be stored of a content at places that only its writer knew: states, or else pages
-        before they were full."""
-        ends: Iterable[int] = range(have + 1, content.ids.size)
+    def _partial(self, content: Content, labels: list[PageLabel], have: int) -> Iterator[PageLabel]:
+        """Yields the labels of all that may be stored of a content at places that only its writer knew: states, or else
+        pages before they were full."""
+        ends = range(max(have + 1, content.ids.size - _MOST_ENDS), content.ids.size)
         if self._states is None:
             full = sum(1 for _ in takewhile(partial(self._known, PageKind.PAGE), labels))
             first = full * PAGE_TOKENS
             ends = range(max(first, have) + 1, min(first + PAGE_TOKENS, content.ids.size))
-        wanted = []
         for end in ends:
             full, rest = divmod(end, PAGE_TOKENS)
             span, previous = (end - rest, end), labels[full - 1].key if full else content.root
             if self._states is not None:
-                wanted.append(_label(PageKind.STATE, previous, content, span))
+                yield _label(PageKind.STATE, previous, content, span)
             if rest:
                 page = _label(PageKind.PAGE, previous, content, span)
-                wanted += [page, *([] if self._windows is None else [_of_window(page)])]
-        return wanted
+                yield from [page] if self._windows is None else [page, _of_window(page)]
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""

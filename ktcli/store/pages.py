@@ -137,7 +137,7 @@ class PageStore:
         threads = min(_READERS, len(fresh) // _LEAST_TABLES)
         in_parallel(self._open, fresh, threads, "kt-read")
 
-    def seek(self, labels: Sequence[PageLabel]) -> None:
+    def seek(self, labels: Iterable[PageLabel]) -> None:
         """Does nothing: `refresh` lists what is there."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:

@@ -118,7 +118,7 @@ class RemoteStore:
                 self._answered(job)
         self._tell()
 
-    def seek(self, labels: Sequence[PageLabel]) -> None:
+    def seek(self, labels: Iterable[PageLabel]) -> None:
         """Does nothing: `refresh` lists what is there."""
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:

@@ -64,7 +64,7 @@ class Link:
     def refresh(self) -> None:
         self._there.clear()
 
-    def seek(self, labels: Sequence[PageLabel]) -> None:
+    def seek(self, labels: Iterable[PageLabel]) -> None:
         whole = [label.key for label in labels if label.ids.size == 64]
         self.asked += bool(whole)
         self._there.update(whole)

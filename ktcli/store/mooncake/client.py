@@ -159,18 +159,21 @@ class MooncakeStore:
         self._until = None
         self._tell()
 
-    def seek(self, labels: Sequence[PageLabel]) -> None:
+    def seek(self, labels: Iterable[PageLabel]) -> None:
         """Asks which of these are there; what is not known afterwards counts as missing."""
         helper = self._helper
+        if helper is None:
+            return
+        wanted = list(labels)
         if self._until is None:
-            tokens = sum(label.ids.size for label in labels if label.kind == PageKind.PAGE)
+            tokens = sum(label.ids.size for label in wanted if label.kind == PageKind.PAGE)
             self._until = time.monotonic() + READ_S + READ_S_PER_TOKEN * tokens
         asked = [
             label
-            for label in labels
+            for label in wanted
             if not self.has(*_name(label)) and _name(label) not in self._strange
         ]
-        if helper is None or not asked:
+        if not asked:
             return
         keys = [key_of(self._space, label.kind, label.key) for label in asked]
         wait_s = min(LOOK_S, self._left_s())
