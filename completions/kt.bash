@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve route ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune engine store cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve route store ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune engine cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        adapter|engine|store|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        store|adapter|engine|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -59,6 +59,14 @@ _kt() {
                 --drain) words='SECONDS' ;;
                 --add|--remove) words='URL' ;;
                 *) options='--host --port --metrics-port --model --api-key-file --control-key-file --drain --add --remove --background --print-unit --dry-run --json --quiet --help' words='URL' ;;
+            esac ;;
+        'store') options='--help' words='serve' ;;
+        'store serve')
+            case $before in
+                --host) words='ADDRESS' ;;
+                --port) words='PORT' ;;
+                --memory|--join)  ;;
+                *) options='--host --port --memory --join --insecure --json --quiet --help' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop')
@@ -164,14 +172,6 @@ _kt() {
             esac ;;
         'engine list') options='--json --quiet --help' ;;
         'engine rm') options='--yes --json --quiet --help' words='ENGINE' ;;
-        'store') options='--help' words='serve' ;;
-        'store serve')
-            case $before in
-                --host) words='ADDRESS' ;;
-                --port) words='PORT' ;;
-                --memory|--join)  ;;
-                *) options='--host --port --memory --join --insecure --json --quiet --help' ;;
-            esac ;;
         'cache') options='--help' words='du ls verify rm' ;;
         'cache du')
             case $before in

@@ -54,6 +54,12 @@ COMMANDS: dict[str, Row] = {
         "Start",
         least_bytes=_ARRAYS,
     ),
+    "store": Row(
+        "ktcli.commands.store:app",
+        "Run a KV store for several servers.",
+        "Start",
+        least_bytes=_ARRAYS,
+    ),
     "ps": Row("ktcli.commands.servers:ps", "List the running servers of this library.", "Start"),
     "stop": Row("ktcli.commands.servers:stop", "Stop servers of this library.", "Start"),
     "doctor": Row(
@@ -135,12 +141,6 @@ COMMANDS: dict[str, Row] = {
         "ktcli.commands.engine:app",
         "Install programs by others that kt starts, each in an environment of its own.",
         "Models",
-    ),
-    "store": Row(
-        "ktcli.commands.store:app",
-        "Run a KV store for several servers.",
-        "Start",
-        least_bytes=_ARRAYS,
     ),
     "cache": Row(
         "ktcli.commands.cache:app",
