@@ -26,6 +26,7 @@ from ktcli.errors import Busy, KtError, NotFound
 from ktcli.store import contents, places
 
 MANIFEST = "kt-engine.json"
+_LOADER_CACHE = Path("/etc/ld.so.cache")
 _MANIFEST_BYTES = 1 << 16
 _FOLDER = re.compile(r"([a-z][a-z0-9-]{0,31})@([0-9][0-9A-Za-z.+!-]{0,31})", re.ASCII)
 
@@ -101,8 +102,12 @@ class ExternalEngine:
 def _has_library(name: str) -> bool:
     """Whether the loader finds a shared library: among those of the system, or in LD_LIBRARY_PATH."""
     more = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    there = any(any(Path(each).glob(f"lib{name}.so*")) for each in more if each)
-    return there or find_library(name) is not None
+    if any(any(Path(each).glob(f"lib{name}.so*")) for each in more if each):
+        return True
+    try:  # what `find_library` asks several programs for, which takes seconds where it is missing
+        return f"/lib{name}.so".encode() in _LOADER_CACHE.read_bytes()
+    except OSError:
+        return find_library(name) is not None
 
 
 # smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
