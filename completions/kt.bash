@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve route ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune engine cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve route store ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune engine cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        adapter|engine|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        store|adapter|engine|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -22,12 +22,12 @@ _kt() {
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
-                --kv-store) words='off' files='folders' ;;
+                --kv-store) words='STORE off' ;;
                 --attach) words='loaded always never' ;;
                 --server) words='URL off' ;;
                 --server-key-file|--output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --kv-store --kv-store-size --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --kv-store --kv-store-size --insecure --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
@@ -41,7 +41,7 @@ _kt() {
                 --max-pause|--drain) words='SECONDS' ;;
                 --adapter) words='ADAPTER' ;;
                 --keep-alive) words='TIME' ;;
-                --kv-store) words='off' files='folders' ;;
+                --kv-store) words='STORE off' ;;
                 --kv-events) words='ADDRESS off' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
@@ -49,7 +49,7 @@ _kt() {
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --kv-events --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --insecure --kv-events --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'route')
             case $before in
@@ -60,6 +60,14 @@ _kt() {
                 --drain) words='SECONDS' ;;
                 --add|--remove) words='URL' ;;
                 *) options='--host --port --metrics-port --model --api-key-file --control-key-file --drain --add --remove --background --print-unit --dry-run --json --quiet --help' words='URL' ;;
+            esac ;;
+        'store') options='--help' words='serve' ;;
+        'store serve')
+            case $before in
+                --host) words='ADDRESS' ;;
+                --port) words='PORT' ;;
+                --memory|--join)  ;;
+                *) options='--host --port --memory --join --insecure --json --quiet --help' ;;
             esac ;;
         'ps') options='--json --quiet --help' ;;
         'stop')
@@ -292,12 +300,12 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-events pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
                 model) names='all' files='.gguf' ;;
-                think|markdown|status|heat) words='on off' ;;
+                think|markdown|status|heat|kv-insecure) words='on off' ;;
                 thoughts) words='folded shown hidden' ;;
                 when-full) words='drop stop' ;;
                 attach) words='loaded always never' ;;
@@ -312,11 +320,11 @@ _kt() {
                 port) words='PORT' ;;
                 max-pause) words='SECONDS' ;;
                 keep-alive) words='TIME' ;;
-                kv-store) words='off' files='folders' ;;
+                kv-store) words='STORE off' ;;
                 kv-events) words='ADDRESS off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-events pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-events pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

@@ -110,7 +110,7 @@ def _read_folder(text: str) -> str:
 
 
 def _read_store(text: str) -> str:
-    """A store of Mooncake is known by name, and refused by whoever opens stores."""
+    """A store of Mooncake is known by its name, whose rest is checked by whoever opens stores."""
     return text if text == "off" or text.startswith(MOONCAKE) else _read_folder(text)
 
 
@@ -124,7 +124,7 @@ _PATHS = "an absolute path, or one that begins with ~"
 FOLDERS = Domain(_PATHS, f"not {_PATHS}", _read_folder)
 _SEVERAL = "absolute paths separated by colons, or off"
 FOLDER_LISTS = Domain(_SEVERAL, f"not {_SEVERAL}", _read_folders)
-_STORES = "an absolute path, one that begins with ~, or off"
+_STORES = "an absolute path, one that begins with ~, mooncake://HOST:PORT, or off"
 STORES = Domain(_STORES, f"not {_STORES}", _read_store)
 
 
@@ -337,13 +337,18 @@ TABLE: tuple[Setting, ...] = (
         "Maximum disk space for KV pages; 0 turns them off.",
     ),
     Setting(
-        "kv-store", STORES, "DIR|off", "off",
-        "Folder in which several servers share KV pages, such as one on NFS. What one has computed, the others read.",
+        "kv-store", STORES, "STORE|off", "off",
+        "Where several servers share KV pages: a folder, such as one on NFS, or mooncake://HOST:PORT. What one has"
+        " computed, the others read.",
         option="--kv-store",
     ),
     Setting(
         "kv-store-size", SIZES, "SIZE", "a tenth of the disk space that is free there",
         "Maximum size of the KV pages that this library writes to the shared folder.", option="--kv-store-size",
+    ),
+    Setting(
+        "kv-insecure", ON_OFF, "on|off", "off",
+        "Whether a Mooncake store may be on an address that is not of a private network; it has no authentication.",
     ),
     Setting(
         "kv-events",

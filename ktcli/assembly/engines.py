@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from ctypes.util import find_library
 from pathlib import Path
 
 from ktcli import smallfiles
@@ -75,10 +74,8 @@ def require_machine(row: ExternalEngine) -> None:
         needed = ".".join(map(str, row.glibc))
         have = f"{name or 'another C library'} {version}".strip()
         raise UsageError(f"{row.label} needs glibc {needed} or newer, and this system has {have}")
-    if missing := [each for each in row.libraries if find_library(each) is None]:
-        raise UsageError(
-            f"{row.label} needs the system's lib{', lib'.join(missing)}, which is not installed"
-        )
+    if missing := row.missing_libraries():
+        raise UsageError(f"{row.label} needs {missing}", hint=row.remedy)
 
 
 def require_wheels(row: ExternalEngine, source: Path) -> None:

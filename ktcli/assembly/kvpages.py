@@ -4,7 +4,7 @@ outlive the process."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,17 +16,21 @@ from ktcli.engine import Engine
 from ktcli.engine.pages import PageObserver
 from ktcli.engine.prefix import salted
 from ktcli.engine.tier import Tier
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import KtError
 from ktcli.hardware import measured
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.settings import MOONCAKE
-from ktcli.store import experience, places
+from ktcli.store import engines, experience, places
+from ktcli.store.mooncake.address import MooncakeAddress
+from ktcli.store.mooncake.client import MooncakeStore, StoreConnection
+from ktcli.store.mooncake.process import CLIENT, command_of
 from ktcli.store.pagefile import Space
 from ktcli.store.pagefolder import PageFolder, folder_name
 from ktcli.store.pages import PageStore, RecordObserver
-from ktcli.store.remote import RemoteStore
+from ktcli.store.remote import OPEN_S, RemoteStore
 from ktcli.store.sharedfolder import SharedFolder
+from ktcli.threads import BackgroundCall
 
 OFF = "off"  # of the setting kv-store
 
@@ -66,21 +70,29 @@ class SharedStore:
     path: Path
     quota_bytes: int | None = None
 
-    @classmethod
-    def parse(cls, text: str, source: str, quota_bytes: int | None) -> SharedStore | None:
-        """Returns the store that an option or setting names; None: "off".
 
-        Raises:
-            UsageError: it is of a kind that is not supported.
-        """
-        if text == OFF:
-            return None
-        if text.startswith(MOONCAKE):
-            raise UsageError(
-                f"{source} is {text[:100]}, but Mooncake stores are not supported yet",
-                hint="name a folder that all servers see, such as one on NFS",
-            )
-        return cls(Path(text).expanduser(), quota_bytes)
+@dataclass(frozen=True, slots=True)
+class MooncakePlace:
+    """A Mooncake store in which several servers share KV pages, as somebody named it.
+
+    Attributes:
+        text: its address, of which nothing was checked.
+        is_insecure: whether the address may be one that is not of a private network.
+    """
+
+    text: str
+    is_insecure: bool = False
+
+
+def shared_place(
+    text: str, quota_bytes: int | None = None, *, is_insecure: bool = False
+) -> SharedStore | MooncakePlace | None:
+    """Returns the store that an option or setting names; None: "off"."""
+    if text == OFF:
+        return None
+    if text.startswith(MOONCAKE):
+        return MooncakePlace(text, is_insecure)
+    return SharedStore(Path(text).expanduser(), quota_bytes)
 
 
 @contextmanager
@@ -106,17 +118,17 @@ def stored_pages(
     pack: Path,
     quota_bytes: int,
     listener: Listener = SILENT,
-    shared: SharedStore | None = None,
+    shared: SharedStore | MooncakePlace | None = None,
     watch: RecordObserver | None = None,
-) -> Iterator[PageStore | None]:
-    """Keeps the pages of an engine in the library and in a shared folder while the context lasts; what was computed is
+) -> Iterator[PageStore | MooncakeStore | None]:
+    """Keeps the pages of an engine in the library and in a shared store while the context lasts; what was computed is
     written at its end at the latest, as is how fast that was: the next process then knows at once whether reading
     pages pays.
 
     Args:
         pack: the folder of the conversion that runs.
         quota_bytes: the most bytes of all pages on disk; 0: none are read or written.
-        shared: the folder of several servers; None: there is none.
+        shared: the folder, or another store, of several servers; None: there is none.
         watch: is told what the library has; None: nobody wants to know.
     Yields:
         The nearest store; None: there is none.
@@ -125,13 +137,14 @@ def stored_pages(
     own = _library_store(engine, quota_bytes, name, listener) if quota_bytes else None
     if own is not None:
         own.observe(watch)
-    remote = None if shared is None else _shared_store(engine, shared, name, listener)
-    nearest = own or (None if remote is None else remote.inner)
-    if nearest is None:
-        yield None
-        return
-    cpu = _cpu_of(engine)
-    with _tier_over(engine, own, remote) as tier:
+    with ExitStack() as held:
+        remote = None if shared is None else _shared_store(engine, shared, name, listener, held)
+        nearest = own or (remote.inner if isinstance(remote, RemoteStore) else remote)
+        if nearest is None:
+            yield None
+            return
+        cpu = _cpu_of(engine)
+        tier = held.enter_context(_tier_over(engine, own, remote))
         tier.prompt_tok_s = experience.recall_prompt_rate(name, cpu)
         try:
             yield nearest
@@ -155,9 +168,55 @@ def _library_store(
 
 
 def _shared_store(
+    engine: Engine,
+    shared: SharedStore | MooncakePlace,
+    model: str,
+    listener: Listener,
+    held: ExitStack,
+) -> RemoteStore | MooncakeStore | None:
+    """Opens the store that servers share; None: it cannot be used, which is said.
+
+    Args:
+        held: keeps what the store needs as long as it is used.
+    """
+    try:
+        if isinstance(shared, MooncakePlace):
+            return _mooncake_store(engine, shared, listener, held)
+        return _store_in_folder(engine, shared, model, listener)
+    except KtError as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        listener.warn(f"{error}{hint}; kt goes on without it")
+        return None
+
+
+def _mooncake_store(
+    engine: Engine, place: MooncakePlace, listener: Listener, held: ExitStack
+) -> MooncakeStore:
+    """Opens a Mooncake store. Raises: KtError: its client is not installed, or the address must not be used."""
+    address = MooncakeAddress.parse(place.text)
+    installed = engines.require(CLIENT)
+    asking = BackgroundCall(address.resolved, "kt-resolve")  # a name service may hang
+    if not asking.wait(OPEN_S):
+        raise KtError(f"the address of the Mooncake store {address} is not found in time")
+    if isinstance(asking.error, KtError):
+        raise asking.error
+    if not place.is_insecure:
+        address.require_private(asking.result or ())
+    held.enter_context(engines.in_use(installed))
+    memory, windows = engine.memory, engine.pools.windows
+    window = windows.memory.page_bytes if windows is not None and windows.memory is not None else 0
+    return MooncakeStore(
+        StoreConnection(command_of(installed), address),
+        _space_of(engine),
+        max(memory.page_bytes, memory.state_bytes, window),
+        listener.warn,
+    )
+
+
+def _store_in_folder(
     engine: Engine, shared: SharedStore, model: str, listener: Listener
-) -> RemoteStore | None:
-    """Opens the store in a shared folder; None: it cannot be used, which is said."""
+) -> RemoteStore:
+    """Opens the store in a shared folder. Raises: KtError: it cannot be used."""
 
     def open_store(warn: Callable[[str], object]) -> PageStore:
         folder = SharedFolder.open(shared.path)
@@ -172,12 +231,7 @@ def _shared_store(
             )
         return PageStore(folder, space, quota, _about(engine, model), warn)
 
-    try:
-        return RemoteStore.open(shared.path, open_store, listener.warn)
-    except KtError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        listener.warn(f"{error}{hint}; kt goes on without it")
-        return None
+    return RemoteStore.open(shared.path, open_store, listener.warn)
 
 
 def _cpu_of(engine: Engine) -> str:
@@ -218,9 +272,12 @@ def _about(engine: Engine, model: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _tier_over(engine: Engine, own: PageStore | None, remote: RemoteStore | None) -> Iterator[Tier]:
+def _tier_over(
+    engine: Engine, own: PageStore | None, remote: RemoteStore | MooncakeStore | None
+) -> Iterator[Tier]:
     """Lets an engine's pages go to stores while the context lasts, and closes them at its end."""
     pools = engine.pools
+    stores: list[PageStore | RemoteStore | MooncakeStore]
     stores = [store for store in (own, remote) if store is not None]
     tier = Tier(stores, engine.memory, pools.pages, pools.states, pools.windows)
     for store in stores:

@@ -13,7 +13,13 @@ from ktcli.adapters.packed import PackedAdapter
 from ktcli.answers.format import AnswerFormat
 from ktcli.assembly.adapted import identity, read_adapter, with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
-from ktcli.assembly.kvpages import PageWatch, SharedStore, stored_pages, watched_pages
+from ktcli.assembly.kvpages import (
+    MooncakePlace,
+    PageWatch,
+    SharedStore,
+    stored_pages,
+    watched_pages,
+)
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
 from ktcli.assembly.planner import planner_of
@@ -37,7 +43,7 @@ class Opening:
         quota_bytes: the most bytes of all KV pages on disk; 0: none are kept.
         records_heat: whether the experts that are chosen are counted for the model's heat map.
         allow_special: whether texts of a conversation may give control tokens.
-        shared: the folder in which several servers share KV pages; None: there is none.
+        shared: where several servers share KV pages; None: nowhere.
         watch: is told which pages are in memory and in the library; None: nobody wants to know.
     """
 
@@ -46,7 +52,7 @@ class Opening:
     records_heat: bool
     allow_special: bool = False
     listener: Listener = SILENT
-    shared: SharedStore | None = None
+    shared: SharedStore | MooncakePlace | None = None
     watch: PageWatch | None = None
 
 

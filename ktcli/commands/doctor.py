@@ -136,7 +136,7 @@ def _engines(problems: list[Problem]) -> tuple[InstalledEngine, ...]:
         again = f"kt engine rm {each.name}, then kt engine install {each.name}"
         if each.problem:
             said = f"{each.label} cannot be used: {each.problem}"
-            problems.append(Problem(Level.WARNING, said, again))
+            problems.append(Problem(Level.WARNING, said, each.remedy))
         elif not each.is_current:
             said = f"{each.label} is installed, and this kt uses another version"
             problems.append(Problem(Level.NOTE, said, again))

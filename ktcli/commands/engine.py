@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Install programs by others that kt starts, each in an environment of its own.",
 )
 
-EngineArg = Annotated[str, typer.Argument(metavar="ENGINE", help="Name: smg.")]
+EngineArg = Annotated[str, typer.Argument(metavar="ENGINE", help="Name: smg or mooncake.")]
 
 
 @app.command()
@@ -44,6 +44,7 @@ def install(
 
       kt engine install smg
       kt engine install smg --from ./wheels      without a network
+      kt engine install mooncake
     """
     from ktcli.assembly.engines import install as install_engine
 

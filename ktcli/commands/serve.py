@@ -19,7 +19,7 @@ from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_keys
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
 from ktcli.commands.cli.given import given_words
 from ktcli.commands.cli.kv_events import KvEventsOpt, asked_events
-from ktcli.commands.cli.kv_store import KvStoreOpt, KvStoreSizeOpt, asked_store
+from ktcli.commands.cli.kv_store import InsecureOpt, KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
     ContextOpt,
     PullOpt,
@@ -167,6 +167,7 @@ def serve(
     keep_alive: KeepAliveOpt = None,
     kv_store: KvStoreOpt = None,
     kv_store_size: KvStoreSizeOpt = None,
+    insecure: InsecureOpt = False,
     kv_events: KvEventsOpt = None,
     drain: DrainOpt = DRAIN_S,
     log_json: LogJsonOpt = False,
@@ -237,7 +238,8 @@ def serve(
         return
     supervisor = Supervisor()
     listener = SupervisedListener(out, supervisor)
-    shared, asked = asked_store(kv_store, kv_store_size), asked_events(kv_events)
+    shared = asked_store(kv_store, kv_store_size, insecure=insecure)
+    asked = asked_events(kv_events)
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=listener, shared=shared)
     if background:
         # What it takes to have the model may need an answer, and hours.

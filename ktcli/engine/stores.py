@@ -13,6 +13,21 @@ from typing import Protocol
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 
 
+class Rate(Protocol):
+    """Predicts how long a store takes to read something, by what it measured."""
+
+    @property
+    def bps(self) -> float | None:
+        """The bytes read per second; None: nothing was read yet."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether that was measured lately and well."""
+
+    def seconds(self, size_bytes: int) -> float:
+        """Returns the time that a read of so many bytes probably takes."""
+
+
 class Store(Protocol):
     """Keeps pages and states longer than memory does, for example on disk.
 
@@ -23,11 +38,14 @@ class Store(Protocol):
     name: str
 
     @property
-    def read_bps(self) -> float | None:
-        """The bytes that it reads in a second; None: it has not read yet."""
+    def rate(self) -> Rate:
+        """How long its reads take."""
 
     def refresh(self) -> None:
-        """Looks for pages and states that other processes left there."""
+        """Looks for pages and states that other processes left there; a request begins."""
+
+    def seek(self, labels: Iterable[PageLabel]) -> None:
+        """Looks for these, if it cannot list what it has; otherwise they are not made."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether something is there, as far as it knows."""
@@ -75,11 +93,18 @@ class Stores:
         """Returns the states of all, longest prefix first, each once."""
         return sorted({state for store in self.all for state in store.states()}, reverse=True)
 
-    def seconds(self, kind: PageKind, key: bytes, size_bytes: int) -> float:
-        """Returns the time that reading something takes where it is nearest, as far as its store measured."""
-        store = self._nearest(kind, key)
-        bps = None if store is None else store.read_bps
-        return 0.0 if bps is None else size_bytes / bps
+    def seconds(self, sizes: Iterable[tuple[PageKind, bytes, int]]) -> float:
+        """Returns the time that reading things (kind, key, bytes) probably takes, each where it is nearest."""
+        wanted: dict[str, tuple[Store, int]] = {}
+        for kind, key, size in sizes:
+            if (store := self._nearest(kind, key)) is not None:
+                wanted[store.name] = store, wanted.get(store.name, (store, 0))[1] + size
+        return sum(store.rate.seconds(size) for store, size in wanted.values())
+
+    def unmeasured(self, labels: Iterable[PageLabel]) -> bool:
+        """Tells whether the rate is not known of a store from which one of these would come."""
+        near = (self._nearest(each.kind, each.key) for each in labels)
+        return any(store is not None and not store.rate.is_known for store in near)
 
     def hurry(self) -> None:
         """Lets all store at once what is queued."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,13 @@ _MOST_STEP_S = 60.0
 _SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
 _LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
 _OWN = "disk"  # the store that only servers of the same library have
+_TRY_BYTES = (
+    1 << 20
+)  # read first of a store whose speed is not known: most of the time is not that of asking
+_TRIED = 0.05  # of the time for computing a prompt, which reading may cost to measure a store
+_MOST_ENDS = (
+    4096  # of the last positions, at which a store that cannot list what it has is asked for states
+)
 _STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
 
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
@@ -98,6 +105,7 @@ class Tier:
         self._latest: dict[int, deque[tuple[int, PageLabel]]] = {}  # snapshots, by line
         self.prompt_tok_s: float | None = None
         self._began = self._touched = 0.0
+        self._allowed_s = 0.0  # for measuring stores, of the prompt that begins now
         self._in_step = False
         self._restored = dict.fromkeys((store.name for store in self._stores.all), 0)
         for each in self._kinds.values():
@@ -213,8 +221,10 @@ class Tier:
         """
         self.turn_over()
         before, labels = self.restored, _labels(content)
-        if have < content.ids.size - 1:  # otherwise nothing more can be found
-            self._look(labels)
+        left = content.ids.size - 1 - have
+        self._allowed_s = _TRIED * left / self.prompt_tok_s if self.prompt_tok_s else 0.0
+        if left > 0:  # otherwise nothing more can be found
+            self._look(content, labels, have)
         held: _Held = []
         try:
             if self._states is None:
@@ -231,15 +241,39 @@ class Tier:
             store.use(label.key for label in labels)
         return {name: n - before[name] for name, n in self._restored.items() if n > before[name]}
 
-    def _look(self, labels: list[PageLabel]) -> None:
-        """Lets stores look for what is new: the nearest always, the others if pages still lack, or a state may."""
-        nearest, *others = self._stores.all
+    def _look(self, content: Content, labels: list[PageLabel], have: int) -> None:
+        """Lets stores look for what is new: the nearest always, the others if pages still lack, or a state may, and
+        reading may be faster than computing."""
+        nearest = self._stores.all[0]
         nearest.refresh()
         known = all(self._known(PageKind.PAGE, label) for label in labels)
         known = known and self._reach(labels) == len(labels)  # with the windows before their end
-        if not known or self._states is not None:
-            for store in others:
-                store.refresh()
+        if known and self._states is None:
+            return
+        missing = [label for label in labels if not self._known(PageKind.PAGE, label)]
+        for store in self._stores.all:
+            if not missing or self._pays(PAGE_TOKENS * len(missing), missing, store):
+                if store is not nearest:
+                    store.refresh()
+                store.seek([*labels, *self._windowed(labels, len(labels) * PAGE_TOKENS)])
+                store.seek(self._partial(content, labels, have))
+
+    def _partial(self, content: Content, labels: list[PageLabel], have: int) -> Iterator[PageLabel]:
+        """Yields the labels of all that may be stored of a content at places that only its writer knew: states, or else
+        pages before they were full."""
+        ends = range(max(have + 1, content.ids.size - _MOST_ENDS), content.ids.size)
+        if self._states is None:
+            full = sum(1 for _ in takewhile(partial(self._known, PageKind.PAGE), labels))
+            first = full * PAGE_TOKENS
+            ends = range(max(first, have) + 1, min(first + PAGE_TOKENS, content.ids.size))
+        for end in ends:
+            full, rest = divmod(end, PAGE_TOKENS)
+            span, previous = (end - rest, end), labels[full - 1].key if full else content.root
+            if self._states is not None:
+                yield _label(PageKind.STATE, previous, content, span)
+            if rest:
+                page = _label(PageKind.PAGE, previous, content, span)
+                yield from [page] if self._windows is None else [page, _of_window(page)]
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""
@@ -305,9 +339,7 @@ class Tier:
         """The labels of the pages of the window before position `end`, of those of all pages up to there."""
         if self._windows is None:
             return []
-        return [
-            replace(label, kind=PageKind.WINDOW) for label in labels[self._windows.first(end) :]
-        ]
+        return [_of_window(label) for label in labels[self._windows.first(end) :]]
 
     def _known(self, kind: PageKind, label: PageLabel) -> bool:
         in_memory = self._kinds[kind].pool.page_of(label.key) is not None
@@ -331,15 +363,19 @@ class Tier:
             pool.hold(page)
             held.append((pool, page))
             n += 1
-        at_once = max(1, _SLICE_BYTES // max(1, size))
+        most, came = max(1, _SLICE_BYTES // max(1, size)), 0
         while n < len(labels):
+            # A store whose speed is not known yet is asked for little, then for more.
+            trying = self._stores.unmeasured(labels[n:][:1])
+            pays = pays and not trying
+            at_once = min(most, max(1, _TRY_BYTES // max(1, size), came)) if trying else most
             part = list(takewhile(partial(self._stored, kind), labels[n : n + at_once]))
             tokens = sum(label.ids.size for label in part)
             if not part or not (pays or self._pays(tokens, part)):
                 break
-            came = self._read_pages(kind, part, held)
-            n += came
-            if came < len(part):
+            read = self._read_pages(kind, part, held)
+            n, came = n + read, came + read
+            if read < len(part):
                 break
         return n
 
@@ -432,14 +468,31 @@ class Tier:
                 self._writeback.put(slot, label, self._memory.state_bytes)
         self._states.release(slot)
 
-    def _pays(self, n_tokens: int, labels: Numbers[PageLabel]) -> bool:
-        """Tells whether reading is faster than computing so many tokens, as far as both were measured."""
+    def _pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
+        """Tells whether reading is faster than computing so many tokens, as far as both were measured, or so little
+        that it shows how fast a store is now.
+
+        Args:
+            store: the one that would give all of them; None: each is read where it is nearest.
+        """
         if self.prompt_tok_s is None:
             return True
-        seconds = sum(
-            self._stores.seconds(each.kind, each.key, self._size(each.kind)) for each in labels
-        )
-        return seconds < n_tokens / self.prompt_tok_s
+        sizes = [(each.kind, each.key, self._size(each.kind)) for each in labels]
+        if store is None:
+            seconds, unknown = self._stores.seconds(sizes), self._stores.unmeasured(labels)
+        else:
+            seconds, unknown = (
+                store.rate.seconds(sum(s for *_, s in sizes)),
+                not store.rate.is_known,
+            )
+        if seconds < n_tokens / self.prompt_tok_s:
+            return True
+        if unknown and store is not None:
+            return store.rate.seconds(sizes[0][2]) <= self._allowed_s
+        if unknown and seconds <= self._allowed_s:
+            self._allowed_s -= seconds
+            return True
+        return False
 
 
 def _labels(content: Content) -> list[PageLabel]:
@@ -449,6 +502,11 @@ def _labels(content: Content) -> list[PageLabel]:
         labels.append(_label(PageKind.PAGE, key, content, (first, first + PAGE_TOKENS)))
         key = labels[-1].key
     return labels
+
+
+def _of_window(label: PageLabel) -> PageLabel:
+    """The label of the window page of the same prefix."""
+    return replace(label, kind=PageKind.WINDOW)
 
 
 def _label(kind: PageKind, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:

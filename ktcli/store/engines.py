@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from ctypes.util import find_library
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from ktcli.errors import Busy, KtError, NotFound
 from ktcli.store import contents, places
 
 MANIFEST = "kt-engine.json"
+_LOADER_CACHE = Path("/etc/ld.so.cache")
 _MANIFEST_BYTES = 1 << 16
 _FOLDER = re.compile(r"([a-z][a-z0-9-]{0,31})@([0-9][0-9A-Za-z.+!-]{0,31})", re.ASCII)
 
@@ -61,7 +63,8 @@ class ExternalEngine:
         download_bytes, installed_bytes: of the packages, and of the whole environment, about.
         pythons: the minor versions of Python 3 that there are wheels for, the first and the last.
         glibc: the C library that the wheels need.
-        libraries: shared libraries of the system that they need.
+        libraries: shared libraries of the system that they need, without `lib`.
+        debian: the packages of Debian and Ubuntu that have these.
     """
 
     name: str
@@ -75,11 +78,36 @@ class ExternalEngine:
     pythons: tuple[int, int]
     glibc: tuple[int, int]
     libraries: tuple[str, ...] = ()
+    debian: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """The name and the version for people."""
         return f"{self.name} {self.version}"
+
+    def missing_libraries(self) -> str:
+        """Returns the shared libraries that this system lacks, as the end of a sentence; else ""."""
+        missing = [f"lib{each}" for each in self.libraries if not _has_library(each)]
+        if not missing:
+            return ""
+        verb = "is" if len(missing) == 1 else "are"
+        return f"the system's {', '.join(missing)}, which {verb} not installed"
+
+    @property
+    def remedy(self) -> str:
+        """What provides the shared libraries, for people."""
+        return f"Debian and Ubuntu: apt install {' '.join(self.debian)}" if self.debian else ""
+
+
+def _has_library(name: str) -> bool:
+    """Whether the loader finds a shared library: among those of the system, or in LD_LIBRARY_PATH."""
+    more = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    if any(any(Path(each).glob(f"lib{name}.so*")) for each in more if each):
+        return True
+    try:  # what `find_library` asks several programs for, which takes seconds where it is missing
+        return f"/lib{name}.so".encode() in _LOADER_CACHE.read_bytes()
+    except OSError:
+        return find_library(name) is not None
 
 
 # smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
@@ -112,6 +140,31 @@ TABLE = (
         pythons=(11, 14),
         glibc=(2, 17),
     ),
+    # It says that it needs aiohttp, requests and msgpack, too; the store's client imports none of them.
+    ExternalEngine(
+        "mooncake",
+        "0.3.13.post1",
+        "KV store for several servers (--kv-store)",
+        "mooncake.store",
+        (
+            PinnedPackage(
+                "mooncake-transfer-engine-non-cuda",
+                "0.3.13.post1",
+                (
+                    "ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940",  # Python 3.11
+                    "892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51",
+                    "0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578",  # Python 3.13
+                ),
+            ),
+        ),
+        download_bytes=46_100_000,
+        installed_bytes=170_000_000,
+        licence="Apache-2.0",
+        pythons=(11, 13),
+        glibc=(2, 28),
+        libraries=("ibverbs", "nl-3", "nl-route-3", "numa", "curl"),
+        debian=("libibverbs1", "libnuma1", "libcurl4"),
+    ),
 )
 
 
@@ -132,6 +185,14 @@ class InstalledEngine:
     def label(self) -> str:
         """The name and the version for people."""
         return f"{self.name} {self.version}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about its problem."""
+        for row in TABLE:
+            if row.name == self.name and row.missing_libraries():
+                return row.remedy
+        return f"install it again: kt engine rm {self.name}, then kt engine install {self.name}"
 
     @property
     def python(self) -> Path:
@@ -216,7 +277,13 @@ def _problem(path: Path, name: str) -> str:
         stem = re.sub(r"[-_.]+", "_", str(package))
         if not any(path.glob(f"lib/python3*/site-packages/{stem}-{version}.dist-info")):
             return f"{package} is no longer version {version}"
-    return "" if name in packages else f"{MANIFEST} is damaged"
+    row = next((row for row in TABLE if row.name == name), None)
+    if row is None:
+        return "" if name in packages else f"{MANIFEST} is damaged"
+    if any(each.name not in packages for each in row.packages):
+        return f"{MANIFEST} is damaged"
+    missing = row.missing_libraries()
+    return f"it needs {missing}" if missing else ""
 
 
 def write_manifest(row: ExternalEngine) -> None:
@@ -254,7 +321,7 @@ def require(name: str) -> InstalledEngine:
     if found.problem:
         raise KtError(
             f"{found.label} cannot be used: {found.problem}",
-            hint=f"install it again: kt engine rm {name}, then kt engine install {name}",
+            hint=found.remedy,
         )
     return found
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -126,14 +126,23 @@ class Image:
 
     def finish(self) -> tuple[str, U8Array]:
         """Completes the header; returns a name that says what the file contains, and the bytes of the whole file."""
-        table = b"".join(_packed(entry) for entry in self.entries)
         first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
-        head = _head(self._space, len(self.entries), self._at, 0)
-        crc = crc32(table, crc32(head))
-        head = _head(self._space, len(self.entries), self._at, crc) + table
+        head = _head_of(self._space, self.entries, self._at)
         self.bytes[:first] = 0
         self.bytes[: len(head)] = np.frombuffer(head, dtype=np.uint8)
         return sha256(head).hexdigest()[:_NAME_DIGITS], self.bytes[: self._at]
+
+    def alone(self, entry: PageEntry) -> tuple[bytes, U8Array]:
+        """Returns the bytes of a file with one of its records only: of the header and table, and of the record, which
+        follows them at once."""
+        data = self.bytes[entry.offset : _aligned(entry.offset + entry.whole_bytes)]
+        head = _head_of(self._space, [replace(entry, offset=ALONE_AT)], ALONE_AT + data.size)
+        return head.ljust(ALONE_AT, b"\0"), data
+
+
+def alone_bytes(n_ids: int, size_bytes: int) -> int:
+    """Returns the bytes of a file with one record of so many ids and bytes of data."""
+    return ALONE_AT + _aligned(5 * n_ids + size_bytes)
 
 
 def label_head(label: PageLabel) -> bytes:
@@ -154,20 +163,34 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         size = os.fstat(descriptor).st_size
-        head = os.pread(descriptor, _HEADER.size, 0)
-        if len(head) < _HEADER.size:
-            raise Damaged("is truncated")
-        magic, version, n, namespace, codec, whole, crc = _HEADER.unpack(head)
-        if magic != MAGIC or version != VERSION:
-            raise Damaged("has an unsupported page file version")
-        if whole != size:
-            raise Damaged(f"has {size} bytes, not {whole}")
-        table_bytes = n * _ENTRY.size
-        if n > MAX_RECORDS or _HEADER.size + table_bytes > size:
-            raise Damaged("has a damaged header")
-        table = os.pread(descriptor, table_bytes, _HEADER.size)
+        return parse_table(lambda n, at: os.pread(descriptor, n, at), size, space)
     finally:
         os.close(descriptor)
+
+
+def parse_table(
+    read: Callable[[int, int], bytes], size: int, space: Space | None = None
+) -> tuple[Space, tuple[PageEntry, ...]]:
+    """Returns the space of a file's bytes and the entries of its records, see `read_table`.
+
+    Args:
+        read: returns so many bytes from a place on, fewer at the end.
+        size: the bytes of the whole file.
+    Raises:
+        Damaged: they are no such file, or not whole, or of another space.
+    """
+    head = read(_HEADER.size, 0)
+    if len(head) < _HEADER.size:
+        raise Damaged("is truncated")
+    magic, version, n, namespace, codec, whole, crc = _HEADER.unpack(head)
+    if magic != MAGIC or version != VERSION:
+        raise Damaged("has an unsupported page file version")
+    if whole != size:
+        raise Damaged(f"has {size} bytes, not {whole}")
+    table_bytes = n * _ENTRY.size
+    if n > MAX_RECORDS or _HEADER.size + table_bytes > size:
+        raise Damaged("has a damaged header")
+    table = read(table_bytes, _HEADER.size)
     blank = _HEADER.pack(magic, version, n, namespace, codec, whole, 0)
     if len(table) != table_bytes or crc32(table, crc32(blank)) != crc or head[-4:] != bytes(4):
         raise Damaged("has a damaged header")
@@ -190,14 +213,25 @@ def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Arr
         Damaged: they are not; `data` holds nothing of use.
         OSError: they cannot be read.
     """
-    wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
-    if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
-        raise Damaged("contains a page of another prefix")
-    if entry.size_bytes != data.size:
-        raise Damaged(f"contains a page of {entry.size_bytes} bytes, not {data.size}")
+    require_label(entry, label, data.size)
     head = np.empty(entry.head_bytes, dtype=np.uint8)
     if _read_all(descriptor, (head, data), entry.offset) != entry.whole_bytes:
         raise Damaged("is truncated")
+    require_bytes(entry, label, head, data)
+
+
+def require_label(entry: PageEntry, label: PageLabel, size_bytes: int) -> None:
+    """Checks that a record is that of `label`, with data of this size. Raises: Damaged: it is not."""
+    wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
+    if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
+        raise Damaged("contains a page of another prefix")
+    if entry.size_bytes != size_bytes:
+        raise Damaged(f"contains a page of {entry.size_bytes} bytes, not {size_bytes}")
+
+
+def require_bytes(entry: PageEntry, label: PageLabel, head: U8Array, data: U8Array) -> None:
+    """Checks the bytes of a record: ids and depths, [head_bytes], and data. Raises: Damaged: they are not those of
+    `label`."""
     if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
         raise Damaged("has a checksum mismatch")
     if head.tobytes() != label_head(label):
@@ -259,6 +293,13 @@ def _head(space: Space, records: int, size: int, crc: int) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, records, space.namespace, codec, size, crc)
 
 
+def _head_of(space: Space, entries: Sequence[PageEntry], size: int) -> bytes:
+    """The header and the table of a file, with their checksum."""
+    table = b"".join(_packed(entry) for entry in entries)
+    crc = crc32(table, crc32(_head(space, len(entries), size, 0)))
+    return _head(space, len(entries), size, crc) + table
+
+
 def _packed(entry: PageEntry) -> bytes:
     facts = entry.kind, entry.end, entry.n_ids, entry.crc, entry.offset, entry.size_bytes
     return _ENTRY.pack(entry.key, entry.previous, *facts)
@@ -275,3 +316,6 @@ def _label_crc(entry: PageEntry) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+ALONE_AT = _aligned(_HEADER.size + _ENTRY.size)  # where the record of a file with one record begins

@@ -30,6 +30,7 @@ from ktcli.store.pagefile import (
 )
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
 from ktcli.store.pagewriter import NICE, PageWriter, Target
+from ktcli.store.readrate import ASSUMED_BPS, ReadRate
 from ktcli.threads import in_parallel
 
 CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
@@ -72,11 +73,6 @@ class StoreCounts:
     written_bytes: int = 0
     damaged: int = 0
 
-    @property
-    def read_bps(self) -> float | None:
-        """The bytes read per second; None: nothing was read yet."""
-        return self.read_bytes / self.read_s if self.read_s else None
-
 
 class PageStore:
     """The stored pages and states of one space.
@@ -87,6 +83,7 @@ class PageStore:
         warn: called with a sentence about what went wrong; by the thread that calls the store.
     Attributes:
         steps: counts on while it looks or reads, so that others see that it does not hang.
+        rate: how long reads take.
     """
 
     name = "disk"
@@ -116,6 +113,7 @@ class PageStore:
         self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
         self._observer: RecordObserver | None = None
         self.steps = 0
+        self.rate = ReadRate(ASSUMED_BPS if folder.is_shared else None)
         self.counts = StoreCounts()
         most = _MOST_SHARED_BATCH if folder.is_shared else _MOST_BATCH
         batch = max(SMALL_BYTES, min(quota_bytes // _FILES, most))
@@ -133,11 +131,6 @@ class PageStore:
     @property
     def _writes(self) -> bool:
         return self._quota > 0 and time.monotonic() >= self._writes_from
-
-    @property
-    def read_bps(self) -> float | None:
-        """The bytes read per second; None: nothing was read yet."""
-        return self.counts.read_bps
 
     # --- what is there ------------------------------------------------------------------------------
 
@@ -162,6 +155,9 @@ class PageStore:
             if observer is not None:
                 for path, entries in self._files.items():
                     observer.stored(path, entries)
+
+    def seek(self, labels: Iterable[PageLabel]) -> None:
+        """Does nothing: `refresh` lists what is there."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether a record was there when the folder was last looked at."""
@@ -189,9 +185,12 @@ class PageStore:
         # Another file may have what one has not: each round reads something, or forgets a file.
         while outcomes := self._read_first(labels[intact:], into[intact:]):
             intact += next((n for n, ok in enumerate(outcomes) if not ok), len(outcomes))
+        size_bytes, took_s = sum(each.nbytes for each in into[:intact]), time.perf_counter() - began
         self.counts.read += intact
-        self.counts.read_bytes += sum(memory.nbytes for memory in into[:intact])
-        self.counts.read_s += time.perf_counter() - began
+        self.counts.read_bytes += size_bytes
+        self.counts.read_s += took_s
+        if intact:
+            self.rate.note(size_bytes, took_s)
         return intact
 
     def _read_first(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> list[bool]:

@@ -18,6 +18,7 @@ from ktcli.errors import KtError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 from ktcli.store.pages import CLOSE_S, PageStore
 from ktcli.store.pagewriter import PageWriter
+from ktcli.store.readrate import ReadRate
 from ktcli.threads import BackgroundCall
 
 OPEN_S = 5.0  # the longest wait for the folder at the start
@@ -94,9 +95,9 @@ class RemoteStore:
         return self._rests_until is not None
 
     @property
-    def read_bps(self) -> float | None:
-        """The bytes read per second; None: nothing was read yet."""
-        return self._store.read_bps
+    def rate(self) -> ReadRate:
+        """How long its reads take."""
+        return self._store.rate
 
     def has(self, kind: PageKind, key: bytes) -> bool:
         """Tells whether a record was there when the store was last looked at."""
@@ -116,6 +117,9 @@ class RemoteStore:
             if job.wait(LOOK_S) or self._store.steps == before:  # otherwise it goes on
                 self._answered(job)
         self._tell()
+
+    def seek(self, labels: Iterable[PageLabel]) -> None:
+        """Does nothing: `refresh` lists what is there."""
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
         """Reads records into memory, see `PageStore.read`; none if they do not come in time."""

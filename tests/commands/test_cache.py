@@ -17,7 +17,7 @@ import pytest
 from packs import pretend_pack
 from store.page_labels import conversation, opened, put, shared
 
-from ktcli.assembly.kvpages import SharedStore
+from ktcli.assembly.kvpages import MooncakePlace, SharedStore
 from ktcli.commands.cli.kv_store import asked_store
 from ktcli.errors import Busy, gib
 from ktcli.main import main
@@ -34,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     for name in (
         "KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE", "KT_KV_STORE", "KT_KV_STORE_SIZE",
+        "KT_KV_INSECURE",
     ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
@@ -273,7 +274,6 @@ def test_what_is_no_shared_folder_is_one_sentence(tmp_path: Path, capsys: Captur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--kv-store", "mooncake://10.0.0.1:50051"], "Mooncake stores are not supported yet"),
         (["--kv-store", "store"], "not an absolute path"),
         (["--kv-store", "redis://here"], "not an absolute path"),
         (["--kv-store", "/tmp/x", "--kv-store-size", "much"], "not a size"),
@@ -292,8 +292,10 @@ def test_a_setting_names_the_store_as_well(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KT_KV_STORE", "mooncake://here:1")
-    assert main(["serve", "kt-mini"]) == 2
-    assert "error: KT_KV_STORE is mooncake://here:1, but" in capsys.readouterr().err
+    assert asked_store(None, None) == MooncakePlace("mooncake://here:1")
+    assert asked_store(None, None, insecure=True) == MooncakePlace("mooncake://here:1", True)
+    monkeypatch.setenv("KT_KV_INSECURE", "on")
+    assert asked_store("mooncake://x:1", None) == MooncakePlace("mooncake://x:1", True)
     assert asked_store("off", None) is None
     monkeypatch.setenv("KT_KV_STORE", "~/store")
     monkeypatch.setenv("KT_KV_STORE_SIZE", "1G")

@@ -11,6 +11,7 @@ from ktcli.engine import writeback
 from ktcli.engine.pages import PagePool
 from ktcli.engine.tier import Tier
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
+from ktcli.store.readrate import ReadRate
 
 PAGE_BYTES = 64
 
@@ -47,7 +48,7 @@ class Store:
         there: what others wrote.
     """
 
-    read_bps = None
+    rate = ReadRate()
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,6 +69,7 @@ class Store:
         return into.tobytes() if self.due.pop(key)(into) else None
 
     def refresh(self) -> None: ...
+    def seek(self, labels: Iterable[PageLabel]) -> None: ...
     def states(self) -> Sequence[tuple[int, bytes, bytes]]:
         return ()
 

@@ -22,6 +22,7 @@ from ktcli.engine.tier import Tier
 from ktcli.native import Batch
 from ktcli.store.pagefolder import PageFolder
 from ktcli.store.pages import PageStore
+from ktcli.store.readrate import ReadRate
 
 CONTEXT = 320
 Ids = NDArray[np.int32]
@@ -229,13 +230,19 @@ def test_damage_costs_time_and_nothing_else(engine: CpuEngine, tmp_path: Path) -
         assert logits.tobytes() == alone[2].tobytes()
 
 
+def slow() -> ReadRate:
+    """A rate of one byte per second, as measured."""
+    rate = ReadRate()
+    rate.note(1 << 30, float(1 << 30))
+    return rate
+
+
 class Slow:
     """A store that reads more slowly than the engine computes."""
 
-    read_bps = 1.0
-
     def __init__(self, store: object) -> None:
         self._store = store
+        self.rate = slow()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
@@ -267,12 +274,12 @@ def test_the_next_process_knows_at_once_whether_reading_pays(
     with stored_pages(engine, pack, 1 << 40):
         told(engine, TEXT, [200])
     leave(engine)
-    monkeypatch.setattr(PageStore, "read_bps", 1.0)
     with stored_pages(engine, pack, 1 << 40) as store:
-        assert store is not None
+        assert isinstance(store, PageStore)
+        store.rate = slow()
         assert resumed(engine, TEXT[:250])[0] == 0 and store.counts.read == 0
     (tmp_path / "cpu.json").write_text("{" * 1000)  # nobody has measured
     leave(engine)
     with stored_pages(engine, pack, 1 << 40) as store:
-        assert store is not None
+        assert isinstance(store, PageStore)
         assert resumed(engine, TEXT[:250])[0] > 0 and store.counts.read > 0

@@ -19,37 +19,19 @@ import pytest
 import requests
 from certificates import made_certificate
 from server.routed import free_port, kt_server, scripted_server
+from server.wheels import wheels_of
 
 from ktcli.server.process import discovery
 from ktcli.store import engines
 
 pytestmark = pytest.mark.thorough
 ROW = engines.row_of("smg")
-FETCH_S = 300
-
-
-def wheels() -> Path:
-    """A folder with the wheels, which pip fetches once into the user's cache; skips where it cannot."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "kt-tests" / "engines" / f"{ROW.name}-{ROW.version}"
-    names = [f"{each.name}=={each.version}" for each in ROW.packages]
-    words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--retries", "1"]
-    command = [sys.executable, "-m", "pip", *words, "--dest", str(folder), *names]
-    if all(any(folder.glob(f"{each.name}-{each.version}-*.whl")) for each in ROW.packages):
-        return folder
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"smg: pip took more than {FETCH_S} s")
-    if done.returncode:
-        pytest.skip(f"smg cannot be fetched: {(done.stderr.strip().splitlines() or ['pip'])[-1]}")
-    return folder
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A library with smg, and kt-mini converted."""
-    found = wheels()
+    found = wheels_of(ROW)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KT_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("KT_CACHE", "0")  # servers of one library would share their pages on disk

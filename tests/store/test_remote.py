@@ -100,7 +100,7 @@ def look_until(store: RemoteStore, *, rests: bool) -> None:
 
 def test_a_store_that_answers_is_one_like_others(path: Path) -> None:
     store = opened(path)
-    assert read(store, PARTS) == 4 and store.read_bps  # type: ignore[arg-type]
+    assert read(store, PARTS) == 4 and store.rate.bps  # type: ignore[arg-type]
     assert store.put(PARTS[0], PAGE_BYTES, lambda into: True) is False  # it is there
     more = conversation("two", 2)
     put(store, more)  # type: ignore[arg-type]

@@ -35,6 +35,7 @@ _OWN = (
     "no_kv_cache",
     "kv_store",
     "kv_store_size",
+    "insecure",
 )
 _TRIALS = (
     "isa",

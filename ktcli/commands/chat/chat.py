@@ -46,7 +46,7 @@ from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_sett
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
-from ktcli.commands.cli.kv_store import KvStoreOpt, KvStoreSizeOpt, asked_store
+from ktcli.commands.cli.kv_store import InsecureOpt, KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
     AllowSpecialOpt,
     ContextOpt,
@@ -96,6 +96,7 @@ def chat(
     no_kv_cache: NoKvCache = False,
     kv_store: KvStoreOpt = None,
     kv_store_size: KvStoreSizeOpt = None,
+    insecure: InsecureOpt = False,
     attach: AttachOpt = LOADED,
     no_attach: NoAttach = False,
     server: ServerOpt = None,
@@ -190,7 +191,7 @@ def chat(
         config.records_heat(),
         allow_special,
         out,
-        None if no_kv_cache else asked_store(kv_store, kv_store_size),
+        None if no_kv_cache else asked_store(kv_store, kv_store_size, insecure=insecure),
     )
     attaching = Attaching.of(here)
     with asked.telling_whose_model(model):

@@ -54,6 +54,12 @@ COMMANDS: dict[str, Row] = {
         "Start",
         least_bytes=_ARRAYS,
     ),
+    "store": Row(
+        "ktcli.commands.store:app",
+        "Run a KV store for several servers.",
+        "Start",
+        least_bytes=_ARRAYS,
+    ),
     "ps": Row("ktcli.commands.servers:ps", "List the running servers of this library.", "Start"),
     "stop": Row("ktcli.commands.servers:stop", "Stop servers of this library.", "Start"),
     "doctor": Row(

@@ -136,7 +136,7 @@ class EventPublisher:
         poller = zmq.Poller()
         for each in (self._pub, self._replay, self._wakes):
             poller.register(each, zmq.POLLIN)
-        found = dict(poller.poll(None if left_s is None else left_s * 1e3 + 1))
+        found = dict(poller.poll(None if left_s is None else int(left_s * 1e3) + 1))
         if self._pub in found:
             self._hear()
         if self._replay in found:

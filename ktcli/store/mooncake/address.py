@@ -1,0 +1,112 @@
+"""The address of a Mooncake master, `mooncake://HOST:PORT`, and whether it is one that may be used.
+
+Mooncake has no authentication, and its clients listen on all interfaces: whoever reaches them reads conversations, and
+may store others under their keys. So only addresses of this machine and of private networks are used unasked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ktcli.errors import KtError
+from ktcli.settings import MOONCAKE
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})/?", re.ASCII)
+_SHOWN = 100
+_PRIVATE = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+        *("::1/128", "fc00::/7", "fe80::/10"),
+    )
+)
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+WHY = "Mooncake has no authentication, and its clients listen on all interfaces"
+
+
+@dataclass(frozen=True, slots=True)
+class MooncakeAddress:
+    """The address of a master.
+
+    Attributes:
+        host: a name or an address, IPv6 without brackets.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> MooncakeAddress:
+        """Returns the address that an option or setting names.
+
+        Raises:
+            KtError: it is not one.
+        """
+        found = _ADDRESS.fullmatch(text.removeprefix(MOONCAKE))
+        if found is None or not 0 < int(found[2]) < 1 << 16:
+            raise KtError(
+                f"{text[:_SHOWN]} is not the address of a Mooncake master",
+                hint=f"write {MOONCAKE}HOST:PORT, such as {MOONCAKE}10.0.0.1:50051",
+            )
+        return cls(found[1].strip("[]"), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{MOONCAKE}{self.master}"
+
+    @property
+    def master(self) -> str:
+        """The address as Mooncake's client takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def require_private(self, addresses: Iterable[IPAddress]) -> None:
+        """Checks that these addresses of the host are of this machine or of private networks.
+
+        Raises:
+            KtError: one is not.
+        """
+        for each in addresses:
+            if not any(each in network for network in _PRIVATE if network.version == each.version):
+                named = "" if str(each) == self.host else f" ({self.host})"
+                raise KtError(
+                    f"{each}{named} is not an address of a private network: {WHY}",
+                    hint="use a private network, or --insecure if a firewall keeps others out",
+                )
+
+    def resolved(self) -> list[IPAddress]:
+        """Returns all addresses of the host; the name service may take long.
+
+        Raises:
+            KtError: there are none.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise KtError(
+                f"there is no host {self.host} for the Mooncake store",
+                hint="check the name, or write its address",
+            ) from None
+        return [_plain(str(each[4][0])) for each in found]
+
+    def require_listener(self, wait_s: float) -> None:
+        """Checks that something accepts connections there. Raises: KtError: nothing does."""
+        try:
+            socket.create_connection((self.host, self.port), wait_s).close()
+        except OSError as error:
+            why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror
+            raise KtError(
+                f"the Mooncake master {self.master} cannot be reached: {why}",
+                hint="start one with: kt store serve",
+            ) from None
+
+
+def _plain(text: str) -> IPAddress:
+    """An address without its zone; an IPv4 address that is written as one of IPv6, as what it is."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,45 @@
+"""The values of a Mooncake store: each is a page file with one record, under a key that names its space.
+
+What a store gives under a key is trusted no more than a file that somebody left: namespace, layout, label, ids, depths
+and checksum have to be those that were asked for.
+"""
+
+from __future__ import annotations
+
+from ktcli.pagelabel import PageLabel, U8Array
+from ktcli.store.pagefile import (
+    Damaged,
+    Space,
+    alone_bytes,
+    parse_table,
+    require_bytes,
+    require_label,
+)
+
+_PREFIX = "kt1"  # the version of keys
+
+
+def key_of(space: Space, kind: int, key: bytes) -> str:
+    """Returns the key under which a record is stored."""
+    return f"{_PREFIX}/{space.namespace.hex()}-{space.codec}/{int(kind)}/{key.hex()}"
+
+
+def value_bytes(label: PageLabel, size_bytes: int) -> int:
+    """Returns the bytes of the value of a record with so many bytes of data."""
+    return alone_bytes(len(label.ids), size_bytes)
+
+
+def read_value(value: U8Array, space: Space, label: PageLabel, data: U8Array) -> None:
+    """Copies the data of a record from its value into `data`, [size_bytes], and checks that they are those of `label`.
+
+    Raises:
+        Damaged: they are not; `data` holds nothing of use.
+    """
+    _, entries = parse_table(lambda n, at: value[at : at + n].tobytes(), value.size, space)
+    if len(entries) != 1:
+        raise Damaged("has a damaged header")
+    entry = entries[0]
+    require_label(entry, label, data.size)
+    start = entry.offset + entry.head_bytes
+    data[:] = value[start : start + data.size]
+    require_bytes(entry, label, value[entry.offset : start].copy(), data)
