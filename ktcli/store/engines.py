@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ktcli import config, smallfiles
 from ktcli.errors import Busy, KtError, NotFound
+from ktcli.resources import data_path
 from ktcli.store import contents, places
 
 MANIFEST = "kt-engine.json"
@@ -57,11 +58,13 @@ class ExternalEngine:
         version: the one that was tested.
         summary: what it is for, a few words.
         module: what `python -m` starts.
-        packages: all that the environment gets beside pip; what a package says that it needs is not looked at.
+        packages: what the environment gets beside pip and the lock; what a package says that it needs is not looked at.
         download_bytes, installed_bytes: of the packages, and of the whole environment, about.
         pythons: the minor versions of Python 3 that there are wheels for, the first and the last.
         glibc: the C library that the wheels need.
         libraries: shared libraries of the system that they need.
+        lock: the file of `profiles/engines` with further packages, a requirement with its hashes a line; empty: none.
+        capability: the first number of the compute capability that its GPU has to have; 0: it needs no GPU.
     """
 
     name: str
@@ -75,11 +78,32 @@ class ExternalEngine:
     pythons: tuple[int, int]
     glibc: tuple[int, int]
     libraries: tuple[str, ...] = ()
+    lock: str = ""
+    capability: int = 0
 
     @property
     def label(self) -> str:
         """The name and the version for people."""
         return f"{self.name} {self.version}"
+
+    @property
+    def lock_file(self) -> Path | None:
+        """The path of its lock; None: it has none."""
+        return data_path("profiles", "engines", self.lock) if self.lock else None
+
+    def every_package(self) -> tuple[PinnedPackage, ...]:
+        """Returns all packages of the environment beside pip, those of the lock too."""
+        if self.lock_file is None:
+            return self.packages
+        lines = self.lock_file.read_text(encoding="utf-8").splitlines()
+        return (*self.packages, *(_pinned(line) for line in lines if "==" in line))
+
+
+def _pinned(line: str) -> PinnedPackage:
+    """Returns the package of a line of a lock."""
+    requirement, *hashes = line.split()
+    name, _, version = requirement.partition("==")
+    return PinnedPackage(name, version, tuple(each.rpartition(":")[2] for each in hashes))
 
 
 # smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
@@ -111,6 +135,34 @@ TABLE = (
         licence="Apache-2.0",
         pythons=(11, 14),
         glibc=(2, 17),
+    ),
+    ExternalEngine(
+        "sglang-kt",
+        "0.7.2",
+        "a model over several GPUs and the CPU (kt serve --engine)",
+        "sglang.launch_server",
+        (
+            PinnedPackage(
+                "sglang-kt",
+                "0.7.2",
+                ("f24dfb7c555d3d678e4fa12fc7d03edee332b41141bb42086d0af44412f38f2c",),
+            ),
+            PinnedPackage(
+                "kt-kernel",
+                "0.7.2",
+                (
+                    "23dc85058bd88eecc1452274b986c82625e182f9323fb8b647b8d42517c69801",  # Python 3.11
+                    "6345965091e3e562e21871ace08bd1d1228672ea433ad74ceafd4ae8a633eb80",
+                ),
+            ),
+        ),
+        download_bytes=5_131_000_000,
+        installed_bytes=10_500_000_000,
+        licence="Apache-2.0",
+        pythons=(11, 12),
+        glibc=(2, 35),
+        lock="sglang-kt.lock",
+        capability=8,
     ),
 )
 
@@ -225,7 +277,7 @@ def write_manifest(row: ExternalEngine) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    packages = {each.name: each.version for each in row.packages}
+    packages = {each.name: each.version for each in row.every_package()}
     said = {"name": row.name, "version": row.version, "packages": packages}
     smallfiles.write(path_of(row) / MANIFEST, json.dumps(said, indent=1) + "\n")
 
