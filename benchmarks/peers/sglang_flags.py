@@ -3,8 +3,8 @@
     python -m benchmarks.peers.sglang_flags                 fetches the wheel of the pinned version with pip
     python -m benchmarks.peers.sglang_flags WHEEL           takes this one
 
-The wheel is unpacked and read, nothing of it is run. Written is `profiles/engines/sglang-kt.json`: names, types, choices and
-defaults, and which classes of models there are.
+The wheel is unpacked and read, nothing of it is run. Written is `profiles/engines/sglang-kt.json`: names, types,
+choices and defaults, and which classes of models there are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks a command line against the engine that is to take it: its flags are read from its own source, nothing is run.
 
-A flag that is gone or renamed, that reads another kind of value, or that does not take this value any more is refused with
-its name; so is a flag that the engine has come to require.
+A flag that is gone or renamed, that reads another kind of value, or that does not take this value any more is refused
+with its name; so is a flag that the engine has come to require.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _why_not(option: EngineOption, found: Flag | None, tested: Flag) -> str:
     if found.choices is not None:
         strange = [each for each in option.values if each not in map(str, found.choices)]
         if strange:
-            return f"does not take {strange[0]!r} any more, only {', '.join(map(str, found.choices))}"
+            return (
+                f"does not take {strange[0]!r} any more, only {', '.join(map(str, found.choices))}"
+            )
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Which models SGLang with kt-kernel runs, and how a family's checkpoint is named to it: a table, and what a config says.
+"""Tells which models SGLang with kt-kernel runs, and what it is told of a family's checkpoint, by its config.json.
 
 Whether kt-kernel computes the experts of a family is what KTransformers' pages of November 2026 say; of others nobody
 published that it works, so they are refused unless a method is asked for, or all experts fit on the GPUs.
@@ -148,7 +148,7 @@ def _method(said: Mapping[str, Any]) -> str | None:
 def _compressed(said: Mapping[str, Any]) -> str | None:
     """The method for a checkpoint of compressed-tensors, by its first group of weights."""
     groups = said.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: object = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping):
         return None

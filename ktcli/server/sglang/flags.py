@@ -1,6 +1,6 @@
 """The flags of SGLang's command line as data: recorded ones of the tested version, and a parser made from any.
 
-    profiles/engines/sglang-kt.json       written by `python -m benchmarks.peers.sglang_flags`; facts, no code
+profiles/engines/sglang-kt.json       written by `python -m benchmarks.peers.sglang_flags`; facts, no code
 """
 
 from __future__ import annotations

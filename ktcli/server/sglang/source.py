@@ -1,8 +1,8 @@
 """Reads the flags of SGLang out of the source of its `server_args.py`, without importing it or anything else.
 
-Only the syntax tree is looked at: the calls of `add_argument` in `ServerArgs.add_cli_args`, the literals that they name,
-and the fields of the dataclass for defaults. A name that another module of the package defines is looked up there. What
-is no literal is not known, which is None, and not guessed.
+Only the syntax tree is looked at: the calls of `add_argument` in `ServerArgs.add_cli_args`, the literals that they
+name, and the fields of the dataclass for defaults. A name that another module of the package defines is looked up
+there. What is no literal is not known, which is None, and not guessed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def architectures_in(package: Path) -> tuple[str, ...]:
                     isinstance(target, ast.Name) and target.id == _ENTRIES
                     for target in each.targets
                 ):
-                    found |= {node.id for node in ast.walk(each.value) if isinstance(node, ast.Name)}
+                    found |= {
+                        node.id for node in ast.walk(each.value) if isinstance(node, ast.Name)
+                    }
     return tuple(sorted(found))
 
 
@@ -106,7 +108,9 @@ def _flag(
         names,
         _kind(said),
         str(module.value(said.get("nargs")) or ""),
-        None if choices is None else tuple(sorted(choices) if isinstance(choices, set) else choices),
+        None
+        if choices is None
+        else tuple(sorted(choices) if isinstance(choices, set) else choices),
         value,
         bool(module.value(said.get("required"))),
     )

@@ -1,7 +1,7 @@
-"""Decides how many GPUs share a model, how many experts lie on them, and what of their memory is whose: pure arithmetic.
+"""Decides how many GPUs share a model, how many experts lie on them, and what else of their memory is taken.
 
-SGLang shares each matrix among all GPUs by tensor, where kt's own plan gives each GPU some layers. Here every GPU gets its
-part of the dense weights and of as many experts as fit. Latents of attention lie on each GPU whole.
+SGLang shares each matrix among all GPUs by tensor, where kt's own plan gives each GPU some layers. Here every GPU gets
+its part of the dense weights and of as many experts as fit. Latents of attention lie on each GPU whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _NCCL_BYTES = 512 << 20  # of buffers that GPUs exchange sums through
 # Assumed: what the allocator cannot use. SGLang says of its own default that 1 to 3 GB are needed beside it.
 _SPARE_SHARE = 0.02
 _LEAST_SHARE, _MOST_SHARE = 0.30, 0.98  # of --mem-fraction-static
-_LAYER_COPIES = 2  # of a layer while its experts are streamed through the GPUs: one computes, one arrives
+_LAYER_COPIES = (
+    2  # of a layer while its experts are streamed through the GPUs: one computes, one arrives
+)
 MOST_GPUS = 64
 
 
@@ -60,7 +62,11 @@ class ModelSizes:
     @classmethod
     def of(cls, model: Model, config: Mapping[str, Any], stored: Stored) -> ModelSizes:
         """Returns the sizes of a model whose config.json this is."""
-        recipe, spec, text = Recipe.named(stored.experts, stored.dense), model.spec, text_config(config)
+        recipe, spec, text = (
+            Recipe.named(stored.experts, stored.dense),
+            model.spec,
+            text_config(config),
+        )
         experts = dense = 0
         for tensor, number in model.counted:
             size = number * stored_bytes(tensor, recipe)
@@ -111,7 +117,9 @@ def sharing(sizes: ModelSizes, gpus: Sequence[Gpu], block: int) -> int:
         block: see `Stored`.
     """
     for number in range(min(len(gpus), MOST_GPUS), 1, -1):
-        even = sizes.heads % number == 0 and (not sizes.width or sizes.width % (number * block) == 0)
+        even = sizes.heads % number == 0 and (
+            not sizes.width or sizes.width % (number * block) == 0
+        )
         parts = sizes.cache_parts
         if even and (parts % number == 0 or number % parts == 0):
             return number
