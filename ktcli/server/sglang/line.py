@@ -22,9 +22,9 @@ class EngineOption:
     """
 
     flag: str
-    values: tuple[str, ...] = ()
+    values: tuple[str, ...] = field(default=(), repr=False)  # some are keys
     why: str = ""
-    secret: bool = field(default=False, repr=False)
+    secret: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,8 @@ def split(room: Room, name: str, tokens: int, least: int, asked: int | None) -> 
     most = room.experts(tokens)
     if asked is not None and asked > room.sizes.experts:
         raise UsageError(
-            f"--gpu-experts is {asked}, and {name} has {room.sizes.experts} experts in a layer"
+            f"--gpu-experts is {asked}, and {name} has {room.sizes.experts} experts in a layer",
+            hint=f"use --gpu-experts {room.sizes.experts} or less",
         )
     if asked is not None and asked > most:
         raise UsageError(
