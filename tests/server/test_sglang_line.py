@@ -121,10 +121,11 @@ def test_the_recorded_parser_takes_every_line(model: str) -> None:
         check(line)
 
 
+@pytest.mark.thorough
 def test_fewer_machines_hold_larger_models() -> None:
     small = len(lines_of("qwen3-30b-a3b", (BIG, "laptop-8gb-gpu", "desktop-24gb-gpu")))
     large = len(lines_of("deepseek-r1", (BIG, "laptop-8gb-gpu", "desktop-24gb-gpu")))
-    assert (small, large) == (3, 1) or small > large > 0
+    assert small > large > 0
 
 
 WHEEL_S = 300
