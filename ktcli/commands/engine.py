@@ -19,7 +19,7 @@ app = typer.Typer(
     help="Install programs by others that kt starts, each in an environment of its own.",
 )
 
-EngineArg = Annotated[str, typer.Argument(metavar="ENGINE", help="Name: smg.")]
+EngineArg = Annotated[str, typer.Argument(metavar="ENGINE", help="Name: smg or sglang-kt.")]
 
 
 @app.command()
