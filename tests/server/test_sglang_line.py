@@ -26,9 +26,9 @@ from ktcli.planner.placement import place
 from ktcli.planner.plan import Request
 from ktcli.server.sglang.checking import OtherFlags, require_accepted
 from ktcli.server.sglang.families import FAMILIES, METHODS, STORED, stored_of
-from ktcli.server.sglang.flags import Flag, FlagTable, parser_of, recorded, table_of
+from ktcli.server.sglang.flags import EngineFlag, FlagTable, parser_of, recorded, table_of
 from ktcli.server.sglang.line import HIDDEN, ServerLine
-from ktcli.server.sglang.question import Question, ServedAdapter, SglangWishes
+from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangWishes
 from ktcli.server.sglang.source import flags_in, read_flags
 from ktcli.server.sglang.translation import command_line, store_address
 from ktcli.store import catalog, engines
@@ -50,17 +50,17 @@ PUBLISHED = """
 @cache
 def question(
     model: str, machine: str, context: int | None = None, defer: int | None = None
-) -> Question:
+) -> ServingQuestion:
     """A question about a model of the catalogue on a machine that ships with kt."""
     config, there = catalog.get(model).config, read_machine(MACHINES[machine])
     stored, made = stored_of(config), build(config)
     request = Request(Recipe.named(stored.experts, stored.dense), context, defer=defer)
     plan = place(made, host_of(there, torch=True), request)
     wishes = SglangWishes(f"/models/{model}", model, trusts_code=True)
-    return Question(made, config, there, plan, wishes, recorded().architectures)
+    return ServingQuestion(made, config, there, plan, wishes, recorded().architectures)
 
 
-def asked(model: str = "kimi-k2-thinking", machine: str = BIG, **wishes: Any) -> Question:
+def asked(model: str = "kimi-k2-thinking", machine: str = BIG, **wishes: Any) -> ServingQuestion:
     found = question(model, machine)
     return replace(found, wishes=replace(found.wishes, **wishes))
 
@@ -334,7 +334,7 @@ def test_an_adapter_of_experts_keeps_them_on_the_cpu() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-REFUSED: list[tuple[Callable[[], Question], type[KtError], str]] = [
+REFUSED: list[tuple[Callable[[], ServingQuestion], type[KtError], str]] = [
     (lambda: asked(trusts_code=False), UsageError, "only with code of its repository"),
     (lambda: asked(method="AMXINT4"), UsageError, "needs --expert-weights"),
     (lambda: asked(method="BF16"), UsageError, "does not read this checkpoint"),
@@ -355,7 +355,7 @@ REFUSED: list[tuple[Callable[[], Question], type[KtError], str]] = [
 
 @pytest.mark.parametrize(("make", "kind", "said"), REFUSED)
 def test_what_cannot_be_is_refused_in_one_sentence(
-    make: Callable[[], Question], kind: type[KtError], said: str
+    make: Callable[[], ServingQuestion], kind: type[KtError], said: str
 ) -> None:
     with pytest.raises(kind, match=said) as caught:
         command_line(make())
@@ -431,7 +431,7 @@ def test_a_flag_that_is_gone_is_refused_and_a_new_one_is_not(tmp_path: Path) -> 
     gone = tuple(each for each in table.flags if "--enable-p2p-check" not in each.names)
     with pytest.raises(OtherFlags, match="--enable-p2p-check is gone or renamed"):
         require_accepted(line, replace(table, flags=gone), table)
-    more = (*table.flags, Flag(("--new",), "int"))
+    more = (*table.flags, EngineFlag(("--new",), "int"))
     require_accepted(line, replace(table, flags=more), table)
 
 
@@ -467,7 +467,7 @@ def test_what_is_no_literal_is_not_guessed(tmp_path: Path) -> None:
         "        parser.add_argument('--e', action='store_true')\n"
     )
     a, c, d, e = flags_in(file, package)
-    assert a == Flag(("--a", "--b"), "text", choices=("a", "b"))
+    assert a == EngineFlag(("--a", "--b"), "text", choices=("a", "b"))
     assert (c.choices, c.default) == (("x",), 4)
     assert (d.kind, d.choices, d.default) == ("int", None, None)
     assert e.kind == "switch"

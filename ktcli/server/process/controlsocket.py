@@ -54,7 +54,7 @@ class ControlAnswers:
 def _handler(answers: Mapping[tuple[str, str], Answer]) -> Callable[..., BaseHTTPRequestHandler]:
     """Returns the class that handles one request."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class ControlHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._send(None)
 
@@ -85,4 +85,4 @@ def _handler(answers: Mapping[tuple[str, str], Answer]) -> Callable[..., BaseHTT
         def log_message(self, format: str, *args: Any) -> None:
             """Logs nothing: these are kt's own questions."""
 
-    return Handler
+    return ControlHandler

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ktcli.errors import KtError, UsageError
-from ktcli.server.sglang.flags import SWITCH, Flag, FlagTable, require_parsed
+from ktcli.server.sglang.flags import SWITCH, EngineFlag, FlagTable, require_parsed
 from ktcli.server.sglang.line import EngineOption, ServerLine
 
 
@@ -39,7 +39,7 @@ def require_accepted(line: ServerLine, found: FlagTable, tested: FlagTable) -> N
         raise _refused(str(error)) from error
 
 
-def _why_not(option: EngineOption, found: Flag | None, tested: Flag) -> str:
+def _why_not(option: EngineOption, found: EngineFlag | None, tested: EngineFlag) -> str:
     """Returns in which way a flag is not what it was; empty: it is."""
     if found is None:
         return "is gone or renamed"
@@ -56,7 +56,7 @@ def _why_not(option: EngineOption, found: Flag | None, tested: Flag) -> str:
     return ""
 
 
-def _words(flag: Flag) -> str:
+def _words(flag: EngineFlag) -> str:
     return "no value" if flag.kind == SWITCH else f"a value of type {flag.kind}"
 
 

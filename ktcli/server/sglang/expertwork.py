@@ -16,14 +16,14 @@ from ktcli.server.sglang.families import (
     METHODS,
     MXFP4,
     MXFP8,
+    ExpertStorage,
     SglangFamily,
-    Stored,
     stored_of,
     text_config,
 )
 from ktcli.server.sglang.line import LineWriter
-from ktcli.server.sglang.question import Question
-from ktcli.server.sglang.split import CHUNK, GpuSplit, ModelSizes, Room, split
+from ktcli.server.sglang.question import ServingQuestion
+from ktcli.server.sglang.split import CHUNK, GpuRoom, GpuSplit, ModelSizes, split
 
 _PROCESSES_BYTES = 8 << 30  # of memory that the engine's processes take beside the experts: assumed
 _CONVERTIBLE = {BF16: "bf16", FP8: "fp8"}  # what kt-kernel's script for AMXINT4 and AMXINT8 reads
@@ -91,7 +91,11 @@ class ExpertWork:
 
 
 def expert_work(
-    asked: Question, family: SglangFamily, stored: Stored, sizes: ModelSizes, gpus: Sequence[Gpu]
+    asked: ServingQuestion,
+    family: SglangFamily,
+    stored: ExpertStorage,
+    sizes: ModelSizes,
+    gpus: Sequence[Gpu],
 ) -> ExpertWork:
     """Returns where the experts of a model are computed that some GPUs share.
 
@@ -101,7 +105,7 @@ def expert_work(
     """
     wishes, plan = asked.wishes, asked.plan
     adapted = any(each.on_experts for each in wishes.adapters)
-    room = Room(sizes, gpus, CHUNK, streams_layers=False)
+    room = GpuRoom(sizes, gpus, CHUNK, streams_layers=False)
     wanted = plan.context * wishes.streams
     forced = wishes.experts is not None or bool(wishes.method) or adapted
     has_shared = bool(text_config(asked.config).get("n_shared_experts"))
@@ -136,7 +140,7 @@ def expert_work(
     )
 
 
-def _streaming(room: Room, threshold: int, context: int) -> tuple[Room, tuple[str, ...]]:
+def _streaming(room: GpuRoom, threshold: int, context: int) -> tuple[GpuRoom, tuple[str, ...]]:
     """Returns what the GPUs hold where prompts from so many tokens on are streamed, and what is to be said of it; the
     same as before where they have no room for that."""
     chunk = CHUNK
@@ -150,7 +154,7 @@ def _streaming(room: Room, threshold: int, context: int) -> tuple[Room, tuple[st
     )
 
 
-def _method(asked: Question, family: SglangFamily, stored: Stored) -> str:
+def _method(asked: ServingQuestion, family: SglangFamily, stored: ExpertStorage) -> str:
     """Returns the method of kt-kernel for a model. Raises: UsageError: there is none."""
     wishes, text = asked.wishes, text_config(asked.config)
     method = wishes.method.upper() or stored.method
@@ -181,7 +185,7 @@ def _method(asked: Question, family: SglangFamily, stored: Stored) -> str:
     return method
 
 
-def conversion(asked: Question, method: str) -> str:
+def conversion(asked: ServingQuestion, method: str) -> str:
     """Returns the words for how kt-kernel's own conversion is made."""
     pools = max(1, sum(node.has_memory and bool(node.cores) for node in asked.machine.nodes))
     kind = _CONVERTIBLE.get(stored_of(asked.config).method)
@@ -211,7 +215,7 @@ def _planned(plan: Plan) -> int | None:
     return sum(counts) // len(counts) if counts else None
 
 
-def _room(asked: Question, sizes: ModelSizes, method: str) -> int:
+def _room(asked: ServingQuestion, sizes: ModelSizes, method: str) -> int:
     """Returns the bytes of memory that are left beside all experts, of which some are on the GPUs as well.
 
     Raises:

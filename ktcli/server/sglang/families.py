@@ -21,7 +21,7 @@ _FLASHINFER = "flashinfer"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ExpertStorage:
     """How a checkpoint stores its experts.
 
     Attributes:
@@ -40,13 +40,13 @@ class Stored:
 STORED = {
     each.method: each
     for each in (
-        Stored(BF16, "bf16", "bf16"),
-        Stored(FP8, "fp8", "fp8", 128),
-        Stored(FP8_ROWS, "int8-row", "int8-row"),
-        Stored(RAWINT4, "int4-g32", "bf16", 32),
-        Stored(MXFP4, "mxfp4", "fp8", 32),
-        Stored(MXFP8, "mxfp8", "mxfp8", 32),
-        Stored(GPTQ_INT4, "int4-g128", "bf16", 128),
+        ExpertStorage(BF16, "bf16", "bf16"),
+        ExpertStorage(FP8, "fp8", "fp8", 128),
+        ExpertStorage(FP8_ROWS, "int8-row", "int8-row"),
+        ExpertStorage(RAWINT4, "int4-g32", "bf16", 32),
+        ExpertStorage(MXFP4, "mxfp4", "fp8", 32),
+        ExpertStorage(MXFP8, "mxfp8", "mxfp8", 32),
+        ExpertStorage(GPTQ_INT4, "int4-g128", "bf16", 128),
     )
 }
 METHODS = (*STORED, *CONVERTED)
@@ -109,7 +109,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-def stored_of(config: Mapping[str, Any]) -> Stored:
+def stored_of(config: Mapping[str, Any]) -> ExpertStorage:
     """Returns how a checkpoint stores its experts, by its config.json.
 
     Raises:

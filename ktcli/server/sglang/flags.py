@@ -21,7 +21,7 @@ Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class EngineFlag:
     """One flag of a command line.
 
     Attributes:
@@ -50,10 +50,10 @@ class FlagTable:
     """
 
     version: str
-    flags: tuple[Flag, ...]
+    flags: tuple[EngineFlag, ...]
     architectures: tuple[str, ...] = ()
 
-    def by_name(self) -> dict[str, Flag]:
+    def by_name(self) -> dict[str, EngineFlag]:
         """Returns the flags by each of their spellings."""
         return {name: flag for flag in self.flags for name in flag.names}
 
@@ -72,7 +72,7 @@ def table_of(found: Mapping[str, Any]) -> FlagTable:
     for row in found["flags"]:
         choices = row.get("choices")
         flags.append(
-            Flag(
+            EngineFlag(
                 tuple(row["names"]),
                 row["kind"],
                 row.get("nargs", ""),
@@ -91,7 +91,7 @@ def recorded() -> FlagTable:
     return table_of(json.loads(text))
 
 
-def parser_of(flags: Iterable[Flag]) -> argparse.ArgumentParser:
+def parser_of(flags: Iterable[EngineFlag]) -> argparse.ArgumentParser:
     """Returns a parser that takes a command line exactly as these flags say, without abbreviations."""
     parser = _Parser(prog="sglang.launch_server", add_help=False, allow_abbrev=False)
     for flag in flags:

@@ -24,7 +24,7 @@ from ktcli.server.sglang.checkpoint import changes_experts, code_of, require_cod
 from ktcli.server.sglang.families import stored_of
 from ktcli.server.sglang.flags import FlagTable, recorded
 from ktcli.server.sglang.line import ServerLine
-from ktcli.server.sglang.question import Question, ServedAdapter, SglangWishes
+from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangWishes
 from ktcli.server.sglang.source import read_flags
 from ktcli.server.sglang.translation import command_line, require_class
 from ktcli.store import adapters, library, places
@@ -114,7 +114,7 @@ def checkpoint_of(subject: Subject, *, needed: bool) -> tuple[Path, bool]:
 
 def _planned(
     asked: AskedServing, subject: Subject, machine: Machine, folder: Path
-) -> tuple[Plan, Question]:
+) -> tuple[Plan, ServingQuestion]:
     wanted, words, model = asked.wanted, asked.wanted.device, build(subject.config)
     stored = stored_of(subject.config)
     recipe = Recipe.named(stored.experts, stored.dense)
@@ -133,7 +133,7 @@ def _planned(
         adapters=_adapters(asked, subject),
     )
     classes = recorded().architectures
-    question = Question(model, subject.config, machine, plan, wishes, classes, gpus or ())
+    question = ServingQuestion(model, subject.config, machine, plan, wishes, classes, gpus or ())
     return plan, question
 
 

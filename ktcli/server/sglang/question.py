@@ -55,7 +55,7 @@ class SglangWishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ServingQuestion:
     """All that a command line follows from.
 
     Attributes:

@@ -21,7 +21,7 @@ from ktcli.server.sglang.flags import (
     SWITCH,
     TEXT,
     WHOLE,
-    Flag,
+    EngineFlag,
     FlagTable,
 )
 
@@ -43,7 +43,7 @@ def read_flags(package: Path, version: str = "") -> FlagTable:
     return FlagTable(version, flags_in(package / SOURCE, package), architectures_in(package))
 
 
-def flags_in(file: Path, package: Path) -> tuple[Flag, ...]:
+def flags_in(file: Path, package: Path) -> tuple[EngineFlag, ...]:
     """Returns the flags that a `server_args.py` declares, in its order.
 
     Args:
@@ -94,7 +94,7 @@ def _flag(
     module: _Module,
     fields: Mapping[str, Any],
     local: Mapping[str, ast.expr],
-) -> Flag:
+) -> EngineFlag:
     """Returns the flag that a call of add_argument declares."""
     said = {each.arg: each.value for each in call.keywords if each.arg}
     names = tuple(module.value(each) or "" for each in call.args)
@@ -104,7 +104,7 @@ def _flag(
         value = fields.get(default.attr)
     else:
         value = module.value(default)
-    return Flag(
+    return EngineFlag(
         names,
         _kind(said),
         str(module.value(said.get("nargs")) or ""),

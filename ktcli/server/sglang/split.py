@@ -17,7 +17,7 @@ from ktcli.models.model import Model
 from ktcli.ops.tensors import Role
 from ktcli.planner.device import GRAPH_BYTES, RUNTIME_BYTES
 from ktcli.planner.spec import kv_bytes_per_token
-from ktcli.server.sglang.families import Stored, text_config
+from ktcli.server.sglang.families import ExpertStorage, text_config
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 CHUNK = 4096  # tokens of a prompt that are prefilled at once, as published
@@ -60,7 +60,7 @@ class ModelSizes:
         return self.moe_layers * self.experts * self.expert_bytes
 
     @classmethod
-    def of(cls, model: Model, config: Mapping[str, Any], stored: Stored) -> ModelSizes:
+    def of(cls, model: Model, config: Mapping[str, Any], stored: ExpertStorage) -> ModelSizes:
         """Returns the sizes of a model whose config.json this is."""
         recipe, spec, text = (
             Recipe.named(stored.experts, stored.dense),
@@ -114,7 +114,7 @@ def sharing(sizes: ModelSizes, gpus: Sequence[Gpu], block: int) -> int:
     """Returns the number of GPUs that can share a model: the most that divide heads and experts evenly.
 
     Args:
-        block: see `Stored`.
+        block: see `ExpertStorage`.
     """
     for number in range(min(len(gpus), MOST_GPUS), 1, -1):
         even = sizes.heads % number == 0 and (
@@ -127,7 +127,7 @@ def sharing(sizes: ModelSizes, gpus: Sequence[Gpu], block: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class GpuRoom:
     """What a GPU's memory has to hold, of a model that several share.
 
     Attributes:
@@ -199,7 +199,7 @@ class Room:
         raise NotEnoughMemory(what, need, have, hint="use a smaller --context or --parallel")
 
 
-def split(room: Room, name: str, tokens: int, least: int, asked: int | None) -> GpuSplit:
+def split(room: GpuRoom, name: str, tokens: int, least: int, asked: int | None) -> GpuSplit:
     """Returns the shares of a model's GPUs.
 
     Args:

@@ -18,13 +18,13 @@ from ktcli.server.sglang.expertwork import ExpertWork, expert_work
 from ktcli.server.sglang.families import (
     FP8,
     FP8_ROWS,
+    ExpertStorage,
     SglangFamily,
-    Stored,
     family_of,
     stored_of,
 )
 from ktcli.server.sglang.line import LineWriter, ServerLine
-from ktcli.server.sglang.question import Question, SglangWishes
+from ktcli.server.sglang.question import ServingQuestion, SglangWishes
 from ktcli.server.sglang.split import ModelSizes, sharing
 
 MOONCAKE = "mooncake://"
@@ -35,7 +35,7 @@ _WATCHDOG_S = (
 )
 
 
-def command_line(asked: Question) -> ServerLine:
+def command_line(asked: ServingQuestion) -> ServerLine:
     """Returns the command line of a server.
 
     Raises:
@@ -84,7 +84,7 @@ def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> No
         )
 
 
-def _require_trust(asked: Question, family: SglangFamily) -> None:
+def _require_trust(asked: ServingQuestion, family: SglangFamily) -> None:
     if (why := asked.code or family.code) and not asked.wishes.trusts_code:
         raise UsageError(
             f"{asked.wishes.name} runs in sglang-kt only with code of its repository: {why}",
@@ -92,7 +92,7 @@ def _require_trust(asked: Question, family: SglangFamily) -> None:
         )
 
 
-def _gpus(asked: Question) -> list[Gpu]:
+def _gpus(asked: ServingQuestion) -> list[Gpu]:
     """Returns the GPUs that may be used. Raises: DeviceError: none can be."""
     every = {gpu.index: gpu for gpu in asked.machine.gpus}
     if unknown := [each for each in asked.gpus if each not in every]:
@@ -132,10 +132,10 @@ def _address(writer: LineWriter, wishes: SglangWishes) -> None:
 
 def _running(
     writer: LineWriter,
-    asked: Question,
+    asked: ServingQuestion,
     family: SglangFamily,
     how: ExpertWork,
-    stored: Stored,
+    stored: ExpertStorage,
     gpus: list[Gpu],
 ) -> None:
     """Adds the options of SGLang itself."""
