@@ -67,7 +67,7 @@ DryRunOpt = Annotated[
 # The parameters of kt serve that this engine has a use for.
 _TAKEN = (
     "name engine method expert_weights trust_remote_code dry_run machine json host port api_key api_key_file parallel"
-    " adapter kv_store drain background print_unit context threads device gpus gpu_experts defer prefill_threshold yes"
+    " adapter kv_store drain background print_unit context device gpus gpu_experts defer prefill_threshold yes"
     " quiet"
 ).split()
 _OWN_ONLY = {

@@ -76,7 +76,7 @@ KNOWN = (
     ),
     _death(
         r"CUDA driver version is insufficient|driver .{0,30}is too old|no kernel image is available"
-        r"|No CUDA GPUs are available|CUDA initialization|CUDA-capable device",
+        r"|No CUDA GPUs are available|CUDA initialization|CUDA-capable device|No accelerator \(CUDA",
         "cannot use the GPU or its driver",
         "kt doctor shows GPU and driver; CUDA 12.8 needs driver 525 or newer",
         DeviceError,
@@ -126,7 +126,7 @@ def why_ended(label: str, lines: Sequence[str], code: int | None) -> KtError:
         )
     how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
     said = next((line for line in reversed(last) if _is_told(line)), "it printed nothing")
-    return KtError(f"{label} ended: {_plain(said)} ({how})", hint="its log says more")
+    return KtError(f"{label} ended: {_plain(said)} ({how})")
 
 
 def _is_told(line: str) -> bool:
