@@ -200,7 +200,7 @@ class Args:
 names["ServerArgs"] = Args()
 class Parser(argparse.ArgumentParser):
     def add_argument(self, *words, **more):
-        if isinstance(more.get("choices"), Anything) or not list(more.get("choices") or "x"): more.pop("choices")
+        if not (isinstance(more.get("choices"), (list, set)) and more["choices"]): more.pop("choices", None)
         return super().add_argument(*words, **more)
 parser = Parser(allow_abbrev=False)
 names["add_cli_args"](parser)

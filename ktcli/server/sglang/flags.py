@@ -59,8 +59,9 @@ class FlagTable:
 
     def document(self) -> dict[str, Any]:
         """Returns the table as a JSON object; fields that say nothing are left out."""
+        silent = asdict(EngineFlag((), ""))
         flags = [
-            {key: value for key, value in asdict(flag).items() if value not in ("", None, False)}
+            {key: value for key, value in asdict(flag).items() if value != silent[key]}
             for flag in self.flags
         ]
         return {"version": self.version, "architectures": [*self.architectures], "flags": flags}
