@@ -43,13 +43,17 @@ _kt() {
                 --keep-alive) words='TIME' ;;
                 --kv-store) words='STORE off' ;;
                 --kv-events) words='ADDRESS off' ;;
+                --engine) words='kt sglang-kt' ;;
+                --method) words='METHOD' ;;
+                --expert-weights) words='FOLDER' ;;
+                --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' files='any' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --insecure --kv-events --drain --log-json --record-trace --background --print-unit --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --insecure --kv-events --drain --log-json --record-trace --background --print-unit --engine --method --expert-weights --trust-remote-code --dry-run --machine --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'route')
             case $before in

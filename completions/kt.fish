@@ -72,6 +72,12 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l log-json -d 'Write one 
 complete -c kt -n '__fish_seen_subcommand_from serve' -l record-trace -d 'Append a line for each request to this file, for kt bench cache: times, lengths and keyed hashes of the prompt’s blocks, no text' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l background -d 'Return once the server is ready; it keeps running without the terminal'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l print-unit -d 'Print a systemd unit for this server, and do nothing else'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l engine -d 'Program that computes: kt itself, or SGLang with kt-kernel (kt engine install sglang-kt)' -x -a 'kt sglang-kt'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l method -d 'With --engine sglang-kt: kt-kernel’s method for experts on the CPU' -x -a 'METHOD'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l expert-weights -d 'With --engine sglang-kt: experts converted by kt-kernel itself, for the methods AMXINT4 and AMXINT8' -x -a 'FOLDER'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l trust-remote-code -d 'With --engine sglang-kt: allow Python code of the model’s repository to run'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l dry-run -d 'With --engine sglang-kt: print its command line, and start nothing'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l machine -d 'Plan for a machine that ships with kt, or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l context -d 'Context length in tokens' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l numa -d 'Split threads and weights across NUMA nodes' -x -a 'auto off'
@@ -82,6 +88,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts
 complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without asking if it is missing'
+complete -c kt -n '__fish_seen_subcommand_from serve' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a route -d 'Route requests to several servers, by what each has in its cache'

@@ -27,6 +27,7 @@ FOLDERS = ("kt", "ktcli", "native/include", "native/src")
 OTHERS = {
     "profiles/models/": "published models: names, repositories, formats, configs",
     "profiles/machines/": "machines that kt can plan for",
+    "profiles/engines/": "facts of engines by others: packages of an environment, flags of a command line",
     "profiles/kt-mini/": "the built-in model: weights, model card, and the recipe that made them",
     "profiles/text/": "the text that kt eval reads without --text",
     "tests/": "mirrors ktcli/; native/tests/ holds the C tests, run by the same command",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 from ktcli import smallfiles
 from ktcli.assembly.child import kill, start
 from ktcli.assembly.listener import Bar, Listener
-from ktcli.errors import HubError, KtError, NotEnoughDisk, UsageError
+from ktcli.errors import DeviceError, HubError, KtError, NotEnoughDisk, UsageError
+from ktcli.hardware.gpu import has_capability, hidden, read_gpus
+from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.store import contents, engines
 from ktcli.store.engines import ExternalEngine, InstalledEngine
 
@@ -59,7 +62,7 @@ def require_machine(row: ExternalEngine) -> None:
     """Checks that this machine has what a program needs.
 
     Raises:
-        UsageError: it lacks something.
+        UsageError: it lacks something. DeviceError: it has no GPU, and one is needed.
     """
     first, last = row.pythons
     minor = sys.version_info.minor
@@ -74,8 +77,26 @@ def require_machine(row: ExternalEngine) -> None:
         needed = ".".join(map(str, row.glibc))
         have = f"{name or 'another C library'} {version}".strip()
         raise UsageError(f"{row.label} needs glibc {needed} or newer, and this system has {have}")
+    if row.capability:
+        _require_gpu(row)
     if missing := row.missing_libraries():
         raise UsageError(f"{row.label} needs {missing}", hint=row.remedy)
+
+
+def _require_gpu(row: ExternalEngine) -> None:
+    """Checks that there is a GPU that a program can use. Raises: DeviceError: there is none."""
+    found = read_gpus(SYSTEM_ROOT)
+    if not found.gpus:
+        raise DeviceError(
+            f"{row.label} needs an NVIDIA GPU with CUDA, and none responds here{hidden()}",
+            hint="kt doctor shows what was found",
+        )
+    if not any(has_capability(gpu, row.capability) for gpu in found.gpus):
+        first = found.gpus[0]
+        raise DeviceError(
+            f"{row.label} needs a GPU of compute capability {row.capability}.0 or newer,"
+            f" and {first.name} has {first.capability}"
+        )
 
 
 def require_wheels(row: ExternalEngine, source: Path) -> None:
@@ -87,17 +108,25 @@ def require_wheels(row: ExternalEngine, source: Path) -> None:
     fetch = f"on a machine with a network: {download_command(row)}"
     if not source.is_dir():
         raise UsageError(f"--from {str(source)[:300]} is not a folder", hint=fetch)
-    for each in row.packages:
-        stem = each.name.replace("-", "_")
-        if not any(source.glob(f"{stem}-{each.version}-*.whl")):
+    wheels = {_identity(*each.name.split("-")[:2]) for each in source.glob("*-*.whl")}
+    for each in row.every_package():
+        if _identity(each.name, each.version) not in wheels:
             raise UsageError(
                 f"{str(source)[:300]} has no wheel of {each.name} {each.version}", hint=fetch
             )
 
 
+def _identity(name: str, version: str) -> tuple[str, str]:
+    """Returns the name and version of a package as they are compared: those who write wheels differ in capitals and
+    signs."""
+    return re.sub(r"[-_.]+", "-", name).lower(), version
+
+
 def download_command(row: ExternalEngine) -> str:
     """Returns the command with which a machine with a network fetches the wheels."""
     packages = " ".join(f"{each.name}=={each.version}" for each in row.packages)
+    if row.lock_file is not None:
+        packages = f"-r {row.lock_file}"
     return f"pip download --no-deps --only-binary :all: -d FOLDER {packages}"
 
 
@@ -122,7 +151,7 @@ def _fill(row: ExternalEngine, path: Path, source: Path | None, listener: Listen
         filling.run(Path(sys.executable), "venv", [str(path)])
         with tempfile.TemporaryDirectory(prefix=".pip-", dir=path) as work:
             needed = Path(work) / "requirements.txt"
-            needed.write_text("".join(f"{each.requirement}\n" for each in row.packages))
+            needed.write_text("".join(f"{each.requirement}\n" for each in row.every_package()))
             words = ["--disable-pip-version-check", "--no-input", "--no-cache-dir"]
             words += ["install", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
             words += ["--progress-bar", "off", "--no-warn-script-location", "-r", str(needed)]

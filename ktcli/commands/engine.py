@@ -19,7 +19,9 @@ app = typer.Typer(
     help="Install programs by others that kt starts, each in an environment of its own.",
 )
 
-EngineArg = Annotated[str, typer.Argument(metavar="ENGINE", help="Name: smg or mooncake.")]
+EngineArg = Annotated[
+    str, typer.Argument(metavar="ENGINE", help="Name: smg, mooncake or sglang-kt.")
+]
 
 
 @app.command()

@@ -22,11 +22,24 @@ from ktcli.commands.cli.kv_events import KvEventsOpt, asked_events
 from ktcli.commands.cli.kv_store import InsecureOpt, KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
     ContextOpt,
+    JsonOpt,
+    MachineOpt,
     PullOpt,
     QuietOpt,
     preferred,
     preset_context,
     setting_option,
+)
+from ktcli.commands.serve_engine import (
+    OWN,
+    DryRunOpt,
+    EngineOpt,
+    EngineWords,
+    ExpertWeightsOpt,
+    MethodOpt,
+    TrustOpt,
+    is_other,
+    serve_with,
 )
 from ktcli.commands.serve_lines import event_lines, first_lines, is_probe
 from ktcli.commands.serve_sockets import OLLAMA_PORT, owners_socket, sockets_at
@@ -174,9 +187,16 @@ def serve(
     record_trace: RecordTraceOpt = None,
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
+    engine: EngineOpt = OWN,
+    method: MethodOpt = None,
+    expert_weights: ExpertWeightsOpt = None,
+    trust_remote_code: TrustOpt = False,
+    dry_run: DryRunOpt = False,
+    machine: MachineOpt = None,
     context: ContextOpt = None,
     options: EngineOptions = NO_OPTIONS,
     yes: PullOpt = False,
+    json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
@@ -190,6 +210,10 @@ def serve(
     Where OTEL_EXPORTER_OTLP_ENDPOINT names a receiver of OpenTelemetry traces, each request is traced (needs
     pip install 'ktcli[otel]'); the traces contain counts and times, no texts.
 
+    With --engine sglang-kt, SGLang with kt-kernel serves the model's checkpoint through OpenAI's API, split over
+    several GPUs. kt translates its plan into the command line (--dry-run shows it), checks that against the installed
+    engine, and keeps the engine running.
+
     With --background, kt ps shows the server, kt stop ends it, and what it says goes to run/PORT.log in the library.
 
     Examples:
@@ -201,6 +225,8 @@ def serve(
       kt serve qwen3-30b-a3b --background
 
       kt serve qwen3-30b-a3b --adapter mine --adapter theirs
+
+      kt serve glm-4.7 --engine sglang-kt --machine server-8xl20-1tb --dry-run
 
       curl http://127.0.0.1:11435/v1/models
     """
@@ -219,9 +245,15 @@ def serve(
 
     if background and print_unit:
         raise UsageError("--background and --print-unit cannot be used together")
-    keys = ApiKeys(given_keys(api_key, api_key_file))
+    named = given_keys(api_key, api_key_file)
+    keys = ApiKeys(named)
     model = name or config.value("model") or BUILTIN
     preset = aliases.preset_of(model)
+    other = EngineWords(engine, method, expert_weights, trust_remote_code, dry_run, machine)
+    if is_other(here, other):
+        tokens = preset_context(here, preset, context)
+        serve_with(here, other, model, options.wanted(tokens, streams=parallel, served=True), named)
+        return
     rules = replace(
         _rules(host, port, keys, allow_host or (), allow_origin or (), _who(here, "host")),
         root_path=_root_path(root_path),

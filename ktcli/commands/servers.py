@@ -118,6 +118,7 @@ def _document(server: FoundServer) -> dict[str, Any]:
         "since": said.since if said else None,
         "loading": said.loading if said else None,
         "servers": said.servers if said else [],
+        "engine": said.engine if said else "",
         "models": msgspec.to_builtins(said.models) if said else [],
     }
 
@@ -139,7 +140,10 @@ def _row(server: FoundServer) -> tuple[str, ...]:
         routed = f"{said.model} (router of {len(said.servers)})"
         since = _minute(said.since)
         return (routed, said.address, str(server.pid), memory, since, "", "")
-    state = "" if here else " (loading)" if said.loading else " (not in memory)"
+    if said.engine and here:
+        memory = gib(said.models[0].memory_bytes)
+    beside = f" ({said.engine})" if said.engine else ""
+    state = beside if here else " (loading)" if said.loading else " (not in memory)"
     counts = (str(said.running), str(said.waiting))
     name = f"{said.model}{state}"
     return (name, said.address, str(server.pid), memory, _minute(said.since), *counts)

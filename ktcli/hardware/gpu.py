@@ -91,6 +91,13 @@ for i in range(torch.cuda.device_count()):
 """
 
 
+def has_capability(gpu: Gpu, least: int) -> bool:
+    """Tells whether a GPU is of a generation or newer, by the first number of its compute capability; one that does
+    not say may be."""
+    major = whole((gpu.capability or "").partition(".")[0])
+    return major is None or major >= least
+
+
 @dataclass(frozen=True, slots=True)
 class GpusFound:
     """The GPUs that can be used, and what was said of others.

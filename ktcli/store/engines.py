@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ktcli import config, smallfiles
 from ktcli.errors import Busy, KtError, NotFound
+from ktcli.resources import data_path
 from ktcli.store import contents, places
 
 MANIFEST = "kt-engine.json"
@@ -59,12 +60,14 @@ class ExternalEngine:
         version: the one that was tested.
         summary: what it is for, a few words.
         module: what `python -m` starts.
-        packages: all that the environment gets beside pip; what a package says that it needs is not looked at.
+        packages: what the environment gets beside pip and the lock; what a package says that it needs is not looked at.
         download_bytes, installed_bytes: of the packages, and of the whole environment, about.
         pythons: the minor versions of Python 3 that there are wheels for, the first and the last.
         glibc: the C library that the wheels need.
         libraries: shared libraries of the system that they need, without `lib`.
         debian: the packages of Debian and Ubuntu that have these.
+        lock: the file of `profiles/engines` with further packages, a requirement with its hashes a line; empty: none.
+        capability: the first number of the compute capability that its GPU has to have; 0: it needs no GPU.
     """
 
     name: str
@@ -79,6 +82,8 @@ class ExternalEngine:
     glibc: tuple[int, int]
     libraries: tuple[str, ...] = ()
     debian: tuple[str, ...] = ()
+    lock: str = ""
+    capability: int = 0
 
     @property
     def label(self) -> str:
@@ -98,6 +103,18 @@ class ExternalEngine:
         """What provides the shared libraries, for people."""
         return f"Debian and Ubuntu: apt install {' '.join(self.debian)}" if self.debian else ""
 
+    @property
+    def lock_file(self) -> Path | None:
+        """The path of its lock; None: it has none."""
+        return data_path("profiles", "engines", self.lock) if self.lock else None
+
+    def every_package(self) -> tuple[PinnedPackage, ...]:
+        """Returns all packages of the environment beside pip, those of the lock too."""
+        if self.lock_file is None:
+            return self.packages
+        lines = self.lock_file.read_text(encoding="utf-8").splitlines()
+        return (*self.packages, *(_pinned(line) for line in lines if "==" in line))
+
 
 def _has_library(name: str) -> bool:
     """Whether the loader finds a shared library: among those of the system, or in LD_LIBRARY_PATH."""
@@ -108,6 +125,13 @@ def _has_library(name: str) -> bool:
         return f"/lib{name}.so".encode() in _LOADER_CACHE.read_bytes()
     except OSError:
         return find_library(name) is not None
+
+
+def _pinned(line: str) -> PinnedPackage:
+    """Returns the package of a line of a lock."""
+    requirement, *hashes = line.split()
+    name, _, version = requirement.partition("==")
+    return PinnedPackage(name, version, tuple(each.rpartition(":")[2] for each in hashes))
 
 
 # smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
@@ -164,6 +188,34 @@ TABLE = (
         glibc=(2, 28),
         libraries=("ibverbs", "nl-3", "nl-route-3", "numa", "curl"),
         debian=("libibverbs1", "libnuma1", "libcurl4"),
+    ),
+    ExternalEngine(
+        "sglang-kt",
+        "0.7.2",
+        "a model over several GPUs and the CPU (kt serve --engine)",
+        "sglang.launch_server",
+        (
+            PinnedPackage(
+                "sglang-kt",
+                "0.7.2",
+                ("f24dfb7c555d3d678e4fa12fc7d03edee332b41141bb42086d0af44412f38f2c",),
+            ),
+            PinnedPackage(
+                "kt-kernel",
+                "0.7.2",
+                (
+                    "23dc85058bd88eecc1452274b986c82625e182f9323fb8b647b8d42517c69801",  # Python 3.11
+                    "6345965091e3e562e21871ace08bd1d1228672ea433ad74ceafd4ae8a633eb80",
+                ),
+            ),
+        ),
+        download_bytes=5_131_000_000,
+        installed_bytes=10_500_000_000,
+        licence="Apache-2.0",
+        pythons=(11, 12),
+        glibc=(2, 35),
+        lock="sglang-kt.lock",
+        capability=8,
     ),
 )
 
@@ -292,7 +344,7 @@ def write_manifest(row: ExternalEngine) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    packages = {each.name: each.version for each in row.packages}
+    packages = {each.name: each.version for each in row.every_package()}
     said = {"name": row.name, "version": row.version, "packages": packages}
     smallfiles.write(path_of(row) / MANIFEST, json.dumps(said, indent=1) + "\n")
 

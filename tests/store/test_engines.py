@@ -18,7 +18,9 @@ import pytest
 
 from ktcli.assembly import engines as installing
 from ktcli.assembly.listener import SILENT
-from ktcli.errors import Busy, HubError, KtError, NotEnoughDisk, NotFound, UsageError
+from ktcli.errors import Busy, DeviceError, HubError, KtError, NotEnoughDisk, NotFound, UsageError
+from ktcli.hardware.gpu import GpusFound
+from ktcli.hardware.machine import Gpu
 from ktcli.main import main
 from ktcli.store import engines
 from ktcli.store.engines import ExternalEngine, PinnedPackage
@@ -89,8 +91,10 @@ def row(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> ExternalEngine:
 def test_the_table_pins_every_package() -> None:
     for each in engines.TABLE:
         assert any(each.name in package.name for package in each.packages)
-        assert all(len(hash) == 64 for package in each.packages for hash in package.sha256)
-        assert all(package.sha256 for package in each.packages)
+        every = each.every_package()
+        assert all(len(hash) == 64 for package in every for hash in package.sha256)
+        assert all(package.sha256 for package in every)
+        assert len({package.name for package in every}) == len(every)
         assert each.download_bytes < each.installed_bytes and each.licence
 
 
@@ -159,6 +163,50 @@ def test_what_a_machine_lacks_is_said(row: ExternalEngine, monkeypatch: pytest.M
             installing.install(replace(row, **changed), None, SILENT)  # type: ignore[arg-type]
     with pytest.raises(NotEnoughDisk, match=r"toy 1\.0 needs"):
         installing.install(replace(row, installed_bytes=1 << 60), None, SILENT)
+
+
+def test_a_machine_without_a_gpu_that_can_is_refused(
+    row: ExternalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needing = replace(row, capability=8)
+    found = [GpusFound(), GpusFound((Gpu(0, "Tesla T4", 1 << 34, 1 << 34, capability="7.5"),))]
+    words = ["needs an NVIDIA GPU with CUDA, and none responds here", "Tesla T4 has 7.5"]
+    for gpus, said in zip(found, words, strict=True):
+        monkeypatch.setattr(installing, "read_gpus", lambda root, gpus=gpus: gpus)
+        with pytest.raises(DeviceError, match=said):
+            installing.install(needing, None, SILENT)
+    assert not engines.folder().exists()
+    new = GpusFound((*found[1].gpus, Gpu(1, "NVIDIA L20", 1 << 34, 1 << 34, capability="8.9")))
+    monkeypatch.setattr(installing, "read_gpus", lambda root: new)
+    installing.require_machine(needing)
+
+
+def test_a_disk_that_is_too_full_is_said_before_the_first_byte(
+    row: ExternalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = replace(row, download_bytes=5 << 30, installed_bytes=10 << 30)
+    monkeypatch.setattr(installing.smallfiles, "free_bytes", lambda path: 3 << 30)
+    monkeypatch.setattr(installing, "_fill", lambda *_: pytest.fail("it began"))
+    with pytest.raises(NotEnoughDisk, match=r"15\.0 GiB.*3\.0 GiB"):
+        installing.install(large, None, SILENT)
+
+
+def test_the_packages_of_a_lock_are_installed_and_looked_for(tmp_path: Path) -> None:
+    row = engines.row_of("sglang-kt")
+    every = row.every_package()
+    versions = {each.name: each.version for each in every}
+    assert (
+        versions["sglang-kt"] == versions["kt-kernel"] == "0.7.2" and versions["torch"] == "2.9.1"
+    )
+    assert len(every) > 170 and row.lock_file is not None
+    assert str(row.lock_file) in installing.download_command(row)
+    for each in every:
+        name = each.name.replace("-", "_").title()
+        (tmp_path / f"{name}-{each.version}-py3-none-any.whl").touch()
+    installing.require_wheels(row, tmp_path)
+    (tmp_path / "Torch-2.9.1-py3-none-any.whl").unlink()
+    with pytest.raises(UsageError, match=r"has no wheel of torch 2\.9\.1"):
+        installing.require_wheels(row, tmp_path)
 
 
 def test_an_index_that_cannot_be_reached_is_said(

@@ -68,6 +68,7 @@ class Status(msgspec.Struct):
         loading: whether it loads that model, at first or after its GPU failed.
         drain_s: the seconds that answers may take to finish once it is told to end.
         servers: the addresses of those that it routes requests to; []: it is not a router.
+        engine: the program by others that computes; empty: kt itself.
     """
 
     model: _Text = ""
@@ -81,6 +82,7 @@ class Status(msgspec.Struct):
     loading: bool = False
     drain_s: _Count = 0
     servers: list[_Text] = []
+    engine: _Text = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,88 @@
+"""Answers at the Unix socket by which `kt ps` and `kt stop` find a server of another program that kt keeps running.
+
+Only its owner can open it, so no key is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import msgspec
+
+from ktcli.errors import KtError
+from ktcli.threads import Daemon
+
+_TIMEOUT_S = 10.0
+_BODY_BYTES = 1 << 16
+
+Answer = Callable[[Any], Any]  # of the body of a POST, None for a GET
+
+
+class ControlAnswers:
+    """A thread that answers at a Unix socket until the socket is closed.
+
+    Args:
+        listening: the socket, which whoever made it closes.
+        answers: by method and path, such as ("GET", "/server"); anything else gets 404.
+    """
+
+    def __init__(self, listening: socket.socket, answers: Mapping[tuple[str, str], Answer]) -> None:
+        self._listening, self._answers = listening, answers
+
+    def start(self) -> None:
+        """Begins to answer."""
+        Daemon(self._accept, name="kt-control").start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            Daemon(self._answer, connection, name="kt-control-answer").start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            connection.settimeout(_TIMEOUT_S)
+            _handler(self._answers)(connection, ("local", 0), None)
+
+
+def _handler(answers: Mapping[tuple[str, str], Answer]) -> Callable[..., BaseHTTPRequestHandler]:
+    """Returns the class that handles one request."""
+
+    class ControlHandler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(None)
+
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length", "0")
+            size = int(length) if length.isdecimal() else 0
+            try:
+                body = msgspec.json.decode(self.rfile.read(min(size, _BODY_BYTES)))
+            except msgspec.DecodeError:
+                body = None
+            self._send(body)
+
+        def _send(self, said: Any) -> None:
+            answer = answers.get((self.command, self.path))
+            status, reply = (404, None) if answer is None else (200, None)
+            if answer is not None:
+                try:
+                    reply = answer(said)
+                except KtError as error:
+                    status, reply = 409, {"message": str(error), "hint": error.hint}
+            body = msgspec.json.encode(reply)
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Logs nothing: these are kt's own questions."""
+
+    return ControlHandler

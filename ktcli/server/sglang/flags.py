@@ -1,0 +1,131 @@
+"""The flags of SGLang's command line as data: recorded ones of the tested version, and a parser made from any.
+
+profiles/engines/sglang-kt.json       written by `python -m benchmarks.peers.sglang_flags`; facts, no code
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+from ktcli.errors import UsageError
+from ktcli.resources import data_path
+
+# What a value is read as; `OTHER` is a function of the engine's own, which takes any text here.
+SWITCH, TEXT, WHOLE, NUMBER, JSON, OTHER = "switch", "text", "int", "float", "json", "other"
+Value = str | int | float | bool | None | list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlag:
+    """One flag of a command line.
+
+    Attributes:
+        names: all its spellings, such as "--model-path" and "--model".
+        kind: what a value is read as; SWITCH: it takes none.
+        nargs: "+", "*" or "?" where it takes other than one value; else empty.
+        choices: the values that it takes; None: any, or they are not written in the source.
+        default: its value where it is not given; None: none, or it is not written in the source.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    nargs: str = ""
+    choices: tuple[str | int, ...] | None = None
+    default: Value = None
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlagTable:
+    """The flags of one version of the engine.
+
+    Attributes:
+        version: the engine's; empty: not known.
+        architectures: the classes of models that it has, as a config.json names them.
+    """
+
+    version: str
+    flags: tuple[EngineFlag, ...]
+    architectures: tuple[str, ...] = ()
+
+    def by_name(self) -> dict[str, EngineFlag]:
+        """Returns the flags by each of their spellings."""
+        return {name: flag for flag in self.flags for name in flag.names}
+
+    def document(self) -> dict[str, Any]:
+        """Returns the table as a JSON object; fields that say nothing are left out."""
+        silent = asdict(EngineFlag((), ""))
+        flags = [
+            {key: value for key, value in asdict(flag).items() if value != silent[key]}
+            for flag in self.flags
+        ]
+        return {"version": self.version, "architectures": [*self.architectures], "flags": flags}
+
+
+def table_of(found: Mapping[str, Any]) -> FlagTable:
+    """Returns the table that `FlagTable.document` wrote."""
+    flags = []
+    for row in found["flags"]:
+        choices = row.get("choices")
+        flags.append(
+            EngineFlag(
+                tuple(row["names"]),
+                row["kind"],
+                row.get("nargs", ""),
+                None if choices is None else tuple(choices),
+                row.get("default"),
+                row.get("required", False),
+            )
+        )
+    return FlagTable(found["version"], tuple(flags), tuple(found["architectures"]))
+
+
+@cache
+def recorded() -> FlagTable:
+    """Returns the flags of the version that was tested."""
+    text = data_path("profiles", "engines", "sglang-kt.json").read_text(encoding="utf-8")
+    return table_of(json.loads(text))
+
+
+def parser_of(flags: Iterable[EngineFlag]) -> argparse.ArgumentParser:
+    """Returns a parser that takes a command line exactly as these flags say, without abbreviations."""
+    parser = _Parser(prog="sglang.launch_server", add_help=False, allow_abbrev=False)
+    for flag in flags:
+        more: dict[str, Any] = {"required": flag.required} if flag.required else {}
+        if flag.kind == SWITCH:
+            parser.add_argument(*flag.names, action="store_true", **more)
+            continue
+        if flag.nargs:
+            more["nargs"] = flag.nargs
+        parser.add_argument(*flag.names, type=_READERS[flag.kind], choices=flag.choices, **more)
+    return parser
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    TEXT: str,
+    WHOLE: int,
+    NUMBER: float,
+    JSON: json.loads,
+    OTHER: str,
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises where argparse ends the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def require_parsed(words: Sequence[str], table: FlagTable) -> None:
+    """Checks that the parser of a version takes a command line.
+
+    Raises:
+        UsageError: it does not; the sentence is argparse's.
+    """
+    parser_of(table.flags).parse_args(list(words))

@@ -1,0 +1,105 @@
+"""A command line of SGLang as data: its options, each with where it comes from."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+HIDDEN = "***"
+MODULE = "sglang.launch_server"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOption:
+    """An option of the command line.
+
+    Attributes:
+        values: (): it is a switch.
+        why: where its value comes from, a few words; empty: it needs no reason.
+        secret: whether its value is hidden where the line is shown.
+    """
+
+    flag: str
+    values: tuple[str, ...] = field(default=(), repr=False)  # some are keys
+    why: str = ""
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLine:
+    """The command line of a server, and what goes with it.
+
+    Attributes:
+        variables: of the environment.
+        notes: what the user should know, a sentence each.
+    """
+
+    options: tuple[EngineOption, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def words(self, *, hidden: bool = False) -> list[str]:
+        """Returns the words behind the module.
+
+        Args:
+            hidden: whether keys are replaced by asterisks.
+        """
+        found = list[str]()
+        for each in self.options:
+            values = (HIDDEN,) if hidden and each.secret else each.values
+            found += [each.flag, *values]
+        return found
+
+    def value(self, flag: str) -> str | None:
+        """Returns the first value of a flag, empty for a switch; None: it is not given."""
+        found = next((each for each in self.options if each.flag == flag), None)
+        return None if found is None else (found.values or ("",))[0]
+
+    def text(self) -> str:
+        """Returns the line for a shell, keys hidden."""
+        variables = [f"{key}={shlex.quote(value)}" for key, value in self.variables.items()]
+        words = [each if each == HIDDEN else shlex.quote(each) for each in self.words(hidden=True)]
+        return " ".join([*variables, "python", "-m", MODULE, *words])
+
+    def document(self) -> dict[str, Any]:
+        """Returns the line for --json, keys hidden."""
+        return {
+            "command": ["python", "-m", MODULE, *self.words(hidden=True)],
+            "environment": dict(self.variables),
+            "options": [
+                {
+                    "flag": each.flag,
+                    "values": [HIDDEN] if each.secret else [*each.values],
+                    "why": each.why or None,
+                }
+                for each in self.options
+            ],
+            "notes": [*self.notes],
+        }
+
+
+class LineWriter:
+    """Collects the options of a line, in order."""
+
+    def __init__(self) -> None:
+        self.options = list[EngineOption]()
+        self.notes = list[str]()
+
+    def add(self, flag: str, *values: object, why: str = "", secret: bool = False) -> None:
+        """Adds an option with its values."""
+        self.options.append(EngineOption(flag, tuple(map(str, values)), why, secret))
+
+    def add_if(self, given: bool, flag: str, *values: object, why: str = "") -> None:
+        """Adds an option where it is wanted."""
+        if given:
+            self.add(flag, *values, why=why)
+
+    def line(self, variables: Mapping[str, str], more: Sequence[str] = ()) -> ServerLine:
+        """Returns the line.
+
+        Args:
+            more: further notes.
+        """
+        return ServerLine(tuple(self.options), variables, (*self.notes, *more))

@@ -1,0 +1,235 @@
+"""Translates a plan into the command line of SGLang with kt-kernel: a pure function of model, machine, plan and wishes.
+
+What kt's plan decides is kept where the engine has the same lever: context, depth of deferral, the prompt length from
+which experts are streamed, and at most as many experts on the GPUs. How GPUs share a model is the engine's affair: see
+`split`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ktcli.errors import DeviceError, UsageError
+from ktcli.hardware.gpu import VISIBLE, has_capability
+from ktcli.hardware.machine import Gpu
+from ktcli.server.sglang.expertwork import ExpertWork, expert_work
+from ktcli.server.sglang.families import (
+    FP8,
+    FP8_ROWS,
+    ExpertStorage,
+    SglangFamily,
+    family_of,
+    stored_of,
+)
+from ktcli.server.sglang.line import LineWriter, ServerLine
+from ktcli.server.sglang.question import ServingQuestion, SglangWishes
+from ktcli.server.sglang.split import ModelSizes, sharing
+
+MOONCAKE = "mooncake://"
+_CAPABILITY = 8  # kt-kernel and SGLang's kernels: Ampere or newer
+_HOST_CACHE_PART = 4  # of the memory beside the experts that HiCache gets
+_WATCHDOG_S = (
+    3000  # published: streaming a layer through the GPUs takes longer than the engine's own 300 s
+)
+
+
+def command_line(asked: ServingQuestion) -> ServerLine:
+    """Returns the command line of a server.
+
+    Raises:
+        UsageError: the engine cannot run this model, or what is wanted contradicts itself.
+        DeviceError: the machine has no GPU for it. NotEnoughMemory: it does not fit.
+    """
+    require_class(asked.config, asked.architectures)
+    family, wishes = family_of(asked.config), asked.wishes
+    _require_trust(asked, family)
+    stored = stored_of(asked.config)
+    sizes = ModelSizes.of(asked.model, asked.config, stored)
+    gpus = _gpus(asked)
+    number = sharing(sizes, gpus, stored.block)
+    chosen = gpus[:number]
+    how = expert_work(asked, family, stored, sizes, chosen)
+    writer = LineWriter()
+    _address(writer, wishes)
+    if not how.all_on_gpus:
+        how.write(writer, asked.machine, number)
+    _running(writer, asked, family, how, stored, chosen)
+    _adapters(writer, wishes, how)
+    if wishes.store:
+        _hierarchical_cache(writer, wishes, how)
+    writer.add_if(wishes.trusts_code, "--trust-remote-code", why="as you said")
+    if number < len(gpus):
+        writer.notes.append(
+            f"{number} of {len(gpus)} GPUs are used: no larger number divides the model's heads and experts evenly"
+        )
+    writer.notes += how.notes
+    is_all = chosen == list(asked.machine.gpus)
+    return writer.line({} if is_all else {VISIBLE: ",".join(str(gpu.index) for gpu in chosen)})
+
+
+def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> None:
+    """Checks that the engine has a class for a model.
+
+    Raises:
+        UsageError: it has none.
+    """
+    named = [str(each) for each in config.get("architectures") or ()]
+    if not any(each in architectures for each in named):
+        what = named[0] if named else f"model_type {config.get('model_type')}"
+        raise UsageError(
+            f"sglang-kt has no class for this model ({what[:100]})",
+            hint="kt serve NAME runs it with kt's own engine",
+        )
+
+
+def _require_trust(asked: ServingQuestion, family: SglangFamily) -> None:
+    if (why := asked.code or family.code) and not asked.wishes.trusts_code:
+        raise UsageError(
+            f"{asked.wishes.name} runs in sglang-kt only with code of its repository: {why}",
+            hint="read that code first; --trust-remote-code allows it",
+        )
+
+
+def _gpus(asked: ServingQuestion) -> list[Gpu]:
+    """Returns the GPUs that may be used. Raises: DeviceError: none can be."""
+    every = {gpu.index: gpu for gpu in asked.machine.gpus}
+    if unknown := [each for each in asked.gpus if each not in every]:
+        raise DeviceError(
+            f"--gpus names GPU {unknown[0]}, and there are {len(every)}: {sorted(every)}"
+        )
+    found = [every[each] for each in asked.gpus or sorted(every)]
+    if not found:
+        raise DeviceError(
+            f"sglang-kt needs an NVIDIA GPU, and {asked.machine.name} has none",
+            hint="without --engine kt serve runs on the CPU; --machine FILE --dry-run is for another machine",
+        )
+    able = [gpu for gpu in found if has_capability(gpu, _CAPABILITY)]
+    if not able:
+        raise DeviceError(
+            f"sglang-kt needs a GPU of compute capability {_CAPABILITY}.0 or newer,"
+            f" and {found[0].name} has {found[0].capability}"
+        )
+    return able
+
+
+def _address(writer: LineWriter, wishes: SglangWishes) -> None:
+    writer.add("--host", wishes.host)
+    writer.add("--port", wishes.port)
+    writer.add("--model-path", wishes.model_path)
+    writer.add("--served-model-name", wishes.name)
+    if wishes.key:
+        writer.add("--api-key", wishes.key, secret=True)
+    if wishes.admin_key:
+        writer.add(
+            "--admin-api-key",
+            wishes.admin_key,
+            secret=True,
+            why="so that no user changes the server",
+        )
+
+
+def _running(
+    writer: LineWriter,
+    asked: ServingQuestion,
+    family: SglangFamily,
+    how: ExpertWork,
+    stored: ExpertStorage,
+    gpus: list[Gpu],
+) -> None:
+    """Adds the options of SGLang itself."""
+    plan, shares, streams = asked.plan, how.shares, asked.wishes.streams
+    if any(each.on_experts for each in asked.wishes.adapters):
+        streams = max(2, streams)  # with one the engine answers nothing
+    writer.add_if(bool(family.attention), "--attention-backend", family.attention)
+    writer.add(
+        "--mem-fraction-static",
+        f"{shares.static_share:.2f}",
+        why="of the GPUs' memory, for weights and cache",
+    )
+    writer.add("--chunked-prefill-size", how.chunk)
+    writer.add("--max-running-requests", streams, why="--parallel")
+    writer.add("--max-total-tokens", shares.tokens, why="of all conversations together")
+    writer.add("--context-length", plan.context)
+    writer.add_if(bool(family.attention), "--enable-mixed-chunk")
+    writer.add("--tensor-parallel-size", len(gpus), why="the GPUs")
+    writer.add_if(len(gpus) > 1, "--enable-p2p-check")
+    if not how.all_on_gpus:
+        writer.add_if(how.has_shared, "--disable-shared-experts-fusion")
+        writer.add_if(how.threshold > 0, "--watchdog-timeout", _WATCHDOG_S)
+    is_hopper = all(has_capability(gpu, 9) for gpu in gpus)
+    writer.add_if(
+        stored.method in (FP8, FP8_ROWS) and not is_hopper,
+        "--fp8-gemm-backend",
+        "triton",
+        why="the engine's own needs Hopper",
+    )
+    writer.add_if(bool(family.tools), "--tool-call-parser", family.tools)
+    writer.add_if(bool(family.thoughts), "--reasoning-parser", family.thoughts)
+    writer.add_if(asked.model.spec.embeds, "--is-embedding")
+    writer.add("--enable-metrics")
+    writer.add("--enable-cache-report")
+
+
+def _adapters(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None:
+    """Adds the options of adapters. Raises: UsageError: these cannot be served together."""
+    if not wishes.adapters:
+        return
+    on_experts = [each for each in wishes.adapters if each.on_experts]
+    if on_experts and len(wishes.adapters) > 1:
+        raise UsageError(
+            f"sglang-kt serves {on_experts[0].name}, which changes routed experts, only alone",
+            hint="leave out the other adapters",
+        )
+    if on_experts and how.all_on_gpus:
+        raise UsageError(
+            f"{on_experts[0].name} changes routed experts, which sglang-kt does on the CPU only"
+        )
+    writer.add("--enable-lora")
+    writer.add("--lora-paths", *(f"{each.name}={each.path}" for each in wishes.adapters))
+    writer.add_if(bool(on_experts), "--disable-cuda-graph", why="adapters of experts need it")
+
+
+def _hierarchical_cache(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None:
+    """Adds the options of HiCache with a Mooncake store. Raises: UsageError: the address is not one."""
+    address, gpus = store_address(wishes.store), how.shares.gpus
+    host_gb = max(1, how.free_bytes // _HOST_CACHE_PART // gpus // 1_000_000_000)
+    settings = {
+        "master_server_address": address,
+        "metadata_server": "P2PHANDSHAKE",
+        "protocol": "tcp",
+        # Pages of other models, and of another number of GPUs, are other bytes.
+        "extra_backend_tag": f"{wishes.name}-tp{gpus}",
+    }
+    writer.add("--enable-hierarchical-cache")
+    writer.add(
+        "--hicache-size",
+        host_gb,
+        why="GB of memory for each GPU, in all a quarter of what the experts leave",
+    )
+    writer.add("--hicache-mem-layout", "page_first")
+    writer.add("--hicache-write-policy", "write_through")
+    writer.add("--hicache-storage-backend", "mooncake", why="--kv-store")
+    writer.add("--hicache-storage-backend-extra-config", json.dumps(settings))
+
+
+def store_address(said: str) -> str:
+    """Returns HOST:PORT of the address of a Mooncake store.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    rest = said.removeprefix(MOONCAKE)
+    host, colon, port = rest.rpartition(":")
+    sound = colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if (
+        not said.startswith(MOONCAKE)
+        or not sound
+        or any(char.isspace() or char == "/" for char in rest)
+    ):
+        raise UsageError(
+            f"--kv-store {said[:200]!r} is not the address of a Mooncake store",
+            hint=f"with --engine sglang-kt use {MOONCAKE}HOST:PORT, such as {MOONCAKE}127.0.0.1:50051",
+        )
+    return rest
