@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ktcli import __version__
 from ktcli.engine.request import Finish, Stats
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.waiting import StreamStyle
@@ -15,6 +16,7 @@ EVENTS = "text/event-stream"
 ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
+FINGERPRINT = f"build-{__version__}"  # of the program that answers: where it changes, the same seed may say something else
 FINISH = {
     Finish.STOP: "stop",
     Finish.LENGTH: "length",
