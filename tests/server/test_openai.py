@@ -220,6 +220,9 @@ def test_a_conversation_that_does_not_fit_has_its_own_code(client: OpenAI) -> No
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model="fake", messages=asked("word " * 5000))
     assert caught.value.code == "context_length_exceeded"
+    # What programs look for that do not know the code.
+    for words in ("prompt is too long", "exceeds the available context size"):
+        assert words in caught.value.message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": ' + b"[" * 100_000])

@@ -77,9 +77,7 @@ def application(state: ServerState) -> App:
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
         Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
-        Route(
-            "/v1/chat/completions/input_tokens", _waiting(chat_input_tokens), methods=["POST"]
-        ),
+        Route("/v1/chat/completions/input_tokens", _waiting(chat_input_tokens), methods=["POST"]),
         Route("/apply-template", _waiting(apply_template), methods=["POST"]),
         Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
         Route("/v1/embeddings", _waiting(embeddings), methods=["POST"]),

@@ -16,7 +16,8 @@ EVENTS = "text/event-stream"
 ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
-FINGERPRINT = f"build-{__version__}"  # of the program that answers: where it changes, the same seed may say something else
+# Of the program that answers: where it changes, the same seed may say something else.
+FINGERPRINT = f"build-{__version__}"
 FINISH = {
     Finish.STOP: "stop",
     Finish.LENGTH: "length",
