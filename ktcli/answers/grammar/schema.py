@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -15,6 +16,7 @@ SCHEMA_DEPTH = 64  # lists and objects in each other
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
 _OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 _PAIRS = 10_000  # of branches that are compared
+_KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
@@ -127,8 +129,11 @@ class _Branches:
             key: value if key in VALUES else self.apart(value) for key, value in schema.items()
         }
         branches = found.get("oneOf")
-        if isinstance(branches, list) and "anyOf" not in found and self._exclude(branches):
-            found["anyOf"] = found.pop("oneOf")
+        if isinstance(branches, list) and "anyOf" not in found:
+            parted = branches if self._exclude(branches) else _parted(branches)
+            if parted is not None:
+                found["anyOf"] = parted
+                del found["oneOf"]
         return found
 
     def _exclude(self, branches: Sequence[Any]) -> bool:
@@ -153,6 +158,25 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str,
             return False
     both = set(_required(one)) & set(_required(other))
     return any(_fixed_apart(one, other, name, root) for name in both)
+
+
+def _parted(branches: Sequence[Any]) -> list[Any] | None:
+    """Returns branches without the types that several of them have, a value of which may fit more than one; None: not
+    all of them name their types, or one has none left."""
+    kinds = [_types(each) if isinstance(each, Mapping) else set[str]() for each in branches]
+    if not all(kinds) or any("$ref" in each for each in branches):
+        return None
+    kinds = [each | {"integer"} if "number" in each else each for each in kinds]
+    counts = Counter(kind for each in kinds for kind in each)
+    own = [{kind for kind in each if counts[kind] == 1} for each in kinds]
+    # A number may be an integer, which then fits another branch.
+    own = [each if "integer" in each else each - {"number"} for each in own]
+    if not all(own):
+        return None
+    return [
+        {**each, "type": [kind for kind in _KINDS if kind in left]}
+        for each, left in zip(branches, own, strict=True)
+    ]
 
 
 def _fixed_apart(
