@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from ktcli.answers.grammar.lookahead import without_lookaheads
 from ktcli.answers.grammar.meaning import VALUES, followed, meant_schema
 from ktcli.errors import UsageError
 
@@ -38,7 +39,7 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     schema = meant_schema(schema)
     _require_short(schema, field)
     found = _Branches(schema).apart(schema)
-    return dict(found if _combines(found) else _closed(found))
+    return dict(without_lookaheads(found if _combines(found) else _closed(found)))
 
 
 def _require_small(schema: Any, field: str) -> None:
@@ -130,7 +131,9 @@ class _Branches:
         }
         branches = found.get("oneOf")
         if isinstance(branches, list) and "anyOf" not in found:
-            parted = branches if self._exclude(branches) else _parted(branches)
+            parted = (
+                branches if self._exclude(branches) else _parted(branches) or _by_members(branches)
+            )
             if parted is not None:
                 found["anyOf"] = parted
                 del found["oneOf"]
@@ -177,6 +180,23 @@ def _parted(branches: Sequence[Any]) -> list[Any] | None:
         {**each, "type": [kind for kind in _KINDS if kind in left]}
         for each, left in zip(branches, own, strict=True)
     ]
+
+
+def _by_members(branches: Sequence[Any]) -> list[Any] | None:
+    """Returns branches that require different members, each without a member that another one requires; None: they
+    require none, or the same."""
+    if not all(isinstance(each, Mapping) and "$ref" not in each for each in branches):
+        return None
+    required = [_required(each) for each in branches]
+    found = []
+    for at, branch in enumerate(branches):
+        others = [names for other, names in enumerate(required) if other != at]
+        apart = [next((one for one in names if one not in required[at]), None) for names in others]
+        properties = branch.get("properties", {})
+        if not all(apart) or not isinstance(properties, Mapping):
+            return None
+        found.append({**branch, "properties": {**properties, **dict.fromkeys(apart, False)}})
+    return found
 
 
 def _fixed_apart(
