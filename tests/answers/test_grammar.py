@@ -334,7 +334,7 @@ HOSTILE: dict[str, Any] = {
     "nested less": nested(40),
     "long": {"description": "x" * SCHEMA_BYTES},
     "wide": {"enum": list(range(20_000))},
-    "unknown words": {"type": "array", "uniqueItems": True},
+    "unknown words": {"type": "array", "not": {"maxItems": 2}},
     "impossible": {"type": "integer", "minimum": 3, "maximum": 2},
     "recursive": {"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"},
     "grows": {
@@ -401,6 +401,11 @@ def test_hostile_grammars_are_refused_or_stay_small(
         ([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], True),
         ([{"$ref": "#/$defs/cat"}, {"type": "object"}], False),
         ([{"type": "string"}, {}], False),
+        ([{"type": ["string", "null"]}, {"type": ["number", "null"]}], True),
+        ([{"type": ["string", "integer"]}, {"type": "number"}], False),
+        ([{"type": "string"}, {"type": ["string", "null"]}], False),
+        ([{"required": ["a"]}, {"required": ["b"]}], True),
+        ([{"required": ["a"]}, {"required": ["a", "b"]}], False),
     ],
 )
 def test_one_of_is_any_of_where_its_branches_exclude_each_other(
@@ -412,6 +417,27 @@ def test_one_of_is_any_of_where_its_branches_exclude_each_other(
     }
     found = checked_schema({"oneOf": branches, "$defs": defs}, "x")
     assert ("anyOf" in found, "oneOf" in found) == (apart, not apart)
+
+
+def test_one_of_keeps_of_mixed_types_those_that_one_branch_has() -> None:
+    """As Kubernetes writes what may be a text, a number or nothing: null would fit both branches."""
+    both = [
+        {"type": ["string", "null"], "maxLength": 3},
+        {"type": ["number", "null"]},
+    ]
+    found = checked_schema({"oneOf": both}, "x")
+    assert found == {
+        "anyOf": [{"type": ["string"], "maxLength": 3}, {"type": ["number", "integer"]}]
+    }
+
+
+def test_one_of_required_members_has_none_of_the_others() -> None:
+    branches = [{"required": ["a"]}, {"required": ["b", "c"], "properties": {"c": {}}}]
+    found = checked_schema({"type": "object", "oneOf": branches}, "x")["anyOf"]
+    assert found == [
+        {"required": ["a"], "properties": {"b": False}},
+        {"required": ["b", "c"], "properties": {"c": {}, "a": False}},
+    ]
 
 
 def test_properties_that_are_not_named_stay_out_where_nothing_is_said() -> None:

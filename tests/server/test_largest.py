@@ -45,6 +45,7 @@ IN_CHAT: dict[str, Any] = {"messages": ASKED}
 REST: dict[str, dict[str, Any]] = {
     CHAT: IN_CHAT,
     f"{CHAT}/render": IN_CHAT,
+    f"{CHAT}/input_tokens": IN_CHAT,
     "/apply-template": IN_CHAT,
     TEXT: {"prompt": "hi"},
     RESPONSE: {"input": ASKED},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import requests
 from openai import BadRequestError, NotFoundError, OpenAI
 from server.running import Running, running, scripted
 
+from ktcli import __version__
 from ktcli.server.http.state import Rules
 
 THOUGHT = "<think>\nLet me see.\n\n</think>\n\n"
@@ -218,6 +220,9 @@ def test_a_conversation_that_does_not_fit_has_its_own_code(client: OpenAI) -> No
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model="fake", messages=asked("word " * 5000))
     assert caught.value.code == "context_length_exceeded"
+    # What programs look for that do not know the code.
+    for words in ("prompt is too long", "exceeds the available context size"):
+        assert words in caught.value.message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": ' + b"[" * 100_000])
@@ -232,5 +237,21 @@ def test_progress_of_a_prompt_is_told_to_whoever_asks(server: Running) -> None:
     lines = requests.post(f"{server.url}/v1/chat/completions", json=body).text.split("\n\n")
     found = [json.loads(line[6:]) for line in lines if "prompt_progress" in line]
     done = [each["prompt_progress"]["processed"] for each in found]
-    assert len(done) > 1 and done == sorted(done)
+    assert len(done) > 1 and done == sorted(set(done))
+    assert done[0] == found[0]["prompt_progress"]["cache"]  # before any of it is read
     assert done[-1] == found[-1]["prompt_progress"]["total"]
+
+
+def test_each_document_names_the_program_that_answered(client: OpenAI) -> None:
+    said = client.chat.completions.create(model="fake", messages=asked("x"))
+    chunks = client.chat.completions.create(model="fake", messages=asked("x"), stream=True)
+    text = client.completions.create(model="fake", prompt="x")
+    names = {said.system_fingerprint, text.system_fingerprint}
+    assert names | {each.system_fingerprint for each in chunks} == {f"build-{__version__}"}
+
+
+def test_the_tokens_of_a_conversation_are_counted_without_an_answer(client: OpenAI) -> None:
+    body = {"messages": asked("hello there")}
+    counted: Any = client.post("/chat/completions/input_tokens", body=body, cast_to=object)
+    said = client.chat.completions.create(model="fake", messages=asked("hello there"))
+    assert said.usage is not None and counted["input_tokens"] == said.usage.prompt_tokens

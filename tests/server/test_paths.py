@@ -24,6 +24,8 @@ ASKED = [{"role": "user", "content": "hello"}]
         ("/health/", "/health"),
         ("/chat/completions", "/v1/chat/completions"),
         ("/chat/completions/render", "/v1/chat/completions/render"),
+        ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
+        ("/embeddings", "/v1/embeddings"),
         ("/completions", "/v1/completions"),
         ("/models", "/v1/models"),
         ("/models/a/b", "/v1/models/a/b"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,9 @@ RENDER = "/v1/chat/completions/render"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     backend = scripted(tmp_path_factory.mktemp("model"), lambda asked: "yes")
+    begin = backend.texts.tokenizer.id_of("<|bos|>")
+    assert begin is not None
+    backend = replace(backend, texts=replace(backend.texts, begin=(begin,)))
     with running(backend, Rules(aliases=("mine",)), Limits(active=3)) as found:
         yield found
 
@@ -76,6 +80,28 @@ def test_requests_in_the_form_of_vllm_are_understood(server: Running) -> None:
     answer = post(server, "/v1/chat/completions", messages=parts, **cut, **asked).json()
     assert answer["choices"][0]["message"]["content"] == "yes"
     assert answer["usage"]["prompt_tokens"] == found["count"]
+
+
+def test_tokens_of_a_text_have_what_goes_before_one_and_their_spelling(server: Running) -> None:
+    """As vLLM has them, which begins a `prompt` unless told otherwise, and as llama.cpp, which does only if told."""
+    plain = post(server, "/tokenize", content="hello é").json()["tokens"]
+    begun = post(server, "/tokenize", prompt="hello é").json()["tokens"]
+    assert begun[1:] == plain and post(server, "/detokenize", tokens=begun[:1]).json() == {
+        "content": "<|bos|>",
+        "prompt": "<|bos|>",
+    }
+    for field in ("add_special", "add_special_tokens"):
+        for name in ("content", "prompt"):
+            for wanted, ids in ((True, begun), (False, plain)):
+                asked = {name: "hello é", field: wanted}
+                assert post(server, "/tokenize", **asked).json()["tokens"] == ids
+    pieces = post(server, "/tokenize", content="hello é", with_pieces=True).json()["tokens"]
+    assert [each["id"] for each in pieces] == plain
+    texts = [each["piece"] for each in pieces]
+    data = [text.encode() if isinstance(text, str) else bytes(text) for text in texts]
+    assert b"".join(data).decode() == "hello é" and any(isinstance(each, list) for each in texts)
+    named = post(server, "/tokenize", prompt="hello", return_token_strs=True).json()
+    assert named["token_strs"][0] == "<|bos|>" and "".join(named["token_strs"][1:]) == "hello"
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_ollama(server: Running) -> None:
 
 _BAD = {
     "type": "json_schema",
-    "json_schema": {"name": "x", "schema": {"uniqueItems": True, "type": "array"}},
+    "json_schema": {"name": "x", "schema": {"not": {"maxItems": 2}, "type": "array"}},
 }
 
 

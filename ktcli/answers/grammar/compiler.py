@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.answers.calls.styles import CallStyle
+from ktcli.answers.channels import Channels
 from ktcli.answers.format import AnswerFormat
+from ktcli.answers.grammar.distinct import DistinctItems, Held, TokenTable
 from ktcli.answers.grammar.form import AnswerConstraint, Form
-from ktcli.answers.grammar.vocabulary import read_vocabulary
+from ktcli.answers.grammar.vocabulary import read_vocabulary, token_bytes
 from ktcli.answers.grammar.whole import USUAL, Frame, Shape, grammar_of
 from ktcli.errors import KtError, UsageError
 from ktcli.text.tokenizer import Tokenizer
@@ -57,12 +59,19 @@ def require_sound(form: Form) -> None:
 
 
 class GrammarConstraint:
-    """Follows one answer through a grammar; see `ktcli.engine.constraint.Constraint`."""
+    """Follows one answer through a grammar; see `ktcli.engine.constraint.Constraint`.
+
+    Args:
+        size: the ids of a mask.
+        distinct: what keeps the items of arrays apart; None: nothing has to.
+    """
 
     ready = True
 
-    def __init__(self, matcher: llguidance.LLMatcher, size: int) -> None:
-        self._matcher = matcher
+    def __init__(
+        self, matcher: llguidance.LLMatcher, size: int, distinct: DistinctItems | None = None
+    ) -> None:
+        self._matcher, self._distinct = matcher, distinct
         self._mask = np.zeros(-(-size // 32), dtype=np.uint32)
         self.error: KtError | None = None
 
@@ -76,6 +85,10 @@ class GrammarConstraint:
         if self.error is None:
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
             self._check()
+        if self._distinct is not None and self.error is None:
+            self._distinct.limit(self._mask)
+            if not self._mask.any():
+                self.error = _stuck("no other item is possible in an array of unique items")
         if self.error is not None:
             self._mask[:] = 0
         return self._mask
@@ -85,11 +98,14 @@ class GrammarConstraint:
         if self.error is None:
             self._matcher.consume_token(id)
             self._check()
+        if self._distinct is not None and self.error is None and not self.ended:
+            self._distinct.take(id)
+            if self._distinct.repeated:
+                self.error = _stuck("an array of unique items has one twice")
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            why = _sentence(self._matcher.get_error())
-            self.error = UsageError(f"the answer cannot continue in the requested format: {why}")
+            self.error = _stuck(_sentence(self._matcher.get_error()))
 
 
 class LateConstraint:
@@ -185,7 +201,27 @@ class GrammarCompiler:
         if found is None:
             found = self._compiled(grammar, shape.field)
             self._keep(grammar, found)
-        return [GrammarConstraint(found.deep_copy(), self._size) for _ in range(count)]
+        held = shape.form.held if shape.form is not None else {}
+        return [
+            GrammarConstraint(found.deep_copy(), self._size, self._distinct(shape, held, prompt))
+            for _ in range(count)
+        ]
+
+    def _distinct(self, shape: Shape, held: Held, prompt: str | None) -> DistinctItems | None:
+        """Returns what keeps apart the items of one answer's arrays; None: nothing has to.
+
+        Raises:
+            UsageError: it is not known where the JSON of such an answer begins.
+        """
+        if not held:
+            return None
+        if prompt is not None and Channels.known_to(self._tokenizer):
+            raise UsageError(f"{shape.field}: this model's answers cannot be held to uniqueItems")
+        begin, end = (mark.strip() for mark in self._frame.thought)
+        inside = prompt is not None and bool(begin) and prompt.rstrip().endswith(begin)
+        return DistinctItems(
+            held, self._table, (begin, end) if prompt and begin else None, inside=inside
+        )
 
     def constraint(self, wanted: AnswerConstraint) -> GrammarConstraint:
         """Returns the constraint of an answer that may have begun.
@@ -205,6 +241,10 @@ class GrammarCompiler:
     def _read(self) -> None:
         with self._lock:
             _ = self._vocabulary
+
+    @cached_property
+    def _table(self) -> TokenTable:
+        return TokenTable(token_bytes(self._tokenizer, self._stop_ids, self._size))
 
     @cached_property
     def _vocabulary(self) -> llguidance.LLTokenizer:
@@ -243,6 +283,10 @@ def _limits() -> llguidance.LLParserLimits:
         max_grammar_size=_GRAMMAR_SYMBOLS,
         verbose_errors=False,
     )
+
+
+def _stuck(why: str) -> UsageError:
+    return UsageError(f"the answer cannot continue in the requested format: {why}")
 
 
 def _unusable(field: str, why: str) -> UsageError:

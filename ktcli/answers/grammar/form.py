@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from ktcli.answers.grammar.distinct import Held, held_arrays, without_unique
 from ktcli.answers.grammar.schema import SCHEMA_BYTES, checked_schema
 from ktcli.errors import UsageError
 
@@ -64,8 +65,8 @@ class Form:
             UsageError: it is none, or beyond a limit.
         """
         if self.notation is Notation.SCHEMA:
-            schema = _read(self.said, self.field) if isinstance(self.said, str) else self.said
-            return schema_part(checked_schema(schema, self.field), name)
+            schema = self._schema()
+            return schema_part(without_unique(schema, schema), name)
         said = self._choice() if self.notation is Notation.CHOICE else self.said
         if not isinstance(said, str) or not said:
             raise UsageError(f"{self.field} is not a {self.notation.value}: it must be a string")
@@ -73,6 +74,21 @@ class Form:
         if size > GRAMMAR_BYTES:
             raise UsageError(f"{self.field} has {size:,} bytes; the limit is {GRAMMAR_BYTES:,}")
         return {"name": name, "lark_grammar": self._lark(said)}
+
+    @property
+    def held(self) -> Held:
+        """Returns the arrays that must have unique items, which its grammar does not say.
+
+        Raises:
+            UsageError: as `part`.
+        """
+        if self.notation is not Notation.SCHEMA or "uniqueItems" not in str(self.said):
+            return {}
+        return held_arrays(self._schema())
+
+    def _schema(self) -> dict[str, Any]:
+        said = _read(self.said, self.field) if isinstance(self.said, str) else self.said
+        return checked_schema(said, self.field)
 
     def _choice(self) -> str:
         texts = self.said

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from ktcli.answers.grammar.lookahead import without_lookaheads
 from ktcli.answers.grammar.meaning import VALUES, followed, meant_schema
 from ktcli.errors import UsageError
 
@@ -15,6 +17,7 @@ SCHEMA_DEPTH = 64  # lists and objects in each other
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
 _OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 _PAIRS = 10_000  # of branches that are compared
+_KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     schema = meant_schema(schema)
     _require_short(schema, field)
     found = _Branches(schema).apart(schema)
-    return dict(found if _combines(found) else _closed(found))
+    return dict(without_lookaheads(found if _combines(found) else _closed(found)))
 
 
 def _require_small(schema: Any, field: str) -> None:
@@ -127,8 +130,13 @@ class _Branches:
             key: value if key in VALUES else self.apart(value) for key, value in schema.items()
         }
         branches = found.get("oneOf")
-        if isinstance(branches, list) and "anyOf" not in found and self._exclude(branches):
-            found["anyOf"] = found.pop("oneOf")
+        if isinstance(branches, list) and "anyOf" not in found:
+            parted = (
+                branches if self._exclude(branches) else _parted(branches) or _by_members(branches)
+            )
+            if parted is not None:
+                found["anyOf"] = parted
+                del found["oneOf"]
         return found
 
     def _exclude(self, branches: Sequence[Any]) -> bool:
@@ -153,6 +161,42 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str,
             return False
     both = set(_required(one)) & set(_required(other))
     return any(_fixed_apart(one, other, name, root) for name in both)
+
+
+def _parted(branches: Sequence[Any]) -> list[Any] | None:
+    """Returns branches without the types that several of them have, a value of which may fit more than one; None: not
+    all of them name their types, or one has none left."""
+    kinds = [_types(each) if isinstance(each, Mapping) else set[str]() for each in branches]
+    if not all(kinds) or any("$ref" in each for each in branches):
+        return None
+    kinds = [each | {"integer"} if "number" in each else each for each in kinds]
+    counts = Counter(kind for each in kinds for kind in each)
+    own = [{kind for kind in each if counts[kind] == 1} for each in kinds]
+    # A number may be an integer, which then fits another branch.
+    own = [each if "integer" in each else each - {"number"} for each in own]
+    if not all(own):
+        return None
+    return [
+        {**each, "type": [kind for kind in _KINDS if kind in left]}
+        for each, left in zip(branches, own, strict=True)
+    ]
+
+
+def _by_members(branches: Sequence[Any]) -> list[Any] | None:
+    """Returns branches that require different members, each without a member that another one requires; None: they
+    require none, or the same."""
+    if not all(isinstance(each, Mapping) and "$ref" not in each for each in branches):
+        return None
+    required = [_required(each) for each in branches]
+    found = []
+    for at, branch in enumerate(branches):
+        others = [names for other, names in enumerate(required) if other != at]
+        apart = [next((one for one in names if one not in required[at]), None) for names in others]
+        properties = branch.get("properties", {})
+        if not all(apart) or not isinstance(properties, Mapping):
+            return None
+        found.append({**branch, "properties": {**properties, **dict.fromkeys(apart, False)}})
+    return found
 
 
 def _fixed_apart(

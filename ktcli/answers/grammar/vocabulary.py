@@ -11,7 +11,7 @@ from ktcli.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import llguidance
 
-_SPECIAL = b"\xff"  # what llguidance tells special tokens by
+SPECIAL = b"\xff"  # what llguidance tells special tokens by
 _LONGEST = 64  # bytes of a token that is looked for in a text
 _CUT = 4096  # texts whose ids are remembered
 _BEFORE = "a"  # a text before a token, since decoders drop the blank of whatever comes first
@@ -71,21 +71,35 @@ def read_vocabulary(
     """
     import llguidance
 
+    tokens, ends = token_bytes(tokenizer, stop_ids, size), _ends(stop_ids, size)
+    others = [id for id, token in enumerate(tokens) if token[:1] == SPECIAL and id not in ends]
+    made = _Tokens(tokenizer, tokens, [*ends, *others])
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(made), n_vocab=size, eos_token=ends)
+
+
+def token_bytes(tokenizer: Tokenizer, stop_ids: Collection[int], size: int) -> list[bytes]:
+    """Returns the bytes of each id; those of special tokens have a byte before them that no text has.
+
+    Raises:
+        UsageError: no token of the vocabulary ends an answer.
+    """
+    ends = _ends(stop_ids, size)
+    words = {token.id: token.text for token in tokenizer.added if token.id in tokenizer.special_ids}
+    special = {id: SPECIAL + text.encode("utf-8", "replace") for id, text in words.items()}
+    for id in ends:  # some are no special tokens, but never part of an answer
+        special.setdefault(id, SPECIAL + f"<end {id}>".encode())
+    decoded = {} if tokenizer.byte_level else _decoded(tokenizer, size)
+    bytes_of = tokenizer.bytes_of if tokenizer.byte_level else lambda id: decoded.get(id, b"")
+    return [special[id] if id in special else bytes_of(id) for id in range(size)]
+
+
+def _ends(stop_ids: Collection[int], size: int) -> list[int]:
     ends = sorted(id for id in stop_ids if 0 <= id < size)
     if not ends:
         raise UsageError(
             "this model has no end-of-answer token, so its answers cannot be constrained"
         )
-    words = {token.id: token.text for token in tokenizer.added if token.id in tokenizer.special_ids}
-    special = {id: _SPECIAL + text.encode("utf-8", "replace") for id, text in words.items()}
-    for id in ends:  # some are no special tokens, but never part of an answer
-        special.setdefault(id, _SPECIAL + f"<end {id}>".encode())
-    decoded = {} if tokenizer.byte_level else _decoded(tokenizer, size)
-    bytes_of = tokenizer.bytes_of if tokenizer.byte_level else lambda id: decoded.get(id, b"")
-    tokens = [special[id] if id in special else bytes_of(id) for id in range(size)]
-    others = sorted(id for id in special if id < size and id not in ends)
-    made = _Tokens(tokenizer, tokens, [*ends, *others])
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(made), n_vocab=size, eos_token=ends)
+    return ends
 
 
 def _decoded(tokenizer: Tokenizer, size: int) -> dict[int, bytes]:

@@ -28,7 +28,12 @@ from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import STREAM as OLLAMA
 from ktcli.server.http.ollama.chat import chat, generate
 from ktcli.server.http.openai import stored
-from ktcli.server.http.openai.chat import apply_template, chat_completions, render
+from ktcli.server.http.openai.chat import (
+    apply_template,
+    chat_completions,
+    chat_input_tokens,
+    render,
+)
 from ktcli.server.http.openai.embeddings import embeddings
 from ktcli.server.http.openai.envelope import STREAM as OPENAI
 from ktcli.server.http.openai.envelope import encode, error_of
@@ -72,6 +77,7 @@ def application(state: ServerState) -> App:
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
         Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", _waiting(chat_input_tokens), methods=["POST"]),
         Route("/apply-template", _waiting(apply_template), methods=["POST"]),
         Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
         Route("/v1/embeddings", _waiting(embeddings), methods=["POST"]),

@@ -244,7 +244,8 @@ def _is_own(origin: str, headers: dict[str, str]) -> bool:
 
 async def _send_preflight(headers: dict[str, str], send: Send) -> None:
     raw = [(name.encode(), value.encode()) for name, value in preflight_headers(headers).items()]
-    await send({"type": "http.response.start", "status": 204, "headers": raw})
+    # Not 204, which some old browsers and programs take for a failure.
+    await send({"type": "http.response.start", "status": 200, "headers": raw})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -13,8 +13,10 @@ from starlette.responses import Response
 
 from ktcli import __version__
 from ktcli.assembly.presets import preset_over
+from ktcli.engine.request import Candidate
 from ktcli.server.http.body import body_of
 from ktcli.server.http.guard import is_owner
+from ktcli.server.http.openai.chat import candidate_of
 from ktcli.server.http.openai.fields import NO_LIMIT, ChatBody
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import caller_of, state_of
@@ -34,7 +36,19 @@ class TokenizeBody(msgspec.Struct):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None  # vLLM's name for it
+    with_pieces: bool = False
+    return_token_strs: bool | None = None
     model: str = ""
+
+    @property
+    def begins(self) -> bool:
+        """Tells whether the ids that the model puts before a text are wanted: vLLM adds them unless told otherwise,
+        llama.cpp only if told."""
+        if (said := self.add_special_tokens) is None:
+            said = self.add_special
+        return self.content is None if said is None else said
 
     @property
     def text(self) -> str | None:
@@ -154,7 +168,8 @@ async def metrics(request: Request) -> Response:
 
 async def tokenize(request: Request) -> Response:
     """Returns the token ids of a text, or of the prompt that a conversation gives; control tokens in a text are plain
-    text unless `parse_special` is true."""
+    text unless `parse_special` is true. A text has the ids that the model puts before one if it is vLLM's `prompt`, or
+    as `add_special_tokens` or `add_special` say."""
     body, state = await body_of(request, TokenizeBody), state_of(request)
     text = body.text
     if (text is None) == (body.messages is None):
@@ -165,10 +180,29 @@ async def tokenize(request: Request) -> Response:
             asked = body.chat().chat_request(lease.settings, caller_of(request))
             ids = list((await state.prompt(lease.model, lease.of_messages(asked))).ids)
         else:
-            words = text
+            words, begin = text, prompts.begin if body.begins else ()
             cut = lambda: prompts.ids_of(words, special=body.parse_special)  # noqa: E731
-            ids = await asyncio.wrap_future(state.jobs.ask(cut))
-    return _json({"tokens": ids, "count": len(ids), "max_model_len": context})
+            ids = [*begin, *await asyncio.wrap_future(state.jobs.ask(cut))]
+        said = {"tokens": ids, "count": len(ids), "max_model_len": context}
+        if body.with_pieces or body.return_token_strs:
+            tokenizer = lease.model.texts.tokenizer
+            spell = lambda: [candidate_of(tokenizer, Candidate(id, 0.0)) for id in ids]  # noqa: E731
+            said |= _spelled(ids, await asyncio.wrap_future(state.jobs.ask(spell)), body)
+    return _json(said)
+
+
+def _spelled(ids: list[int], tokens: list[dict[str, Any]], body: TokenizeBody) -> dict[str, Any]:
+    """Returns the texts of tokens: in llama.cpp's form in place of the ids, and in vLLM's beside them."""
+    found: dict[str, Any] = {}
+    if body.return_token_strs:
+        found["token_strs"] = [each["token"] for each in tokens]
+    if body.with_pieces:  # a part of a character is a list of its bytes
+        found["tokens"] = [
+            {"id": id, "piece": text if list(text.encode()) == data else data}
+            for id, each in zip(ids, tokens, strict=True)
+            for text, data in [(each["token"], each["bytes"])]
+        ]
+    return found
 
 
 async def detokenize(request: Request) -> Response:

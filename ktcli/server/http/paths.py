@@ -7,7 +7,8 @@ import re
 _ADDRESS = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 # The paths of OpenAI's and Anthropic's APIs, behind the `/v1` that belongs to the address.
 _UNVERSIONED = re.compile(
-    r"/(?:chat/completions(?:/render)?|completions|models(?:/.+)?|messages(?:/count_tokens)?|responses(?:/.+)?)"
+    r"/(?:chat/completions(?:/render|/input_tokens)?|completions|embeddings|models(?:/.+)?|messages(?:/count_tokens)?"
+    r"|responses(?:/.+)?)"
 )
 
 

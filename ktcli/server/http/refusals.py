@@ -47,6 +47,10 @@ _STATUS: tuple[tuple[type[Exception], int, str | None], ...] = (
 )
 
 
+# By these words programs tell that a shorter conversation would do (Claude Code and LiteLLM, whatever the code).
+_TOO_LONG = "the prompt is too long and exceeds the available context size"
+
+
 @dataclass(eq=False)
 class Refusal(Exception):
     """An HTTP error, raised where a request cannot be answered.
@@ -85,9 +89,10 @@ class Refusal(Exception):
         if not isinstance(error, KtError):
             return cls(500, f"internal server error ({type(error).__name__})", "", "internal_error")
         hint = f" ({error.hint})" if error.hint else ""
+        why = f"{_TOO_LONG}: " if isinstance(error, ContextFull) else ""
         for kind, status, code in _STATUS:
             if isinstance(error, kind):
-                return cls(status, f"{error}{hint}", "", code or "")
+                return cls(status, f"{why}{error}{hint}", "", code or "")
         return cls(500, f"{error}{hint}", "", "engine_error")
 
 

@@ -59,6 +59,11 @@ class PromptMaker:
         self._answers: OrderedDict[bytes, Spoken] = OrderedDict()
         self._chars = 0
 
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """Returns the ids that go before a text outside any turn."""
+        return self._backend.texts.begin
+
     def of_messages(self, asked: ChatRequest) -> EncodedPrompt:
         """Returns the prompt of a conversation.
 

@@ -20,6 +20,7 @@ from ktcli.server.http.openai.envelope import (
     ALIVE,
     DONE,
     EVENTS,
+    FINGERPRINT,
     FINISH,
     encode,
     error_of,
@@ -60,6 +61,13 @@ async def apply_template(request: Request) -> Response:
     return Response(encode({"prompt": prompt.text}), media_type="application/json")
 
 
+async def chat_input_tokens(request: Request) -> Response:
+    """Returns the number of tokens of the prompt of a conversation."""
+    _, prompt = await _rendered(request)
+    said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
+    return Response(encode(said), media_type="application/json")
+
+
 async def _rendered(request: Request) -> tuple[str, EncodedPrompt]:
     """Returns the name of the model that a request for an answer names, and the prompt that it would have."""
     state = state_of(request)
@@ -94,10 +102,12 @@ class ChatReply:
             "id": f"chatcmpl-{generation.id}",
             "created": int(time.time()),
             "model": generation.name,
+            "system_fingerprint": FINGERPRINT,
         }
         self._tokenizer = generation.model.texts.tokenizer
         self._choices = [_ChoiceText() for _ in range(generation.options.choices)]
         self._thought_tokens = 0
+        self._progressed = False  # whether the stream has said how much of the prompt was cached
         self._began_s = time.monotonic()
 
     def begin(self) -> bytes:
@@ -198,11 +208,17 @@ class ChatReply:
         return line({**self._head, "object": _CHUNK, "choices": [said]})
 
     def _progress(self, event: PromptProgress) -> bytes:
+        """Returns a chunk that says how far the prompt is read; before the first one, another with what was cached."""
+        begins = b"" if self._progressed else self._read(0)
+        self._progressed = True
+        return begins + self._read(event.done)
+
+    def _read(self, done: int) -> bytes:
         cached = self._generation.reused_tokens
         said = {
             "total": len(self._generation.prompt.ids),
             "cache": cached,
-            "processed": cached + event.done,
+            "processed": cached + done,
             "time_ms": int(1000 * (time.monotonic() - self._began_s)),
         }
         return line({**self._head, "object": _CHUNK, "choices": [], "prompt_progress": said})

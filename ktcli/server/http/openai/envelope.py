@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from ktcli import __version__
 from ktcli.engine.request import Finish, Stats
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.waiting import StreamStyle
@@ -15,6 +16,8 @@ EVENTS = "text/event-stream"
 ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
+# Of the program that answers: where it changes, the same seed may say something else.
+FINGERPRINT = f"build-{__version__}"
 FINISH = {
     Finish.STOP: "stop",
     Finish.LENGTH: "length",

@@ -21,6 +21,7 @@ from ktcli.server.http.openai.envelope import (
     ALIVE,
     DONE,
     EVENTS,
+    FINGERPRINT,
     FINISH,
     encode,
     error_of,
@@ -93,6 +94,7 @@ class TextReply:
             "object": "text_completion",
             "created": int(time.time()),
             "model": generation.name,
+            "system_fingerprint": FINGERPRINT,
         }
         n = options.choices * len(generation.prompts)
         self._texts, self._finish = [""] * n, [""] * n
