@@ -186,7 +186,7 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
         for index in (
             range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
         ):
-            for piece in chosen(tensor, tensors):
+            for piece in dict.fromkeys(chosen(tensor, tensors)):  # rows that are stored twice, once
                 name = piece.at(index)
                 tensors[name] = tensors[name].float()
                 rows = view(tensors[name], piece, index)

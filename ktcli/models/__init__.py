@@ -33,6 +33,7 @@ class Family(Protocol):
 _FAMILIES = {
     "afmoe": "afmoe",
     "axk1": "axk1 AXK1",
+    "axk2": "axk2",
     "bailing_hybrid": "bailing_hybrid",
     "bailing_moe": "bailing_moe bailing_moe_v2",
     "cohere2_moe": "cohere2_moe",
