@@ -54,6 +54,7 @@ _FAMILIES = {
     "kimi_linear": "kimi_linear",
     "laguna": "laguna",
     "lfm2_moe": "lfm2_moe",
+    "llama4": "llama4 llama4_text",
     "mellum": "mellum",
     "mimo_v2_flash": "mimo_v2_flash",
     "minimax": "minimax minimax_m1 minimax_text_01",

@@ -79,6 +79,8 @@ def model_of(case: Case, layers: int) -> Model:
         "swiglu_limits",
         "swiglu_limits_shared",
         "num_attention_heads_per_layer",
+        "no_rope_layers",
+        "moe_layers",
     ):
         text.pop(each, None)
     if parts := text.get("layers_block_type"):

@@ -115,6 +115,7 @@ ONLY_ON_HUGGING_FACE = {
     "granitemoehybrid",
     "laguna",
     "lfm2_moe",
+    "llama4",
     "minimax",
     "mistral4",
     "phimoe",
