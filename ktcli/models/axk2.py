@@ -1,7 +1,8 @@
-"""A.X K2 (Light and its larger releases): DeepSeek-V3.2 whose norms have gates, as the heads' outputs do.
+"""A.X K2 (Light): DeepSeek-V3.2 whose norms have gates, as the heads' outputs do.
 
-Queries and gates of the heads are one projection, of the query latent with its norm and without. Source: transformers
-5.23 (axk2).
+Queries and gates of the heads are one projection, of the query latent with its norm and without. Larger releases may
+have groups of experts, of which those that are closed count as 0 instead of not at all: such a config is refused.
+Source: transformers 5.23 (axk2).
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         }
     )
     f.require("moe_layer_freq", f.whole("moe_layer_freq", high=MAX_LAYERS), 1)
+    for name in _GROUPS:
+        f.require(name, f.whole(name), 1)
     attention = replace(read_indexed(f), gates=QueryGates(), raw=True)
     f.require_few("num_attention_heads", attention.shape.heads)
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)

@@ -40,13 +40,13 @@ CASES = (
         thorough=True,
     ),
     Case(
-        "ax-k2-groups",
+        "ax-k2-yarn",
         "axk2",
         "AXK2",
         {
             **_BASE,
-            "n_group": 4,
-            "topk_group": 2,
+            "n_group": 1,
+            "topk_group": 1,
             "n_shared_experts": 2,
             "norm_topk_prob": False,
             "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.8},

@@ -209,7 +209,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (COHERE, {"expert_selection_fn": "relu"}, "expert_selection_fn"),
     (COHERE, {"shared_expert_combination_strategy": "max"}, "combination_strategy 'max'"),
     (AXK2, {"gated_norm_rank": 0}, "gated_norm_rank is 0"),
-    (AXK2, {"n_group": 3, "topk_group": 1}, "n_routed_experts is 16, not a multiple of 3"),
+    (AXK2, {"n_group": 4, "topk_group": 2}, r"n_group 4 is not supported \(known: 1\)"),
     (AXK2, {"attention_bias": True}, "attention_bias True"),
     (LLAMA4, {"num_experts_per_tok": 2}, r"num_experts_per_tok 2 is not supported \(known: 1\)"),
     (LLAMA4, {"attention_chunk_size": None}, "attention_chunk_size is missing"),
