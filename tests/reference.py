@@ -6,6 +6,7 @@ Weights are bf16 values, so that a bf16 pack holds them exactly; transformers ru
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -59,7 +60,7 @@ def case_named(name: str) -> Case:
     return found
 
 
-_COMPUTED = "inv_freq", "position_ids", "embed_scale", "slope_rate", "_decay"
+_COMPUTED = "inv_freq", "freqs_ci", "position_ids", "embed_scale", "slope_rate", "_decay"
 _FACTORS = "layer_scalar", "router.scale", "per_expert_scale"  # of about 1
 
 
@@ -84,7 +85,10 @@ def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.bfloat
             else:  # a layer adds less than it reads, as in trained models
                 scale = 0.5 if name.endswith(("o_proj.weight", "down_proj")) else 1.0
                 value.normal_(0, scale * value.shape[-1] ** -0.5)
-    model.to(dtype).save_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Casting complex values")  # of an encoder of images
+        model.to(dtype)
+    model.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "model_type": case.model_type}))
@@ -125,8 +129,8 @@ def judge(
     chosen: list[NDArray[np.int64]] = []
 
     def see(router: Any, inputs: tuple[Any, ...], out: tuple[torch.Tensor, ...]) -> None:
-        logits = out[0].reshape(len(ids), -1).float()
-        best = out[2].reshape(len(ids), -1)
+        logits, best = (each.reshape(len(ids), -1) for each in case.said(out))
+        logits = logits.float()
         margins.append(_margin(router, case.choice(router, inputs, logits), best))
         if case.edges:
             margins.append(case.edges(router, logits, best).numpy())
@@ -186,7 +190,7 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
         for index in (
             range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
         ):
-            for piece in chosen(tensor, tensors):
+            for piece in dict.fromkeys(chosen(tensor, tensors)):  # rows that are stored twice, once
                 name = piece.at(index)
                 tensors[name] = tensors[name].float()
                 rows = view(tensors[name], piece, index)

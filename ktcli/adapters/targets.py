@@ -42,6 +42,9 @@ _SPELLINGS = (
     (".attention.", ".self_attn."),
     (".self_attn.f_", ".self_attn.forget_gate.f_"),  # Kimi Linear
     (".self_attn.index_", ".self_attn.indexer."),  # MiniMax M3
+    ("layernorm.W_down", "layernorm.mlp.fc1"),  # A.X K2
+    ("layernorm.W_up", "layernorm.mlp.fc2"),
+    (".self_attn.q_b_proj", ".self_attn.q_gate_proj"),
     (".attn.indexer.compressor.", ".attn.compressor.indexer."),  # DeepSeek V4
     (".attn.indexer.weights_proj", ".attn.compressor.indexer.scorer.weights_proj"),
     (".attn.indexer.", ".attn.compressor.indexer."),

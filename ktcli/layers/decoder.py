@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.gated_delta import GatedDeltaNet
+from ktcli.layers.gates import NormGate
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.kimi_delta import KimiDelta
@@ -90,6 +91,7 @@ class DecoderLayer:
         kept, added: the factors in the sums behind attention and MLP, of the residual and of the output.
         after: names of norms of these outputs (Trinity, Gemma); "": there is none.
         scalar: the name of a factor of the residual after the layer (Gemma 4); "": there is none.
+        gates: the gates on what the norms before attention and MLP give (A.X K2); None: there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: the number added to the weights of its norms.
         norm_names: names of its norms, below `source`; "": there is none (FlexOlmo).
@@ -110,6 +112,7 @@ class DecoderLayer:
     after: tuple[str, str] = NO_NORMS
     wiring: Wiring = SEQUENTIAL
     scalar: str = ""
+    gates: tuple[NormGate | None, NormGate | None] = (None, None)
 
     @cached_property
     def parts(self) -> tuple[Attention | Mlp, ...]:
@@ -157,7 +160,8 @@ class DecoderLayer:
             norms += [_shift(norm, self.wiring) for norm in norms]
         own = [tensor for part in reversed(self.parts) for tensor in part.tensors]
         factor = () if self.factor is None else (self.factor,)
-        return (*own, *norms, *factor, *mixed)
+        gates = [tensor for gate in self.gates if gate for tensor in gate.tensors]
+        return (*own, *norms, *gates, *factor, *mixed)
 
     @property
     def state(self) -> LayerState:
@@ -171,7 +175,9 @@ class DecoderLayer:
         mlp = self.mlp and replace(self.mlp, layer=0, name="", source="")
         around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
         mixers = (around[0], around[1]) if around else None
-        return replace(self, layer=0, source="", attention=attention, mlp=mlp, mixers=mixers)
+        before, behind = (g and replace(g, layer=0, name="", source="") for g in self.gates)
+        made = replace(self, layer=0, source="", attention=attention, mlp=mlp, mixers=mixers)
+        return replace(made, gates=(before, behind))
 
     @property
     def scratch(self) -> Scratch:
@@ -203,8 +209,9 @@ class DecoderLayer:
 
     def _entered(self, b: Backend, x: Value, i: int) -> Value:
         """Returns what part i reads of the residual x."""
-        norm = self.norms[i]
-        return x if norm is None else normed(b, x, norm, self.eps, self.wiring)
+        norm, gate = self.norms[i], self._of_parts(self.gates)[i]
+        y = x if norm is None else normed(b, x, norm, self.eps, self.wiring)
+        return y if gate is None else gate.forward(b, y)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
-"""Gates on the outputs of attention heads, by a projection that reads the same input as q."""
+"""Gates: on the outputs of attention heads, by a projection that reads the same input as q, and on the output of a
+norm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+from ktcli.ops.backend import Backend, Value
+from ktcli.ops.part import ModelPart
 from ktcli.ops.table.rowwise import GateKind
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +41,47 @@ class QueryGates:
     def width(self, heads: int, columns: int) -> int:
         """Returns the number of gates that `heads` heads of `columns` columns have."""
         return heads * columns
+
+
+@dataclass(frozen=True)
+class NormGate:
+    """A gate on the output of a norm, of a low rank: y * sigmoid(up(silu(down y))) (A.X K2).
+
+    Its weights are kept as the checkpoint has them: they are small, and its publishers leave them out of FP8.
+
+    Attributes:
+        names: the checkpoint names of its weights, below the norm.
+        layer: number of the decoder layer.
+        name: prefix of the stored names, e.g. "layers.3.attn_norm".
+        source: checkpoint prefix, e.g. "model.layers.3.input_layernorm".
+    """
+
+    hidden: int
+    rank: int
+    names: tuple[str, str] = ("W_down", "W_up")
+    layer: int = 0
+    name: str = ""
+    source: str = ""
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The weights [rank, hidden] and [hidden, rank]."""
+        shapes = (self.rank, self.hidden), (self.hidden, self.rank)
+        down, up = (
+            matrix(
+                f"{self.name}_{own}",
+                Stored(f"{self.source}.{name}.weight", shape),
+                role=Role.KEPT,
+                cut=Cut.NONE,
+                layer=self.layer,
+                part=ModelPart.NORM_GATES,
+            )
+            for own, name, shape in zip(("gate_down", "gate_up"), self.names, shapes, strict=True)
+        )
+        return down, up
+
+    def forward(self, b: Backend, y: Value) -> Value:
+        """Returns y [T, hidden], the output of the norm, times its gate."""
+        down, up = self.tensors
+        inner = b.linear(y, down)
+        return b.gate(y, b.linear(b.gate(inner, inner), up))  # x * sigmoid(x) is silu

@@ -17,7 +17,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import GQA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import GqaShape
-from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.table.rowwise import Rope, Temper
 from ktcli.ops.tensors import Stored, Tensor, ceil_to, matrix, vector
 
 
@@ -38,12 +38,14 @@ class QkNorms:
         names: their checkpoint names.
         plus: the number added to their weights.
         values: whether each head's values have one, too, without a weight (Gemma 4).
+        weighted: whether those of q and k have weights (Llama 4's have none).
     """
 
     of: NormedQk = NormedQk.HEADS
     names: tuple[str, str] = ("q_norm", "k_norm")
     plus: float = 0.0
     values: bool = False
+    weighted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class GroupedQueryAttention:
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to all. Its
             projections lie behind those of q, k and v.
         projections: the names of the projections.
+        temper: what queries are multiplied by, by their positions (Llama 4); None: nothing.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -95,12 +98,17 @@ class GroupedQueryAttention:
     gates: OwnGates | QueryGates | None = None
     indexer: BlockIndexer | None = None
     projections: GqaNames = USUAL_GQA
+    temper: Temper | None = None
     layer: int = 0
     source: str = ""
 
     def within(self, window: int) -> GroupedQueryAttention:
         """Returns the same attention with a sliding window of `window` positions; 0: it attends to all."""
         return replace(self, shape=replace(self.shape, window=window))
+
+    def in_chunks(self, width: int) -> GroupedQueryAttention:
+        """Returns the same attention within chunks of `width` positions, those from a multiple of it on."""
+        return replace(self, shape=replace(self.shape, window=width, chunked=True))
 
     @property
     def _name(self) -> str:
@@ -171,8 +179,9 @@ class GroupedQueryAttention:
 
     @cached_property
     def qk_norms(self) -> tuple[Tensor, ...]:
-        """The gains of the norms of q and k, of a head or of all heads' columns; (): there are no norms."""
-        if self.norms is None:
+        """The gains of the norms of q and k, of a head or of all heads' columns; (): there are no norms, or they have
+        no weights."""
+        if self.norms is None or not self.norms.weighted:
             return ()
         d, plus = self.shape.head_dim, self.norms.plus
         widths = self._widths[:2] if self.norms.of is NormedQk.ROWS else (d, d)
@@ -249,6 +258,8 @@ class GroupedQueryAttention:
             q, k = self._normed(b, q, k)
         if self.norms and self.norms.values:
             v = b.norm(v, None, self.eps, head_width=self.shape.value_dim)
+        if self.temper:
+            q = b.temper(q, self.temper.beta, self.temper.every, self.temper.shift)
         if self.value_scale != 1.0:
             v = b.scale(v, self.value_scale)
         if self._indexer:
@@ -263,8 +274,8 @@ class GroupedQueryAttention:
     def _normed(self, b: Backend, q: Value, k: Value) -> tuple[Value, Value]:
         rows = self.norms is not None and self.norms.of is NormedQk.ROWS
         run = None if rows else self.shape.head_dim
-        q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
-        return q, b.norm(k, self.qk_norms[1], self.eps, head_width=run)
+        of_q, of_k = self.qk_norms or (None, None)
+        return b.norm(q, of_q, self.eps, head_width=run), b.norm(k, of_k, self.eps, head_width=run)
 
 
 def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:

@@ -1,18 +1,18 @@
-"""Multi-head latent attention (DeepSeek-V2, V3, V3.2, Kimi-K2, GLM-5, Ling 3)."""
+"""Multi-head latent attention (DeepSeek-V2, V3, V3.2, Kimi-K2, GLM-5, Ling 3, A.X K2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.gates import OwnGates
+from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import Indexer
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import MlaShape
-from ktcli.ops.table.rowwise import Rope, Temper
+from ktcli.ops.table.rowwise import Reads, Rope, Temper
 from ktcli.ops.tensors import Band, Role, Stored, Tensor, ceil_to, matrix, vector
 
 
@@ -27,7 +27,10 @@ class LatentAttention:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
         rope: the rotation of the last columns of each head and of the latent; None: nothing is rotated.
         inner_eps: eps of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
-        gates: gates by another projection (Ling 3); None: there are none. They exclude biases.
+        gates: gates by another projection (Ling 3), which exclude biases, or by that of the queries (A.X K2); None:
+            there are none.
+        raw: whether the projection of the query latent reads it as it is, too, behind the normed one (A.X K2). The rows
+            that make it are stored twice.
         o_name: checkpoint name of the last projection.
         temper: what queries are multiplied by, by their positions (Mistral 4); None: nothing.
         chosen: the most positions that a token attends to, which an indexer chooses; 0: all.
@@ -44,7 +47,8 @@ class LatentAttention:
     chosen: int = 0
     indexer: Indexer | None = None
     inner_eps: float = 1e-6
-    gates: OwnGates | None = None
+    gates: OwnGates | QueryGates | None = None
+    raw: bool = False
     o_name: str = "o_proj"
     temper: Temper | None = None
     layer: int = 0
@@ -75,9 +79,18 @@ class LatentAttention:
         rows (FP8) stay whole; gates come last."""
         q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
         key = (("indexer.wk", self.indexer.shape.dim),) if self.indexer else ()
-        s = self.shape
-        gates = ((self.gates.source, self.gates.width(s.heads, s.v)),) if self.gates else ()
-        return q, *key, ("kv_a_proj_with_mqa", self._latent_width), *gates
+        own = isinstance(self.gates, OwnGates) and self.gates.source
+        gates = ((own, self._gate_width),) if own else ()
+        return (
+            *([q] * (2 if self.raw else 1)),
+            *key,
+            ("kv_a_proj_with_mqa", self._latent_width),
+            *gates,
+        )
+
+    @property
+    def _gate_width(self) -> int:
+        return self.gates.width(self.shape.heads, self.shape.v) if self.gates else 0
 
     @cached_property
     def qkv_a(self) -> Tensor:
@@ -90,7 +103,8 @@ class LatentAttention:
         if not self.bias:
             return None
         assert self.q_lora, "the reference gives a direct q projection no bias"
-        assert not self.gates, "no family has biases on gated latent attention"
+        own = isinstance(self.gates, OwnGates)
+        assert not own, "no family has biases on latent attention with a projection of gates"
         pieces = ((f"{name}.bias", width) for name, width in self._a_pieces)
         return self._vector("qkv_a_bias", *pieces, neutral=0.0)
 
@@ -101,9 +115,34 @@ class LatentAttention:
 
     @cached_property
     def q_b(self) -> Tensor:
-        """The projection of the query latent to the queries of all heads, then to the index queries, if any."""
-        index = (("indexer.wq_b", self.indexer.width),) if self.indexer else ()
-        return self._matrix("q_b", self.q_lora, ("q_b_proj", self._q_width), *index)
+        """The projection of the query latent, normed and, if `raw`, as it is, to the queries of all heads, then to the
+        index queries or to the gates, if any."""
+        index = (("indexer.wq_b", self.indexer.width),) if self.indexer and not self.raw else ()
+        gated = isinstance(self.gates, QueryGates)
+        width = self._q_width + (self._gate_width if gated else 0)
+        made = self._matrix(
+            "q_b", self.q_lora * (2 if self.raw else 1), ("q_b_proj", width), *index
+        )
+        return replace(made, sources=(self._gates_last(*made.sources[0]),)) if gated else made
+
+    def _gates_last(self, both: Stored, *others: Stored) -> tuple[Stored, ...]:
+        """Returns the queries of all heads, the other pieces, then the gates of all heads, of a projection in which
+        each head has its query and then its gates."""
+        query, gates = self._q_width // self.shape.heads, self._gate_width // self.shape.heads
+        starts = range(0, both.rows, query + gates)
+        return (
+            *(replace(both, first=at, count=query) for at in starts),
+            *others,
+            *(replace(both, first=at + query, count=gates) for at in starts),
+        )
+
+    @cached_property
+    def index_q(self) -> Tensor | None:
+        """The projection of the normed query latent to the index queries, where that of the queries reads more; None:
+        it is there, or there is no indexer."""
+        if not (self.indexer and self.raw):
+            return None
+        return self._matrix("index_q", self.q_lora, ("indexer.wq_b", self.indexer.width))
 
     @cached_property
     def kv_a_norm(self) -> Tensor:
@@ -166,7 +205,7 @@ class LatentAttention:
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the attention, then those of its indexer, if any."""
         query = (self.q_a_norm, self.q_b) if self.q_lora else ()
-        optional = (self.qkv_a_bias, self.o_bias)
+        optional = (self.index_q, self.qkv_a_bias, self.o_bias)
         return (
             self.qkv_a,
             *query,
@@ -214,13 +253,15 @@ class LatentAttention:
         """Returns the attention's output [T, hidden] of its input x [T, hidden]."""
         s = self.shape
         a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
-        q, *others = b.split(a, *(width for _, width in self._a_pieces))
+        doubled = 2 * self.q_lora if self.raw else self._a_pieces[0][1]
+        after = (width for _, width in self._a_pieces[2 if self.raw else 1 :])
+        q, *others = b.split(a, doubled, *after)
         latent = others[1 if self._indexer else 0]
         if self.q_lora:
-            q = b.linear(b.norm(q, self.q_a_norm, self.inner_eps), self.q_b)
-        if self._indexer:
-            q, index_q = b.split(q, self._q_width, self._indexer.width)
-            self._indexer.forward(b, x, index_q, others[0])
+            q, index_q, gates = self._queries(b, q)
+            if self._indexer:
+                self._indexer.forward(b, x, index_q, others[0])
+            others += [gates] if gates is not None else []
         latent = b.norm(latent, self.kv_a_norm, self.inner_eps, columns=s.lora)
         if self.temper:  # before the rotation, which attention on a device takes along
             q = b.temper(q, self.temper.beta, self.temper.every, self.temper.shift)
@@ -231,3 +272,22 @@ class LatentAttention:
         if self.gates:
             mixed = b.gate(mixed, others[-1], self.gates.kind)
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
+
+    def _queries(self, b: Backend, latent: Value) -> tuple[Value, Value | None, Value | None]:
+        """Returns queries, index queries and gates of the query latent; None for what there is not."""
+        index_q = None
+        if self.raw:
+            latent = b.norm(latent, self.q_a_norm, self.inner_eps, columns=self.q_lora)
+            if self.index_q:
+                index_q = b.linear(b.split(latent, self.q_lora, self.q_lora)[0], self.index_q)
+            # Wide: the halves have different magnitudes, of which one scale for 8-bit activations favours the larger.
+            q = b.linear(latent, self.q_b, reads=Reads.WIDE)
+        else:
+            q = b.linear(b.norm(latent, self.q_a_norm, self.inner_eps), self.q_b)
+        index = self._indexer.width if self._indexer and not self.raw else 0
+        gates = self._gate_width if isinstance(self.gates, QueryGates) else 0
+        widths = [width for width in (self._q_width, index, gates) if width]
+        q, *others = b.split(q, *widths) if len(widths) > 1 else (q,)
+        if index:
+            index_q = others.pop(0)
+        return q, index_q, others[0] if gates else None

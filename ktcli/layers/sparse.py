@@ -37,6 +37,8 @@ class SparseMlp:
         biases: whether router and experts have biases (gpt-oss).
         by_id: the number of token ids in the table that gives a token's experts; 0: the router chooses them.
         scale: the factor of the sum of experts and shared expert.
+        gated_input: whether the router's score of the one chosen expert is not the factor of what that gives, but its
+            sigmoid is that of what it reads (Llama 4).
         branch_eps: what norms add to the mean square, where router, experts and shared expert each
             norm the residual itself (Gemma 4); then the outputs of both branches are normed before they are added, and
             each expert's weight has a factor. None: all read the layer's normed input.
@@ -57,6 +59,7 @@ class SparseMlp:
     by_id: int = 0
     latent: int = 0
     scale: float = 1.0
+    gated_input: bool = False
     branch_eps: float | None = None
     layer: int = 0
     name: str = ""
@@ -241,7 +244,8 @@ class SparseMlp:
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
         routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
-        started = self._started(b, x, routed)
+        read = b.gate(x, b.greatest(logits)) if self.gated_input else x
+        started = self._started(b, read, routed)
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
         if shared is not None and self.shared_gate:
             shared = b.gate(shared, gate)

@@ -33,6 +33,7 @@ class Family(Protocol):
 _FAMILIES = {
     "afmoe": "afmoe",
     "axk1": "axk1 AXK1",
+    "axk2": "axk2",
     "bailing_hybrid": "bailing_hybrid",
     "bailing_moe": "bailing_moe bailing_moe_v2",
     "cohere2_moe": "cohere2_moe",
@@ -53,6 +54,7 @@ _FAMILIES = {
     "kimi_linear": "kimi_linear",
     "laguna": "laguna",
     "lfm2_moe": "lfm2_moe",
+    "llama4": "llama4 llama4_text",
     "mellum": "mellum",
     "mimo_v2_flash": "mimo_v2_flash",
     "minimax": "minimax minimax_m1 minimax_text_01",

@@ -55,12 +55,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
             "scoring_func": "sigmoid",
         }
     )
-    f.whole("q_lora_rank")  # the indexer reads the query latent
-    attention = read_mla(f)
-    indexer = _read_indexer(f, attention)
-    shared = replace(attention, chosen=indexer.shape.top_k)
-    beside = replace(attention.shape, beside=indexer.shape.dim)
-    full = replace(shared, shape=beside, indexer=indexer)
+    full = read_indexed(f)
+    shared = replace(full, shape=replace(full.shape, beside=0), indexer=None)
     is_shared = read_shared(f)
     if is_shared[0]:
         raise BadCheckpoint(
@@ -80,6 +76,15 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     types = config.get("indexer_types")
     short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
     return {**cut_typed_dense(config, layers), **short}
+
+
+def read_indexed(f: Fields) -> LatentAttention:
+    """Returns the latent attention that a config describes, with an indexer of its own."""
+    f.whole("q_lora_rank")  # the indexer reads the query latent
+    attention = read_mla(f)
+    indexer = _read_indexer(f, attention)
+    beside = replace(attention.shape, beside=indexer.shape.dim)
+    return replace(attention, chosen=indexer.shape.top_k, shape=beside, indexer=indexer)
 
 
 def _read_indexer(f: Fields, attention: LatentAttention) -> Indexer:

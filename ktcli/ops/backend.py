@@ -22,6 +22,7 @@ from ktcli.ops.table.rowwise import (
     Add,
     Embed,
     GateRows,
+    Greatest,
     LayerNorm,
     Linear,
     Norm,
@@ -82,6 +83,7 @@ class Backend(ABC):
     expand = Call(Expand)
     scale = Call(ScaleRows)
     temper = Call(TemperRows)
+    greatest = Call(Greatest)
     select = Call(Select)
 
     @abstractmethod

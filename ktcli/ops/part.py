@@ -28,6 +28,7 @@ class ModelPart(Enum):
     EXPERT_LATENT = "expert latent"  # to the rows that experts read, and back
     SHARED = "shared experts"
     DENSE_MLP = "dense MLP"
+    NORM_GATES = "gates of norms"
     VECTORS = "norms, biases"
     HEAD = "output head"
     # No tensors, but read and computed with in each step:

@@ -188,6 +188,7 @@ _REASONS: Mapping[ModelPart, str] = {
     ModelPart.POOLING: "turns each window of positions into a row",
     ModelPart.INDEXER: "chooses the positions",
     ModelPart.HYPER: "mixes the residual streams",
+    ModelPart.NORM_GATES: "scales what each part reads",
     ModelPart.DENSE_MLP: "every token reads all of it",
     ModelPart.SHARED: "every token uses them",
     ModelPart.ROUTER: "chooses the experts",

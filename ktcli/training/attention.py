@@ -48,7 +48,7 @@ def gqa(
     keys, values = (
         _heads(each, s.kv_heads, rows.run).repeat_interleave(group, 1) for each in (k, v)
     )
-    mixed = _attend(query, keys, values, s.scale, s.window, sinks)
+    mixed = _attend(query, keys, values, s.scale, s if s.window else None, sinks)
     return mixed.transpose(1, 2).reshape(q.shape[0], -1)
 
 
@@ -91,11 +91,19 @@ def _heads(x: Tensor, heads: int, run: int) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int = 0, sinks: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    within: GqaShape | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Returns causal attention [documents, heads, T, V] of q, k [documents, heads, T, D] and v [..., V].
 
     torch has a fused kernel, which keeps no scores, where the widths of k and v are equal: the narrower one is padded.
+
+    Args:
+        within: has the window; None: there is none.
     """
     width = v.shape[-1]
     if sinks is not None:
@@ -104,22 +112,26 @@ def _attend(
         v = pad(v, (0, k.shape[-1] - v.shape[-1]))
     elif k.shape[-1] < v.shape[-1]:
         q, k = (pad(each, (0, v.shape[-1] - each.shape[-1])) for each in (q, k))
-    if not window and sinks is None:
+    if within is None and sinks is None:
         return attend_from_start(q, k, v, scale)[..., :width]
-    return _attend_masked(q, k, v, scale, window)[..., :width]
+    return _attend_masked(q, k, v, scale, within)[..., :width]
 
 
-def _attend_masked(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
-    """Returns attention within a window (0: none) where keys may have one more at the front, which all see; a block of
-    queries at a time, over the keys that it reaches."""
+def _attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, within: GqaShape | None
+) -> Tensor:
+    """Returns attention within a window (None: there is none) where keys may have one more at the front, which all see;
+    a block of queries at a time, over the keys that it reaches."""
     length = q.shape[2]
     extra = k.shape[2] - length
     out = []
     for first in range(0, length, _BLOCK_QUERIES):
         last = min(first + _BLOCK_QUERIES, length)
-        start = max(0, first + 1 - window) if window else 0
-        behind = torch.arange(first, last)[:, None] - torch.arange(start, last)
-        seen = (behind >= 0) & (behind < window) if window else behind >= 0
+        start = max(0, within.first_seen(first)) if within else 0
+        tokens, places = torch.arange(first, last)[:, None], torch.arange(start, last)
+        seen = places <= tokens
+        if within:
+            seen &= places >= within.first_seen(tokens)
         seen = torch.cat((seen.new_ones(last - first, extra), seen), -1)
         keys, values = (
             torch.cat((each[:, :, :extra], each[:, :, extra + start : extra + last]), 2)

@@ -89,6 +89,7 @@ typedef struct kt_gqa {
     int32_t choice;         /* of blocks, by as many heads as kv_heads: what kt_program_choose returned; 0: all */
     int32_t v;              /* columns of a head's values, any number; 0: head_dim */
     int32_t windowed;       /* 1: K and V lie in the run's window pages, layer_offset is into those; needs a window */
+    int32_t chunked;        /* 1: a token sees the positions from the last multiple of `window` on; needs a window */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);
@@ -361,6 +362,9 @@ typedef struct kt_temper {
     int64_t shift;          /* from 0 on */
 } kt_temper;
 KT_API int kt_program_temper(kt_program *program, kt_view out, kt_view x, const kt_temper *temper);
+
+/* out, one column: the greatest of x's columns. */
+KT_API int kt_program_greatest(kt_program *program, kt_view out, kt_view x);
 
 /* x += deferred; nothing in a step with defer 0. What experts over a deferred routing gave joins the others here. */
 KT_API int kt_program_carry(kt_program *program, kt_view x, kt_view deferred);

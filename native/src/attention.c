@@ -131,7 +131,7 @@ static int32_t set_limits(const attention *a, const selection *s, const cut *c, 
     int64_t most = 0, position = c->run->start + b->token, row = c->step_row + b->token;
     for (int64_t t = 0; t < b->n_tokens; t++) {
         int64_t seen = position + t + 1 - page * KT_PAGE_TOKENS, last = max64(0, min64(KT_PAGE_TOKENS, seen));
-        int64_t first = a->window ? max64(0, seen - a->window) : 0;
+        int64_t first = max64(0, first_seen(a, position + t) - page * KT_PAGE_TOKENS);
         last = first < last && (!s || next_chosen(s, row + t, b->kv_head, page) == page) ? last : 0;
         most = max64(most, last);
         for (int64_t h = t * b->n_heads; h < (t + 1) * b->n_heads; h++) {

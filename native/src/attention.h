@@ -21,6 +21,7 @@ typedef struct attention {
     int32_t pack;                   /* bf16 keys lie as rows and are packed to panels page by page (MLA) */
     int32_t window;                 /* a query sees so many keys, its own included; 0: all */
     int32_t windowed;               /* keys and values lie in window pages */
+    int32_t chunked;                /* the first key seen is that of the last multiple of `window` */
     float scale;
     int32_t choice;                 /* of blocks, a list for each kv head; 0: all that a query sees */
     const float *sinks;             /* [kv_heads * group] a score that each head's softmax has besides; or NULL */

@@ -3,9 +3,16 @@
 
 #define FEWEST_QUERIES 8                    /* a block is not cut further to give every thread one */
 
+int64_t first_seen(const attention *a, int64_t position)
+{
+    if (a->chunked)
+        return position - position % a->window;
+    return a->window ? max64(0, position + 1 - a->window) : 0;
+}
+
 int64_t first_page(const attention *a, int64_t position)
 {
-    return a->window ? max64(0, position + 1 - a->window) / KT_PAGE_TOKENS : 0;
+    return first_seen(a, position) / KT_PAGE_TOKENS;
 }
 
 static cut cut_run(const work *k, int64_t number)

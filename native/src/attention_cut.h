@@ -56,7 +56,8 @@ block block_at(const attention *a, const cut *c, int64_t i);
 /* Where the spans of a block begin and end. */
 int64_t block_first(const attention *a, const block *b, const kt_run *run);
 int64_t block_end(const block *b, const kt_run *run);
-/* The first page that a query at this position sees. */
+/* The first key that a query at this position sees, and its page. */
+int64_t first_seen(const attention *a, int64_t position);
 int64_t first_page(const attention *a, int64_t position);
 
 #endif

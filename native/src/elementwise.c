@@ -1,5 +1,5 @@
 /* elementwise.c - operations on single rows: embed, norm, rope, swiglu, gate, add, scale,
- * temper, select.
+ * temper, greatest, select.
  *
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.
@@ -238,7 +238,7 @@ int kt_program_rope(kt_program *p, kt_view x, const kt_rope *rope)
     return KT_OK;
 }
 
-/* ---- swiglu, gate, add, scale, temper, select --------------------------------------------------- */
+/* ---- swiglu, gate, add, scale, temper, greatest, select ----------------------------------------- */
 
 int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
 {
@@ -442,6 +442,36 @@ int kt_program_temper(kt_program *p, kt_view out, kt_view x, const kt_temper *s)
                             (long long)s->every, (long long)s->shift);
     return record(p, temper_run, &(rowwise){.out = out, .a = x, .by = s->beta, .dim = s->every, .first = s->shift},
                   OWN_ROWS);
+}
+
+/* Of few columns: a router's. */
+static void greatest_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t);
+        float most = x[0];
+        for (int64_t c = 1; c < o->a.width; c++)
+            most = x[c] > most ? x[c] : most;
+        *view_row(w, o->out, t) = most;
+    }
+}
+
+int kt_program_greatest(kt_program *p, kt_view out, kt_view x)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "greatest x", x, -1);
+    if (!failed)
+        failed = program_check_view(p, "greatest out", out, program_domain(p, x));
+    if (!failed)
+        failed = program_check_overlap(p, "greatest", out, x, 0);
+    if (failed)
+        return failed;
+    if (out.width != 1)
+        return program_fail(p, KT_ERR_SHAPE, "greatest: %d columns to %d; one is possible", x.width, out.width);
+    return record(p, greatest_run, &(rowwise){.out = out, .a = x}, OWN_ROWS);
 }
 
 static void select_run(const void *arg, worker *w)

@@ -120,6 +120,9 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
                             s->head_dim);
     if (s->window < 0)
         return program_fail(p, KT_ERR_RANGE, "gqa: a window of %d; 0 (all keys) or more is possible", s->window);
+    if (s->chunked && (s->chunked != 1 || !s->window || s->choice))
+        return program_fail(p, KT_ERR_RANGE, "gqa: chunked is %d with a window of %d and choice %d; chunks need a window "
+                            "and no choice", s->chunked, s->window, s->choice);
     if (s->windowed && (s->windowed != 1 || !s->window || s->choice))
         return program_fail(p, KT_ERR_RANGE, "gqa: windowed is %d with a window of %d and choice %d; window pages need a "
                             "window and no choice", s->windowed, s->window, s->choice);
@@ -153,7 +156,7 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dk, .dv = dv,
                      .kv_f32 = p->options.cache == KT_CACHE_F32, .fp8 = fp8, .window = shape->window, .windowed = shape->windowed,
-                     .choice = shape->choice, .scale = shape->scale,
+                     .chunked = shape->chunked, .choice = shape->choice, .scale = shape->scale,
                      .sinks = shape->sinks, .k_stride = dk, .v_stride = dv,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dk, .v_head = (int64_t)KT_PAGE_TOKENS * dv,
                      .k_offset = first, .v_offset = first + keys,

@@ -11,20 +11,22 @@ typedef struct shape {
     int32_t mla, heads, kv_heads, dim;          /* GQA */
     int32_t nope, rope, v, lora;                /* MLA */
     int format;
-    int32_t window, sinks, values;              /* GQA; values: columns, 0: dim */
+    int32_t window, sinks, values, chunked;     /* GQA; values: columns, 0: dim */
 } shape;
 
 static const shape shapes[] = {
-    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0, 0, 0, 0},
-    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0, 100, 0, 0},
-    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0, 0, 1, 0},
-    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0, 1, 1, 0},
-    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16, 0, 0, 0},
-    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8, 0, 0, 0},
-    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32, 0, 0, 0},
-    {"gqa 6/2 x 8", 0, 6, 2, 8, 0, 0, 0, 0, 0, 513, 1, 0},
-    {"gqa 12/2 x 26, values of 17", 0, 12, 2, 26, 0, 0, 0, 0, 0, 70, 1, 17},
-    {"gqa 2/1 x 6, values of 50", 0, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 50},
+    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0, 100, 0, 0, 0},
+    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0, 0, 1, 0, 0},
+    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0, 1, 1, 0, 0},
+    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16, 0, 0, 0, 0},
+    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8, 0, 0, 0, 0},
+    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32, 0, 0, 0, 0},
+    {"gqa 6/2 x 8", 0, 6, 2, 8, 0, 0, 0, 0, 0, 513, 1, 0, 0},
+    {"gqa 12/2 x 26, values of 17", 0, 12, 2, 26, 0, 0, 0, 0, 0, 70, 1, 17, 0},
+    {"gqa 2/1 x 6, values of 50", 0, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 50, 0},
+    {"gqa 4/2 x 24, chunks of 90", 0, 4, 2, 24, 0, 0, 0, 0, 0, 90, 0, 0, 1},
+    {"gqa 5/1 x 8, chunks of 192", 0, 5, 1, 8, 0, 0, 0, 0, 0, 192, 1, 0, 1},
 };
 
 
@@ -109,7 +111,7 @@ static run record_in(kt_pool *pool, const model *m, int64_t tokens, int32_t wind
         OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
     } else {
         kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL, 0, s->values,
-                    windowed};
+                    windowed, s->chunked};
         OK(kt_program_gqa(p, r.out, r.q, r.k, r.v, &a), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
@@ -282,6 +284,7 @@ static void expect_gqa(const model *m, const float *q, const double *k, const do
     const shape *s = m->s;
     double x[512];
     int64_t first = s->window && n > s->window ? n - s->window : 0;
+    first = s->chunked ? (n - 1) / s->window * s->window : first;
     for (int64_t h = 0; h < s->heads; h++) {
         int64_t at = h / (s->heads / s->kv_heads);
         rows keys = {k + at * s->dim + first * m->kv_width, s->dim, m->kv_width};
@@ -496,7 +499,7 @@ int main(void)
     check_shape("portable", &shapes[4], FP8_CACHE);
     check_shape("portable", &shapes[3], 1);
     /* So long, and of so many wide heads, that the partials need several waves. */
-    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16, 0, 0, 0};
+    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16, 0, 0, 0, 0};
     check_threads(own_row(), &wide, 0, 2600, 7, 2);
     check_threads(own_row(), &wide, FP8_CACHE, 2600, 7, 2);
     return report("test_attention");

@@ -1,12 +1,12 @@
-/* test_elementwise.c - embed, norm, rope, swiglu, gate, add, scale, temper and select against plain loops, on every ISA row,
- * for one token and for many, with views inside wider buffers. */
+/* test_elementwise.c - embed, norm, rope, swiglu, gate, add, scale, temper, greatest and select against plain loops, on
+ * every ISA row, for one token and for many, with views inside wider buffers. */
 #include "check.h"
 
 enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEAD, GATED = 40 };
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[4], sum, scaled, tempered, bent, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[4], sum, scaled, tempered, most, bent, picked;
     uint16_t *rows;
     float *wide_rows;       /* the same */
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
@@ -32,6 +32,7 @@ static void record(fixture *f, kt_pool *pool)
     f->sum = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->scaled = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->tempered = make_view(p, WIDE, KT_ROWS_TOKENS);
+    f->most = make_view(p, 1, KT_ROWS_TOKENS);
     f->bent = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
@@ -67,6 +68,7 @@ static void record(fixture *f, kt_pool *pool)
     OK(kt_program_temper(p, f->tempered, f->sum, &(kt_temper){.beta = 0.3f, .every = 4, .shift = 1}), kt_program_error(p));
     kt_scale bent = {.by = 2, .limit = 3, .factor = f->gain};
     OK(kt_program_scale(p, f->bent, f->scaled, &bent), kt_program_error(p));
+    OK(kt_program_greatest(p, f->most, f->sum), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
@@ -128,6 +130,10 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     for (int i = 0; i < WIDE; i++)
         tempered[i] = want[i] * by;
     close_to("temper", row_of(f->p, f->tempered, t), tempered, WIDE);
+    double most = want[0];
+    for (int i = 1; i < WIDE; i++)
+        most = want[i] > most ? want[i] : most;
+    close_to("greatest", row_of(f->p, f->most, t), &most, 1);
     for (int i = 0; i < WIDE; i++)
         want[i] *= -3 * (double)0.707f;
     close_to("scale", row_of(f->p, f->scaled, t), want, WIDE);

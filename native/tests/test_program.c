@@ -48,6 +48,7 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_temper(p, a, part(b, 0, 32), &(kt_temper){.every = 1}), KT_ERR_SHAPE, why(p), "32 columns to 64");
     REFUSED(kt_program_temper(p, a, b, &(kt_temper){.every = 0}), KT_ERR_RANGE, why(p), "every 0 positions");
     REFUSED(kt_program_temper(p, outputs, outputs, &(kt_temper){.every = 1}), KT_ERR_SHAPE, why(p), "domain 1");
+    REFUSED(kt_program_greatest(p, a, b), KT_ERR_SHAPE, why(p), "64 columns to 64");
     kt_rope rope = {.dim = 7, .inv_freq = (float[8]){1}, .scale = 1, .head_width = 16, .first = 4};
     REFUSED(kt_program_rope(p, a, &rope), KT_ERR_SHAPE, why(p), "dim is 7");
     rope.dim = 16;

@@ -101,8 +101,15 @@ WHOLE = {
 
 
 _ELSEWHERE = ("vision", "visual", "audio", "projector")  # encoders, of which kt has none
-# Modules that peft does not wrap, or wraps as what they are not: of Mamba, products of groups, and gate and up in one.
-_NOT_WRAPPED = ("mixer.out_proj", "o_a_proj", "mlp.gate_up_proj", "shared_experts.gate_up_proj")
+# Modules that peft does not wrap, or wraps as what they are not: of Mamba, products of groups, gate and up in one, and
+# Llama 4's experts, which lie transposed in memory.
+_NOT_WRAPPED = (
+    "mixer.out_proj",
+    "o_a_proj",
+    "mlp.gate_up_proj",
+    "shared_experts.gate_up_proj",
+    "feed_forward.experts",
+)
 _IN_MLP = {"mlp", "block_sparse_moe", "feed_forward", "mixer", "shared_mlp", *DENSE}
 
 

@@ -32,6 +32,15 @@ Choice = Callable[[Any, tuple[Any, ...], torch.Tensor], torch.Tensor]
 Edges = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+# What a router gives -> its logits [T, E] and the ids of the chosen [T, K].
+Said = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor]]
+
+
+def usual_said(out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, weights and ids."""
+    return out[0], out[2]
+
+
 def usual_choice(router: Any, _: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
     """Sigmoid and a correction where the router has one (DeepSeek-V3), else softmax."""
     correction = getattr(router, "e_score_correction_bias", None)
@@ -51,7 +60,8 @@ class Case:
             positions through the attention; these seeds are ones where few are so near a tie.
         hub: what the hub's config has besides transformers' own; None: the hub lacks the field.
         renamed: transformers' name of a field → the hub's.
-        router: end of the name of the routers' modules, whose output is (logits, weights, ids).
+        router: end of the name of the routers' modules.
+        said: what their output says.
         choice: how they choose.
         edges: how far they are from where weights jump; None: no weight does.
         fast_error: rms error of the fast path's logits, of their spread, that is no fault: more where rounding
@@ -69,6 +79,7 @@ class Case:
     hub: dict[str, Any] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     router: str = "mlp.gate"
+    said: Said = usual_said
     choice: Choice = usual_choice
     edges: Edges | None = None
     fast_error: float = 0.03

@@ -63,6 +63,7 @@ MIMO, HUNYUAN, GRANITE = (
 LINEAR = BY_NAME["qwen3-next"]
 NEMOTRON, HYBRID = BY_NAME["nemotron-3-super"], BY_NAME["granite-4-h"]
 DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
+AXK2, LLAMA4 = (BY_NAME[name] for name in ("ax-k2", "llama4-scout"))
 LFM2, MISTRAL4, COHERE = (BY_NAME[name] for name in ("lfm2-moe", "mistral4", "command-a-plus"))
 PHI, M1 = BY_NAME["phi-3.5-moe"], BY_NAME["minimax-m1"]
 PHI_LONG = PHI.values["rope_parameters"]
@@ -207,6 +208,14 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (MISTRAL4, {"num_key_value_heads": 2}, "num_key_value_heads 2"),
     (COHERE, {"expert_selection_fn": "relu"}, "expert_selection_fn"),
     (COHERE, {"shared_expert_combination_strategy": "max"}, "combination_strategy 'max'"),
+    (AXK2, {"gated_norm_rank": 0}, "gated_norm_rank is 0"),
+    (AXK2, {"n_group": 4, "topk_group": 2}, r"n_group 4 is not supported \(known: 1\)"),
+    (AXK2, {"attention_bias": True}, "attention_bias True"),
+    (LLAMA4, {"num_experts_per_tok": 2}, r"num_experts_per_tok 2 is not supported \(known: 1\)"),
+    (LLAMA4, {"attention_chunk_size": None}, "attention_chunk_size is missing"),
+    (LLAMA4, {"no_rope_layers": [1, 0]}, "no_rope_layers is not a list of 4 layers"),
+    (LLAMA4, {"moe_layers": ["1"]}, "moe_layers is not a short list"),
+    (LLAMA4, {"layer_types": ["sliding_attention"] * 4}, "layer_types 'sliding_attention'"),
     (COHERE, {"logit_scale": 0}, "logit_scale is 0"),
     (M1, {"layer_types": ["lightning"] * 4}, "layer_types 'lightning'"),
     (M1, {"layer_types": None, "attn_type_list": [0, 1, 2, 0]}, "attn_type_list 2"),

@@ -118,6 +118,7 @@ def _check(true: dict[Role, int], model: Model) -> None:
 DEFAULTS: dict[str, dict[str, Any]] = {
     "afmoe": {},
     "axk1": {},
+    "axk2": {},
     "bailing_hybrid": {},
     "granitemoe": {},
     "granitemoehybrid": {},

@@ -158,6 +158,10 @@ def gqa_windows(b: Bench) -> None:
     gqa(b, 24, window=70, sinks=vector(4))
 
 
+def gqa_chunks(b: Bench) -> None:
+    gqa(b, window=70, chunked=1)
+
+
 def gqa_blocks(b: Bench) -> None:
     shape = {"heads": 2, "dim": 16, "top_k": 2, "block": PAGE, "local": 1, "scale": 1.0}
     views = b.part(32), b.part(16), None
@@ -278,8 +282,8 @@ def summary(b: Bench) -> None:
 
 
 WALKING = (
-    embed, rope, gqa, gqa_windows, gqa_blocks, mla, mla_chosen, mqa, mqa_pooled, pooling_overlap, conv, conv_linear,
-    delta, delta_by_key, scan, lightning, temper, summary,
+    embed, rope, gqa, gqa_windows, gqa_chunks, gqa_blocks, mla, mla_chosen, mqa, mqa_pooled, pooling_overlap, conv,
+    conv_linear, delta, delta_by_key, scan, lightning, temper, summary,
 )  # fmt: skip
 PRODUCTS = (linear, experts)
 Record = Callable[[Bench], None]

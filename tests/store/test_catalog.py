@@ -107,6 +107,7 @@ def test_a_repository_means_its_profile(name: str) -> None:
 ONLY_ON_HUGGING_FACE = {
     "afmoe",
     "axk1",
+    "axk2",
     "cohere2_moe",
     "exaone_moe",
     "gemma3",
@@ -114,6 +115,7 @@ ONLY_ON_HUGGING_FACE = {
     "granitemoehybrid",
     "laguna",
     "lfm2_moe",
+    "llama4",
     "minimax",
     "mistral4",
     "phimoe",

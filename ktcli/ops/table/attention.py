@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.operation import (
@@ -40,6 +41,8 @@ class GqaShape:
         window: positions that a token sees, its own included; 0: all before it.
         beside: elements that the layer caches for each position behind k and v: an indexer's key.
         v: columns of a head's values; 0: as many as of its keys. Read `value_dim`.
+        chunked: whether a token sees the positions from the last multiple of `window` on (Llama 4), instead of always
+            as many.
     """
 
     heads: int
@@ -49,6 +52,14 @@ class GqaShape:
     window: int = 0
     beside: Implied = 0
     v: int = 0
+    chunked: bool = False
+
+    def first_seen(self, position: Any) -> Any:
+        """Returns the first position that a token at `position`, a number or a tensor of them, sees; with a window that
+        is not chunked it may be below 0."""
+        if self.chunked:
+            return position - position % self.window
+        return position + 1 - self.window if self.window else position * 0
 
     @property
     def value_dim(self) -> int:

@@ -248,6 +248,19 @@ class TemperRows(Operation):
 
 
 @dataclass(frozen=True, slots=True)
+class Greatest(Operation):
+    """Finds the greatest of each row's columns -> [T, 1]."""
+
+    name = "greatest"
+
+    x: Rows
+
+    def widths(self) -> Widths:
+        """Returns the one column of the result."""
+        return {"out": 1}
+
+
+@dataclass(frozen=True, slots=True)
 class Select(Operation):
     """Copies the rows of x whose logits are wanted -> [outputs, hidden]."""
 

@@ -55,7 +55,12 @@ def gqa(
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        table, positions = _reached(table, rows.positions[of], s.window, rows.start)
+        lowest = s.first_seen(rows.positions[of]) if s.window else None
+        table, before = _reached(table, lowest, s, rows.start)
+        positions, lowest = (
+            rows.positions[of] - before,
+            lowest if lowest is None else lowest - before,
+        )
         keys, values = (
             torch.unflatten(held_by(pages, table, positions), -1, (s.kv_heads, -1))
             for pages in cache
@@ -66,7 +71,7 @@ def gqa(
         spread = (*heads.shape[:2], -1, -1)
         keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
         end = None if s.window or sinks is not None else _end(rows)
-        mixed = _attend(heads, keys, values, positions, s.scale, s.window, end)
+        mixed = _attend(heads, keys, values, positions, s.scale, lowest, end)
         out[of] = mixed.permute(2, 0, 1, 3).flatten(1)
     return out
 
@@ -78,7 +83,7 @@ def _gqa_one(
     keys, values = (
         torch.unflatten(held_at(pages, rows.pages), -1, (s.kv_heads, -1)) for pages in cache
     )  # [S, L, kv, D]
-    seen = seen_by(rows, s.window)  # [S, L]
+    seen = seen_by(rows, s)  # [S, L]
     scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
     scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
     weights = with_sinks(scores, None if sinks is None else sinks.view(1, *scores.shape[1:3], 1))
@@ -216,28 +221,31 @@ def absorb(
     return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
 
 
-def seen_by(rows: Rows, window: int = 0) -> Tensor:
-    """Returns the mask bool [S, L] of the cached positions that the one row of each sequence may attend to."""
+def seen_by(rows: Rows, shape: GqaShape | None = None) -> Tensor:
+    """Returns the mask bool [S, L] of the cached positions that the one row of each sequence may attend to: all before
+    it, or those that the shape's window shows."""
     length = rows.pages.shape[1] * PAGE_TOKENS
-    return _visible(torch.arange(length, device=rows.pages.device), rows.positions, window)
+    lowest = shape.first_seen(rows.positions) if shape and shape.window else None
+    return _visible(torch.arange(length, device=rows.pages.device), rows.positions, lowest)
 
 
-def _visible(places: Tensor, positions: Tensor, window: int) -> Tensor:
-    """Returns bool [T, L]: which of the places [L] a token at each position [T] may attend to."""
-    behind = positions[:, None] - places
-    return (behind >= 0) & (behind < window) if window else behind >= 0
+def _visible(places: Tensor, positions: Tensor, lowest: Tensor | None) -> Tensor:
+    """Returns bool [T, L]: which of the places [L] a token at each position [T] may attend to: those up to its own,
+    from `lowest` [T] on where that is given."""
+    seen = places <= positions[:, None]
+    return seen if lowest is None else seen & (places >= lowest[:, None])
 
 
 def _reached(
-    table: Tensor, positions: Tensor, window: int, start: int | None
-) -> tuple[Tensor, Tensor]:
-    """Returns a sequence's pages that a run at these positions can see, and its positions from the first of them on.
-    With a window it waits for the device, to learn where the run begins, unless `start` says so."""
-    if not window:
-        return table, positions
-    start = int(positions[0]) if start is None else start
-    first = max(0, start + 1 - window) // PAGE_TOKENS
-    return table[first:], positions - first * PAGE_TOKENS
+    table: Tensor, lowest: Tensor | None, shape: GqaShape, start: int | None
+) -> tuple[Tensor, int]:
+    """Returns a sequence's pages that a run can see, and the number of positions before the first of them. With a
+    window it waits for the device, to learn where the run begins, unless `start` says so."""
+    if lowest is None:
+        return table, 0
+    seen = int(lowest[0]) if start is None else shape.first_seen(start)
+    first = max(0, seen) // PAGE_TOKENS
+    return table[first:], first * PAGE_TOKENS
 
 
 # Columns that a sink adds to queries and keys: two, padded to vectors of 8.
@@ -279,7 +287,7 @@ def _attend(
     v: Tensor,
     positions: Tensor,
     scale: float,
-    window: int = 0,
+    lowest: Tensor | None = None,
     end: int | None = None,
 ) -> Tensor:
     """Computes causal attention of a run of one sequence, a block of queries at a time.
@@ -288,7 +296,7 @@ def _attend(
         q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position. One more key at the front
             (L = 1 + a multiple of 64) is a sink, which all tokens see.
         positions: int64 [run], consecutive.
-        window: the number of last positions that a token sees; 0: all.
+        lowest: int64 [run], the first position that each token sees; None: all before it.
         end: the number of positions that the last token sees, where there are neither a window nor sinks: then all
             queries attend at once, without a mask in memory. None: it is not known.
     Returns:
@@ -303,7 +311,8 @@ def _attend(
     for first in range(0, run, _BLOCK_QUERIES):
         last = min(first + _BLOCK_QUERIES, run)
         reach = length - run + last  # no query of the block stands behind this
-        seen = _visible(places[:reach], positions[first:last], window) | (places[:reach] < 0)
+        low = None if lowest is None else lowest[first:last]
+        seen = _visible(places[:reach], positions[first:last], low) | (places[:reach] < 0)
         block = q[:, :, first:last].to(k.dtype)
         keys, values = k[:, :, :reach], v[:, :, :reach]
         out.append(attend(block, keys, values, seen, scale).float())

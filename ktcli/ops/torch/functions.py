@@ -173,6 +173,11 @@ def temper(x: Tensor, beta: float, every: int, shift: int = 0, *, rows: Rows) ->
     return x * (1 + beta * torch.log1p(steps))[:, None]
 
 
+def greatest(x: Tensor) -> Tensor:
+    """Returns the greatest of each row's columns, [T, N] -> [T, 1]."""
+    return x.amax(-1, keepdim=True)
+
+
 @cache
 def frequencies(rope: Rope, device: torch.device) -> Tensor:
     """Returns a rotary embedding's frequencies in radians per position, f32 [dim/2], made at the first use on a

@@ -76,6 +76,7 @@ _TORCH: Mapping[str, Kernel] = {
     "expand": hyper.expand,
     "scale": functions.scale,
     "temper": functions.temper,
+    "greatest": functions.greatest,
 }
 
 

@@ -63,8 +63,9 @@ def _append_kernel(
 
 @triton.jit
 def _lowest(last, window):
-    """Returns the first position that one at `last` sees; window 0: there is none."""
-    return tl.where(window > 0, tl.maximum(last + 1 - window, 0), 0)
+    """Returns the first position that one at `last` sees; see `_window`."""
+    chunk = last // tl.maximum(-window, 1) * -window
+    return tl.where(window > 0, tl.maximum(last + 1 - window, 0), chunk)
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def _gqa_kernel(
     q [sequences][kv heads * group * D]; k [pages][PAGE][kv heads][D]; v [pages][PAGE][kv heads][DV]; out: peaks
     and weights [sequences][heads][splits], sums [sequences][heads][splits][DV], for splits that hold a position.
     If FP8, k and v are codes, with k_scales and v_scales [pages][PAGE][kv heads].
-    window: 0: none. BH, BD, BV: group, D and DV, up to a power of two.
+    window: see `_window`. BH, BD, BV: group, D and DV, up to a power of two.
     """
     enter(EARLY)
     split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -332,12 +333,17 @@ def gqa_one(
     width, wide = triton.next_power_of_2(s.head_dim), triton.next_power_of_2(s.value_dim)
     _gqa_kernel[(parts.splits, s.kv_heads, q.shape[0])](
         q, keys, values, k_scales, v_scales, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
-        q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
+        q.stride(0), rows.pages.shape[1], group, s.scale, _window(s),
         D=s.head_dim, DV=s.value_dim, FP8=k_scales is not None, PAGE=PAGE_TOKENS, SPLIT=GQA_SPLIT_PAGES,
         BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
         BL=64 if max(width, wide) <= 128 else 32, num_stages=2, **early(q),
     )  # fmt: skip
-    return parts.merged(rows, s.window, sinks)
+    return parts.merged(rows, _window(s), sinks)
+
+
+def _window(shape: GqaShape) -> int:
+    """Returns the window as kernels are told it: below 0 for one that begins at a multiple of it; 0: there is none."""
+    return -shape.window if shape.chunked else shape.window
 
 
 def mla_one(

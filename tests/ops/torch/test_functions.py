@@ -298,14 +298,15 @@ N = 150  # positions; three pages
 
 
 def attend_slowly(
-    q, k, v, scale: float, window: int = 0, sinks: torch.Tensor | None = None
+    q, k, v, scale: float, window: int = 0, sinks: torch.Tensor | None = None, chunked: bool = False
 ) -> NDArray[np.float64]:
     """Position by position: q [N, heads, D], k [N, heads, D], v [N, heads, W] -> [N, heads * W]."""
     q, k, v = (each.double().numpy() for each in (q, k, v))
     out = np.empty((q.shape[0], q.shape[1], v.shape[2]))
     sink = np.full((q.shape[1], 1), -np.inf) if sinks is None else sinks.double().numpy()[:, None]
     for t in range(q.shape[0]):
-        seen = slice(max(0, t + 1 - window) if window else 0, t + 1)
+        first = max(0, t + 1 - window) if window else 0
+        seen = slice(t // window * window if chunked else first, t + 1)
         scores = np.einsum("hd,lhd->hl", q[t], k[seen]) * scale
         weights = np.exp(np.concatenate((scores, sink), 1))
         weights /= weights.sum(1, keepdims=True)
@@ -334,18 +335,22 @@ SIZES = ([N], [7, 70, 40], [60, 1])
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "one by one"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize(
-    ("block", "window", "sinks", "wide"),
+    ("block", "window", "chunked", "sinks", "wide"),
     [
-        (1024, 0, None, 10),
-        (9, 0, None, 7),
-        (1024, 20, SINKS, 10),
-        (9, 0, SINKS, 13),
-        (9, 130, None, 10),
+        (1024, 0, False, None, 10),
+        (9, 0, False, None, 7),
+        (1024, 20, False, SINKS, 10),
+        (9, 0, False, SINKS, 13),
+        (9, 130, False, None, 10),
+        (9, 70, True, None, 10),
+        (1024, 64, True, SINKS, 10),
     ],
 )
-def test_gqa(sizes, exact: bool, block: int, window: int, sinks, wide: int, monkeypatch) -> None:
+def test_gqa(
+    sizes, exact: bool, block: int, window: int, chunked: bool, sinks, wide: int, monkeypatch
+) -> None:
     monkeypatch.setattr(attention, "_BLOCK_QUERIES", block)
-    s = replace(GQA, window=window, v=wide)
+    s = replace(GQA, window=window, v=wide, chunked=chunked)
     widths = 6 * 10, 2 * 10, 2 * wide
     q, k, v = (draw(N, width, seed=i) for i, width in enumerate(widths))
     dtype = torch.float32 if exact else torch.bfloat16
@@ -358,7 +363,7 @@ def test_gqa(sizes, exact: bool, block: int, window: int, sinks, wide: int, monk
         6 * wide,
     )
     k, v = (each.view(N, 2, 1, -1).expand(N, 2, 3, -1).flatten(1, 2) for each in (k, v))
-    expected = attend_slowly(q.view(N, 6, 10), k, v, s.scale, window, sinks)
+    expected = attend_slowly(q.view(N, 6, 10), k, v, s.scale, window, sinks, chunked)
     near(found, expected, 1e-5 if exact else 0.02)
 
 

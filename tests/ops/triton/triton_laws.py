@@ -275,15 +275,16 @@ def _rows(width: int) -> Rows:
 
 
 def gqa() -> None:
-    for heads, kv, width, window, wide in (
-        (4, 2, 64, 0, 0),
-        (3, 1, 80, 70, 0),
-        (1, 1, 256, 0, 0),
-        (2, 1, 16, 3, 0),
-        (4, 2, 24, 70, 18),
-        (2, 2, 8, 0, 40),
+    for heads, kv, width, window, wide, chunked in (
+        (4, 2, 64, 0, 0, False),
+        (3, 1, 80, 70, 0, False),
+        (1, 1, 256, 0, 0, False),
+        (2, 1, 16, 3, 0, False),
+        (4, 2, 24, 70, 18, False),
+        (2, 2, 8, 0, 40, False),
+        (4, 2, 16, 56, 0, True),
     ):
-        shape = GqaShape(heads, kv, width, width**-0.5, window, v=wide)
+        shape = GqaShape(heads, kv, width, width**-0.5, window, v=wide, chunked=chunked)
         sinks = torch.randn(heads) if window else None
         rows = _rows(5)
         cache = _cached(rows, kv * width), _cached(rows, kv * shape.value_dim)
