@@ -16,6 +16,7 @@ from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role
 from ktcli.resources import data_path
+from ktcli.weights.importance import MOST_STEPS, measured, numbers_of
 from ktcli.weights.pack import Pack
 
 TEXT = "def add(a, b):\n    return a + b\n" * 30
@@ -42,19 +43,19 @@ def test_the_first_products_inputs_are_the_normed_embeddings(pack: Pack) -> None
     x = (table.astype(np.uint32) << 16).view(np.float32).reshape(-1, len(gain))[ids]
     x = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-6) * gain
     shares = (x**2).mean(0) / (x**2).mean()
-    np.testing.assert_allclose(found["layers.0.attn.qkv"][0], shares, rtol=2**0.07 - 1)
+    row = found.row("layers.0.attn.qkv", 0)
+    np.testing.assert_allclose(row, shares, rtol=2**0.07 - 1)
 
 
 def test_every_expert_has_an_importance(pack: Pack) -> None:
     """Whether any token came to it or not; in bounds, with a mean near 1."""
     model = build(pack.config)
     found = under_test.calibrate(pack, Pool(1), [5], None, lambda done: None)
-    for tensor in model.tensors:
-        if tensor.role in (Role.EXPERTS, Role.DENSE):
-            values = found[tensor.name]
-            assert values.shape == (tensor.count, tensor.k)
-            assert values.min() >= under_test.LEAST and values.max() <= under_test.MOST
-            assert np.abs(values.mean(1) - 1).max() < 0.1, tensor.name
+    for tensor in measured(model):
+        steps = found.steps[tensor.name]
+        assert steps.shape == (tensor.count, tensor.k)
+        assert np.abs(steps.astype(int)).max() <= MOST_STEPS
+        assert np.abs(numbers_of(steps).mean(1) - 1).max() < 0.1, tensor.name
 
 
 def test_a_calibrated_conversion(
@@ -80,7 +81,7 @@ def test_a_calibrated_conversion(
         ("no", ["--experts", "int4-calibrated"], 2, "--calibrate FILE"),
         ("no", ["--calibrate", str(tmp_path / "none")], 3, "cannot read the text"),
         ("no", ["--calibrate", str(tmp_path / "short")], 2, "needs at least 256"),
-        ("one", ["--calibrate", str(tmp_path / "other")], 2, "calibrated with another text"),
+        ("one", ["--calibrate", str(tmp_path / "other")], 2, "with another calibration: the text"),
     ):
         assert main(["convert", source, "--out", str(tmp_path / target), *arguments]) == code
         assert words in capsys.readouterr().err
