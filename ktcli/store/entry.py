@@ -116,7 +116,9 @@ class Entry:
                 if self._is_merged:
                     return f"kt convert MODEL@{self.formats} --adapter ADAPTER --as {self.name}"
                 return "kt import FILE.tar"  # it came from there under a name of its own
-            return f"kt convert {self.shown if is_recommended(self) else self.label}"
+            # With an importance in the library, the name alone means a calibrated conversion.
+            is_usual = is_recommended(self) and not importances.every(self.name)
+            return f"kt convert {self.shown if is_usual else self.label}"
         return self._pull
 
     @property

@@ -170,12 +170,13 @@ class Destination:
         if found == wanted:
             return
         hint = "choose another folder with --out, or remove this one"
-        if theirs and replace(found, formats=wanted.formats) == wanted:
+        alike = replace(found, calibration=wanted.calibration)  # which may differ with the formats
+        if alike != wanted and theirs and replace(alike, formats=wanted.formats) == wanted:
             what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
             if wanted.formats and wanted.formats.recipe == theirs.recipe:
                 what = "a conversion that an earlier kt began with a different int8 format"
                 hint = f"remove the folder {self.path} and convert again"
-        elif replace(found, calibration=wanted.calibration) == wanted:
+        elif alike == wanted:
             what = f"this model with another calibration: {found.calibration}"
         elif replace(found, adapter=wanted.adapter) == wanted:
             merged = "merged with another adapter" if wanted.adapter else "merged with an adapter"

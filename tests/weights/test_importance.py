@@ -77,17 +77,35 @@ def test_any_flipped_bit_is_found(path: Path) -> None:
 
 
 NAME = "layers.0.attn.o"
-META = {"kt_importance": "1", "sha256": "0" * 64, "family": MODEL.spec.family, "checkpoint": "0", "source": "s"}  # fmt: skip
+META = {
+    "kt_importance": "1",
+    "sha256": "0" * 64,
+    "family": MODEL.spec.family,
+    "checkpoint": "0",
+    "source": "s",
+}
 BAD = {
     "another type": ({NAME: ("U8", (1, 96))}, META, "is U8 instead of I8"),
-    "another width": ({NAME: ("I8", (1, 95))}, META, r"is \[1, 95\] there, and model has it as \[1, 96\]"),
+    "another width": (
+        {NAME: ("I8", (1, 95))},
+        META,
+        r"is \[1, 95\] there, and model has it as \[1, 96\]",
+    ),
     "another name": ({"layers.7.attn.o": ("I8", (1, 96))}, META, "and model does not have it"),
     "nothing": ({}, META, "has the importance of no tensor"),
-    "another family": ({NAME: ("I8", (1, 96))}, {**META, "family": "gpt_oss"}, "of the family 'gpt_oss'"),
+    "another family": (
+        {NAME: ("I8", (1, 96))},
+        {**META, "family": "gpt_oss"},
+        "of the family 'gpt_oss'",
+    ),
     "no family": ({NAME: ("I8", (1, 96))}, {**META, "family": ""}, "no valid 'family'"),
-    "a later version": ({NAME: ("I8", (1, 96))}, {**META, "kt_importance": "2"}, "of version '2'; this kt reads"),
+    "a later version": (
+        {NAME: ("I8", (1, 96))},
+        {**META, "kt_importance": "2"},
+        "of version '2'; this kt reads",
+    ),
     "weights": ({NAME: ("I8", (1, 96))}, {}, "but not of an importance"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -1,8 +1,9 @@
-"""llama.cpp's imatrix as the importance of columns: names and shapes of every architecture, and all that can be wrong."""
+"""llama.cpp's imatrix as the importance of columns: names and shapes of every architecture, and what can be wrong."""
 
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -51,10 +52,10 @@ def random_sums(path: Path, guessing: str = ".nextn") -> Sums:
     """Sums for all matrices in the layers of a GGUF file."""
     rng, made = np.random.default_rng(0), Sums()
     for name, entry in read_gguf_header(path).entries.items():
-        if name.startswith("blk.") and name.endswith(".weight") and guessing not in name:
-            if len(entry.shape) > 1 and "conv1d" not in name:
-                count = entry.shape[0] if len(entry.shape) == 3 else 1
-                made[name] = rng.random((count, entry.shape[-1])) + 0.01, np.full(count, 7.0)
+        is_matrix = name.endswith(".weight") and len(entry.shape) > 1 and "conv1d" not in name
+        if name.startswith("blk.") and is_matrix and guessing not in name:
+            count = entry.shape[0] if len(entry.shape) == 3 else 1
+            made[name] = rng.random((count, entry.shape[-1])) + 0.01, np.full(count, 7.0)
     return made
 
 
@@ -102,9 +103,14 @@ def usual(changes: Callable[[Sums], None] = lambda sums: None, **config: int) ->
     made = Sums()
     for layer in range(3):
         for name, count, k in (
-            ("attn_q", 1, 80), ("attn_k", 1, 80), ("attn_output", 1, 96), ("ffn_gate_inp", 1, 80),
-            ("ffn_gate_exps", 6, 80), ("ffn_up_exps", 6, 80), ("ffn_down_exps", 6, 40),
-        ):  # fmt: skip
+            ("attn_q", 1, 80),
+            ("attn_k", 1, 80),
+            ("attn_output", 1, 96),
+            ("ffn_gate_inp", 1, 80),
+            ("ffn_gate_exps", 6, 80),
+            ("ffn_up_exps", 6, 80),
+            ("ffn_down_exps", 6, 40),
+        ):
             rows = rng.integers(1, 90, count).astype(float)
             made[f"blk.{layer}.{name}.weight"] = rng.random((count, k)) * rows[:, None], rows
     changes(made)
@@ -125,7 +131,11 @@ def test_each_expert_has_its_own(source: Path, tmp_path: Path) -> None:
     sums = usual()
     found = read(write_imatrix(tmp_path / "i.gguf", sums), source)
     tensors = {tensor.name: tensor for tensor in build(QWEN3).tensors}
-    for name, of in (("mlp.experts.gate_up", "ffn_gate_exps"), ("mlp.experts.down", "ffn_down_exps"), ("attn.o", "attn_output")):  # fmt: skip
+    for name, of in (
+        ("mlp.experts.gate_up", "ffn_gate_exps"),
+        ("mlp.experts.down", "ffn_down_exps"),
+        ("attn.o", "attn_output"),
+    ):
         steps = found.importance.steps[f"layers.2.{name}"]
         assert (steps == steps_of(tensors[f"layers.2.{name}"], *sums[f"blk.2.{of}.weight"])).all()
     assert found.missing == ("lm_head",)
@@ -167,7 +177,7 @@ def test_experts_that_no_token_chose(source: Path, tmp_path: Path) -> None:
     assert found.unchosen == 2 and found.missing == ("layers.1.attn.o", "lm_head")
 
 
-O = "blk.1.attn_output.weight"
+OUT = "blk.1.attn_output.weight"
 GATE = "blk.1.ffn_gate_exps.weight"
 
 
@@ -199,20 +209,34 @@ def nothing(sums: Sums) -> None:
         squares[:], rows[:] = 0, 0
 
 
+def other_names(sums: Sums) -> None:
+    for name in list(sums):
+        sums[name.replace("attn", "ssm").replace("ffn", "conv")] = sums.pop(name)
+
+
 BAD = {
-    "NaN": (put(O, 0, np.nan), f"{O}.in_sum2 in i.gguf has a value that is NaN"),
+    "NaN": (put(OUT, 0, np.nan), f"{OUT}.in_sum2 in i.gguf has a value that is NaN"),
     "Inf": (put(GATE, 0, np.inf), "infinite or negative"),
-    "negative": (put(O, 0, -1.0), "infinite or negative"),
+    "negative": (put(OUT, 0, -1.0), "infinite or negative"),
     "count NaN": (put(GATE, 1, np.nan), f"{GATE}.counts in i.gguf has a value"),
     "count below 0": (put(GATE, 1, -3.0), "infinite or negative"),
-    "count 0 of inputs": (put(O, 1, 0.0), "has sums of no inputs"),
+    "count 0 of inputs": (put(OUT, 1, 0.0), "has sums of no inputs"),
     "no inputs at all": (nothing, "has nothing of the tensors of model"),
-    "experts missing": (fewer(GATE, 5, 80), "another model: .* has 5 x 80 inputs there, in model 6 x 80"),
-    "columns missing": (fewer(O, 1, 95), "another model: .* has 1 x 95 inputs there, in model 1 x 96"),
+    "experts missing": (
+        fewer(GATE, 5, 80),
+        "another model: .* has 5 x 80 inputs there, in model 6 x 80",
+    ),
+    "columns missing": (
+        fewer(OUT, 1, 95),
+        "another model: .* has 1 x 95 inputs there, in model 1 x 96",
+    ),
     "layers missing": (without_layers(2), "another model: it has 2 layers, model 3"),
-    "layers too many": (lambda s: s.update({O.replace("1", "3"): s[O]}), "it has 4 layers, model 3"),
-    "another architecture": (lambda s: [s.update({k.replace("attn", "ssm").replace("ffn", "x"): s.pop(k)}) for k in [*s]], "has nothing of the tensors"),
-}  # fmt: skip
+    "layers too many": (
+        lambda s: s.update({OUT.replace("1", "3"): s[OUT]}),
+        "it has 4 layers, model 3",
+    ),
+    "another architecture": (other_names, "has nothing of the tensors"),
+}
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -229,15 +253,28 @@ def renamed(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return lambda data: data.replace(old, new)
 
 
+def half(data: bytes) -> bytes:
+    """One tensor of 96 numbers as f16."""
+    info = f"{OUT}.in_sum2".encode() + struct.pack("<IQ", 1, 96)
+    assert info + bytes(4) in data
+    return data.replace(info + bytes(4), info + struct.pack("<I", 1))
+
+
 DAMAGED = {
-    "no counts": (renamed(f"{O}.counts".encode(), f"{O}.county".encode()), f"has {re.escape(O)}.in_sum2, but no"),
-    "no sums": (renamed(f"{O}.in_sum2".encode(), f"{O}.in_sum3".encode()), f"has {re.escape(O)}.counts, but no"),
+    "no counts": (
+        renamed(f"{OUT}.counts".encode(), f"{OUT}.county".encode()),
+        f"has {re.escape(OUT)}.in_sum2, but no",
+    ),
+    "no sums": (
+        renamed(f"{OUT}.in_sum2".encode(), f"{OUT}.in_sum3".encode()),
+        f"has {re.escape(OUT)}.counts, but no",
+    ),
     "truncated": (lambda data: data[:-1000], "is not inside the file"),
     "cut in the header": (lambda data: data[:300], "extend beyond the file"),
     "many tensors": (lambda data: data[:8] + b"\xff" * 8 + data[16:], "the limits are"),
     "of a later version": (lambda data: data[:4] + b"\x09" + data[5:], "has version 9"),
-    "half precision": (lambda data: data.replace(f"{O}.in_sum2".encode() + b"\1\0\0\0" + (96).to_bytes(8, "little") + bytes(4), f"{O}.in_sum2".encode() + b"\1\0\0\0" + (96).to_bytes(8, "little") + b"\1\0\0\0"), "is F16 instead of F32"),
-}  # fmt: skip
+    "half precision": (half, "is F16 instead of F32"),
+}
 
 
 @pytest.mark.parametrize("what", DAMAGED)
