@@ -162,9 +162,7 @@ def test_a_calibrated_pack_needs_its_text_where_that_counts(source: Path, tmp_pa
         repair(source, Damage(pack, [name]), POOL)
         assert tree(pack) == before
     flip(pack / LAYER, 30)
-    with pytest.raises(
-        UsageError, match=r"was calibrated with a text .*00ff.* does not have the importance"
-    ):
+    with pytest.raises(UsageError, match=r"was calibrated \(.*00ff.* does not have the importance"):
         repair(source, Damage(pack, [LAYER, "config.json"]), POOL)
     assert damaged(pack) == [LAYER]
 
