@@ -16,7 +16,7 @@ from ktcli import config, smallfiles
 from ktcli.assembly.convert import name_of_packs
 from ktcli.assembly.host import host_here, machine_here
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.errors import NotEnoughMemory, NotFound, UsageError, counted, hinted
+from ktcli.errors import KtError, NotEnoughMemory, NotFound, UsageError, counted, hinted
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
 from ktcli.hardware.team import make_team
@@ -79,13 +79,17 @@ class _Subject:
         return self.kept(ImportanceFile(importance, family, self.checkpoint.digest, source))
 
     def kept(self, found: ImportanceFile) -> ImportanceFile:
-        """Writes a file's contents into the library, unless they are there."""
+        """Writes a file's contents into the library, unless they are there; says where they cannot be written."""
         found, data = found.encoded()
         path = importances.path_of(self.name, found.identity)
         if path is not None and importances.path_for(self.name, found.identity) is None:
-            with explained("keeping the importance", path.parent, lambda: len(data)):
-                smallfiles.make_folder(path.parent)
-                smallfiles.write(path, data)
+            what = "keeping the importance in the library"
+            try:
+                with explained(what, path.parent, lambda: len(data)):
+                    smallfiles.make_folder(path.parent)
+                    smallfiles.write(path, data)
+            except KtError as error:
+                self.listener.warn(f"the importance is not kept: {error}")
         return found
 
     def calibration(self, found: ImportanceFile) -> Calibration:
@@ -197,7 +201,7 @@ def _of_text(subject: _Subject, path: Path, threads: int | None) -> Calibration:
             f"{passage.name[:300]} is not text: it has zero bytes", hint="give a plain text file"
         )
     digest = sha256(passage.text.encode()).hexdigest()
-    source = f"the text with SHA-256 {digest}, {TOKENS} tokens, method {METHOD}"
+    source = f"the text with SHA-256 {digest}, up to {TOKENS} tokens, method {METHOD}"
     formerly = f"method {METHOD}, {TOKENS} tokens of the text with SHA-256 {digest}"
     made = calibration_in(subject.target) if is_pack(subject.target) else ""
     if made == formerly or made.startswith(f"{source};"):  # nothing is left to be written

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands.test_convert import stopped_at
 from imatrices import write_imatrix
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
@@ -123,6 +126,37 @@ def test_a_calibrated_conversion_is_repaired_and_shown(source: Path, home: Path,
     layer.write_bytes(layer.read_bytes()[:-9] + bytes(9))
     assert main(["verify", name, "--repair"]) != 0
     assert "does not have the importance" in capsys.readouterr().err
+
+
+def test_an_interrupted_conversion_goes_on_with_its_own(source: Path, home: Path, capsys) -> None:
+    """Not with the newest; and a name without formats, which would mean that, is not what kt list says."""
+    begin = ["convert", str(source), "--calibrate"]
+    assert main([*begin, str(imatrix(Path("i.gguf")))]) == 0
+    (pack,) = (home / "packs").iterdir()
+    whole = tree(pack)
+    shutil.rmtree(pack)
+    with stopped_at(2):
+        assert main([*begin, "i.gguf"]) == 130
+    (first,) = kept(home)
+    other = str(imatrix(Path("other.gguf"), seed=1))
+    assert main([*begin, other, "--out", "elsewhere", "--quiet"]) == 0
+    assert len(kept(home)) == 2
+    os.utime(first, (1, 1))
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    again = f"kt convert {source}@int4-calibrated-int8"
+    assert f"continue with: {again}" in capsys.readouterr().out
+    assert main([*again.split()[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept_files"] == 2
+    assert tree(pack) == whole
+
+
+def test_a_library_that_cannot_be_written(source: Path, home: Path, capsys) -> None:
+    home.mkdir()
+    (home / "importance").write_text("no folder")
+    file = str(imatrix(Path("i.gguf")))
+    assert main(["convert", str(source), "--out", "pack", "--calibrate", file]) == 0
+    assert "the importance is not kept: cannot create the folder" in capsys.readouterr().err
 
 
 def test_what_is_kept_goes_with_the_model(home: Path, capsys) -> None:

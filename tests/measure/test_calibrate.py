@@ -117,7 +117,7 @@ def test_a_calibrated_conversion(
     digest = kept.stem.rpartition("-")[2]
     assert document["recipe"]["experts"] == "int4-calibrated"
     assert re.fullmatch(
-        rf"the text with SHA-256 \w{{64}}, 256 tokens, method 2; importance with SHA-256 {digest}\w{{48}}",
+        rf"the text with SHA-256 \w{{64}}, up to 256 tokens, method 2; importance with SHA-256 {digest}\w{{48}}",
         document["calibration"],
     )
     assert not list((tmp_path / "home").glob("calibrate-*"))
@@ -140,7 +140,7 @@ def test_a_calibrated_conversion(
 def _as_before(pack: Path, identity: str) -> None:
     """Makes the manifest one of a kt that kept no importance."""
     was = re.sub(
-        r"the text with (SHA-256 \w+), (256 tokens), (method 2);.*",
+        r"the text with (SHA-256 \w+), up to (256 tokens), (method 2);.*",
         r"\3, \2 of the text with \1",
         identity,
     )
