@@ -16,7 +16,7 @@ from ktcli import config, smallfiles
 from ktcli.assembly.convert import name_of_packs
 from ktcli.assembly.host import host_here, machine_here
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.errors import KtError, NotEnoughMemory, NotFound, UsageError, counted, hinted
+from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, hinted
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
 from ktcli.hardware.team import make_team
@@ -33,6 +33,7 @@ from ktcli.weights.destination import calibration_in
 from ktcli.weights.gguf.header import MAGIC, is_gguf
 from ktcli.weights.gguf.imatrix import METHOD as IMATRIX_METHOD
 from ktcli.weights.gguf.imatrix import read_imatrix
+from ktcli.weights.header import is_regular
 from ktcli.weights.importance import UNKNOWN, Importance, measured, missing
 from ktcli.weights.importance_file import SUFFIX, ImportanceFile, origin_in, read_importance
 from ktcli.weights.pack import Pack, is_pack
@@ -153,18 +154,15 @@ def kept_for(pack: Entry, model: Model) -> Importance | None:
 
 
 def _kind_of(path: Path) -> str:
-    """What a file that --calibrate names is, by its first bytes and its name."""
+    """What a file that --calibrate names is, by its first bytes and its name; of a pipe nothing can be looked at."""
     try:
-        start = smallfiles.read_start(path, _SNIFFED)
-    except OSError as error:
-        raise NotFound(
-            f"cannot read the text {str(path)[:300]}: {error.strerror}",
-            hint="--calibrate takes a text, an importance file, or an imatrix in GGUF",
-        ) from error
-    if start.startswith(MAGIC) or is_gguf(path):
+        start = smallfiles.read_start(path, _SNIFFED) if is_regular(path) else b""
+    except OSError:  # whoever reads the text says it
+        return "text"
+    if start.startswith(MAGIC) or (start and is_gguf(path)):
         return "imatrix"
     is_header = start[8:9] == b"{" and start[5:8] == bytes(3)
-    return "importance" if is_header or path.suffix == SUFFIX else "text"
+    return "importance" if is_header or (start and path.suffix == SUFFIX) else "text"
 
 
 def _known(subject: _Subject) -> Calibration:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -156,7 +158,7 @@ def _as_before(pack: Path, identity: str) -> None:
         (b"", "has 0 tokens, but"),
         (bytes(range(256)) * 20, "is not UTF-8 text (byte 128)"),
         (b"zero\0bytes " * 600, "is not text: it has zero bytes"),
-        (None, "cannot read the text"),
+        (None, "cannot read the text auto: No such file"),
     ],
 )
 def test_texts_that_say_nothing(
@@ -176,3 +178,17 @@ def test_texts_that_say_nothing(
     assert words in said.err and said.err.count("\n") == 2 and said.out == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"auto", "home"}
     assert not (tmp_path / "home").exists() or not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_a_text_from_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is read once, from its first byte on."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=(tmp_path / "pipe").write_bytes, args=(b"GGUF is a file format",))
+    writer.start()
+    arguments = ["--out", str(tmp_path / "pack"), "--calibrate", str(tmp_path / "pipe")]
+    assert main(["convert", str(data_path("profiles", "kt-mini")), *arguments]) == 2
+    writer.join()
+    assert re.search("pipe has [0-9]+ tokens, but", capsys.readouterr().err)
