@@ -119,7 +119,8 @@ class Manifest:
         extras: the small files that a pack takes over (config, tokenizer, template, licence).
         formats: the number formats of a pack; None for a checkpoint.
         family, digest: the model family of a pack, and the digest of its checkpoint's headers.
-        calibration: the text that the pack was calibrated with, its tokens and SHA-256; empty if with none.
+        calibration: the text or imatrix that the pack was calibrated by, and the importance, with their SHA-256; older
+            packs name the text alone. Empty: it was not calibrated.
         adapter: the SHA-256 of the adapter that was merged into the weights of a pack; empty if none was.
         seal: whether the manifest itself is what was written; only for a pack that was read.
     """

@@ -1,97 +1,265 @@
-"""Runs a model on a text for `kt convert --calibrate FILE`, to learn which columns of its matrices matter."""
+"""Finds the importance by which a conversion is calibrated: in a file, or by running the model on a text.
+
+What was found is kept in the library, so that no other conversion of the model has to find it again.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ktcli import config
+from ktcli import config, smallfiles
+from ktcli.assembly.convert import name_of_packs
 from ktcli.assembly.host import host_here, machine_here
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, hinted
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
 from ktcli.hardware.team import make_team
-from ktcli.models import build
+from ktcli.models import Model, build
+from ktcli.native import Pool
 from ktcli.planner.memory import need_bytes
+from ktcli.store import importances
 from ktcli.store.entry import Entry
 from ktcli.store.removal import CALIBRATING
 from ktcli.text.passage import Passage, read_passage, read_with
 from ktcli.weights.conversion import Calibration
 from ktcli.weights.convert import convert as convert_weights
+from ktcli.weights.destination import calibration_in
+from ktcli.weights.gguf.header import MAGIC, is_gguf
+from ktcli.weights.gguf.imatrix import METHOD as IMATRIX_METHOD
+from ktcli.weights.gguf.imatrix import read_imatrix
+from ktcli.weights.header import is_regular
+from ktcli.weights.importance import UNKNOWN, Importance, measured, missing
+from ktcli.weights.importance_file import SUFFIX, ImportanceFile, origin_in, read_importance
 from ktcli.weights.pack import Pack, is_pack
-from ktcli.weights.reader import config_of
+from ktcli.weights.reader import open_checkpoint, small_files_of
 from ktcli.weights.recipe import Recipe
+from ktcli.weights.storage import Reader
+from ktcli.weights.writer import explained
 
+AUTO, NEVER = "auto", "off"  # what --calibrate takes beside a file
 TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
 LEAST = 256  # fewer say nothing of a model's columns
 METHOD = "2"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
+_SNIFFED = 16  # bytes of a file that tell what it is
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """The model that is calibrated.
+
+    Attributes:
+        target: the folder of the conversion, which need not exist.
+    """
+
+    entry: Entry
+    model: Model
+    checkpoint: Reader
+    target: Path
+    listener: Listener
+
+    @property
+    def shown(self) -> str:
+        """The name of the model for people."""
+        return self.entry.shown
+
+    @property
+    def name(self) -> str:
+        """The name in the library that all conversions of the model share."""
+        return name_of_packs(self.entry)
+
+    def keep(self, importance: Importance, source: str) -> ImportanceFile:
+        """Writes what was found into the library and returns it."""
+        family = self.model.spec.family
+        return self.kept(ImportanceFile(importance, family, self.checkpoint.digest, source))
+
+    def kept(self, found: ImportanceFile) -> ImportanceFile:
+        """Writes a file's contents into the library, unless they are there; says where they cannot be written."""
+        found, data = found.encoded()
+        path = importances.path_of(self.name, found.identity)
+        if path is not None and importances.path_for(self.name, found.identity) is None:
+            what = "keeping the importance in the library"
+            try:
+                with explained(what, path.parent, lambda: len(data)):
+                    smallfiles.make_folder(path.parent)
+                    smallfiles.write(path, data)
+            except KtError as error:
+                self.listener.warn(f"the importance is not kept: {error}")
+        return found
+
+    def calibration(self, found: ImportanceFile) -> Calibration:
+        """Returns the calibration by an importance; says what is missing from it."""
+        if found.checkpoint != self.checkpoint.digest:
+            self.listener.note(
+                f"The importance was found for another checkpoint of the shape of {self.shown}"
+            )
+        if lacking := missing(self.model, found.importance.steps):
+            self.listener.note(
+                f"Nothing is known of {len(lacking)} of {counted(len(measured(self.model)), 'tensor')}, for example "
+                f"{lacking[0]}: their columns count as 1"
+            )
+        return Calibration(found.identity, found.importance)
 
 
 def calibration(
-    entry: Entry, text: Path, target: Path, threads: int | None, listener: Listener = SILENT
-) -> Calibration:
-    """Returns the calibration of a checkpoint's model by a text; the model is only run if `target` is not there
-    already.
+    entry: Entry, said: str, target: Path, threads: int | None, listener: Listener = SILENT
+) -> Calibration | None:
+    """Returns the calibration of a checkpoint's model; None: it is not calibrated.
 
+    Args:
+        said: "auto": by an importance that the library has, if any; "off"; else a file: a text, on which the model is
+            run, an importance, or an imatrix.
+        target: the folder of the conversion.
     Raises:
-        UsageError: PyTorch is missing, or the file is no text.
+        UsageError: PyTorch is missing, the text is too short or none, or the file is of another model.
+        BadCheckpoint: the file is damaged.
         NotFound: the file cannot be read.
         NotEnoughMemory: the model does not fit in int8, the format in which it reads the text.
     """
-    passage = read_passage(text)
-    digest = sha256(passage.text.encode()).hexdigest()
-    identity = f"method {METHOD}, {TOKENS} tokens of the text with SHA-256 {digest}"
-    found = {} if is_pack(target) else _run(entry, passage, threads, listener)
-    return Calibration(identity, lambda: found)
+    if said == NEVER or (said == AUTO and not importances.every(name_of_packs(entry))):
+        return None
+    with closing(open_checkpoint(entry.path)) as checkpoint:
+        subject = _Subject(entry, build(checkpoint.config), checkpoint, target, listener)
+        if said == AUTO:
+            return _known(subject)
+        path = Path(said)
+        match _kind_of(path):
+            case "imatrix":
+                return _of_imatrix(subject, path)
+            case "importance":
+                found = read_importance(path, subject.model, subject.shown)
+                return subject.calibration(subject.kept(found))
+            case _:
+                return _of_text(subject, path, threads)
 
 
-def _run(
-    entry: Entry, passage: Passage, threads: int | None, listener: Listener
-) -> Mapping[str, NDArray[np.float32]]:
-    if not torch_installed():
+def kept_for(pack: Entry, model: Model) -> Importance | None:
+    """Returns the importance by which a conversion was calibrated; None: it was not, or the library does not have it.
+
+    Raises:
+        BadCheckpoint: the file is damaged.
+    """
+    identity = calibration_in(pack.path)
+    path = importances.path_for(pack.name, identity)
+    if path is None:
+        return None
+    found = read_importance(path, model, pack.shown)
+    return found.importance if found.identity == identity else None
+
+
+def _kind_of(path: Path) -> str:
+    """What a file that --calibrate names is, by its first bytes and its name; of a pipe nothing can be looked at."""
+    try:
+        start = smallfiles.read_start(path, _SNIFFED) if is_regular(path) else b""
+    except OSError:  # whoever reads the text says it
+        return "text"
+    if start.startswith(MAGIC) or (start and is_gguf(path)):
+        return "imatrix"
+    is_header = start[8:9] == b"{" and start[5:8] == bytes(3)
+    return "importance" if is_header or (start and path.suffix == SUFFIX) else "text"
+
+
+def _known(subject: _Subject) -> Calibration:
+    """The calibration by an importance of the library: that of the conversion that is there or was begun, else the
+    newest."""
+    there = importances.every(subject.name)
+    wanted = calibration_in(subject.target)
+    path = next((each for each in there if wanted and origin_in(each) == wanted), there[0])
+    with hinted(f"remove {path}, or convert without it: --calibrate off"):
+        found = read_importance(path, subject.model, subject.shown)
+    subject.listener.note(f"Calibrating with {path.name} of the library")
+    return subject.calibration(found)
+
+
+def _of_imatrix(subject: _Subject, path: Path) -> Calibration:
+    read = read_imatrix(path, subject.model, subject.checkpoint, subject.shown)
+    if read.unchosen:
+        subject.listener.note(
+            f"{path.name} has no inputs of {read.unchosen} of the experts' matrices: they get the mean of their layer"
+        )
+    digest = sha256()
+    with path.open("rb") as file:
+        while part := file.read(_BLOCK):
+            digest.update(part)
+    source = f"the imatrix with SHA-256 {digest.hexdigest()}, method {IMATRIX_METHOD}"
+    return subject.calibration(subject.keep(read.importance, source))
+
+
+def _of_text(subject: _Subject, path: Path, threads: int | None) -> Calibration:
+    """The calibration by a text; the model is only run if neither the conversion nor the result is there."""
+    passage = read_passage(path)
+    if "\0" in passage.text:
         raise UsageError(
-            "--calibrate runs the model in PyTorch, which is not installed",
-            hint='pip install "ktcli[gpu]", or convert without --calibrate',
+            f"{passage.name[:300]} is not text: it has zero bytes", hint="give a plain text file"
+        )
+    digest = sha256(passage.text.encode()).hexdigest()
+    source = f"the text with SHA-256 {digest}, up to {TOKENS} tokens, method {METHOD}"
+    formerly = f"method {METHOD}, {TOKENS} tokens of the text with SHA-256 {digest}"
+    made = calibration_in(subject.target) if is_pack(subject.target) else ""
+    if made == formerly or made.startswith(f"{source};"):  # nothing is left to be written
+        return Calibration(made, UNKNOWN)
+    for kept in importances.every(subject.name):
+        if origin_in(kept).startswith(f"{source};"):
+            found = read_importance(kept, subject.model, subject.shown)
+            if found.checkpoint == subject.checkpoint.digest:
+                return subject.calibration(found)
+    return subject.calibration(subject.keep(_run(subject, passage, threads), source))
+
+
+def _run(subject: _Subject, passage: Passage, threads: int | None) -> Importance:
+    """What the model finds while it reads a text."""
+    entry, listener = subject.entry, subject.listener
+    with small_files_of(entry.path) as folder:
+        reading = read_with(folder, passage, TOKENS)
+    if len(reading.ids) < LEAST:
+        raise UsageError(
+            f"{passage.name} has {counted(len(reading.ids), 'token')}, but --calibrate needs at least {LEAST}",
+            hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
         )
     recipe = Recipe.named("int8", "int8")
-    need = need_bytes(build(config_of(entry.path)), recipe, 0)
-    host = host_here(machine_here(gpus=False), threads, OFF, torch=False)
-    room = host.room_bytes
-    if need > room:
-        raise NotEnoughMemory(
-            f"{entry.shown} (--calibrate keeps all its layers in memory)", need, room,
-            hint="calibrate on a machine with more memory, or convert without --calibrate",
-        )  # fmt: skip
+    pool = _pool_with_room(subject, recipe, threads)
     from ktcli.measure.calibrate import calibrate
 
-    pool = make_team(host.teams)
-    config.home().mkdir(parents=True, exist_ok=True)
+    smallfiles.make_folder(config.home())
     prefix = f"{CALIBRATING}{os.getpid()}-"
-    with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder:
+    with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder_name:
         with listener.progress(f"Converting {entry.shown} to run it") as bar:
             made = convert_weights(
                 entry.path,
-                Path(folder) / "int8",
+                Path(folder_name) / "int8",
                 recipe,
                 pool,
                 progress=lambda done, total: bar.update(done=done, total=total),
             )
-        reading = read_with(made.path, passage, TOKENS)
-        total = len(reading.ids)
-        if total < LEAST:
-            raise UsageError(
-                f"{passage.name} has {total} tokens, but --calibrate needs at least {LEAST}",
-                hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
-            )
-        with listener.progress(f"Reading {passage.name}", total, unit="tokens") as bar:
+        with listener.progress(f"Reading {passage.name}", len(reading.ids), unit="tokens") as bar:
             return calibrate(
                 Pack.open(made.path), pool, reading.ids, reading.begin,
                 lambda done: bar.update(done=done),
             )  # fmt: skip
+
+
+def _pool_with_room(subject: _Subject, recipe: Recipe, threads: int | None) -> Pool:
+    """The threads to run the model with.
+
+    Raises:
+        UsageError: PyTorch is missing. NotEnoughMemory: the model does not fit.
+    """
+    if not torch_installed():
+        raise UsageError(
+            "--calibrate with a text runs the model in PyTorch, which is not installed",
+            hint='pip install "ktcli[gpu]", give an importance file or an imatrix, or convert without --calibrate',
+        )
+    need = need_bytes(subject.model, recipe, 0)
+    host = host_here(machine_here(gpus=False), threads, OFF, torch=False)
+    if need > host.room_bytes:
+        raise NotEnoughMemory(
+            f"{subject.shown} (--calibrate keeps all its layers in memory)", need, host.room_bytes,
+            hint="calibrate on a machine with more memory, or convert without --calibrate",
+        )  # fmt: skip
+    return make_team(host.teams)

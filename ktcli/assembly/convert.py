@@ -65,7 +65,7 @@ def convert_entry(
     """
     if recipe.calibrated and calibration is None:
         raise UsageError(
-            f"{recipe.experts_name} needs a calibration text",
+            f"{recipe.experts_name} needs a calibration, and the library has none of {entry.shown}",
             hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
         )
     from ktcli.assembly.host import team_to_convert
@@ -126,10 +126,11 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
     """Returns the path in the library of a model's conversion; models from outside it are told apart by place, age
     and a sample of their bytes."""
-    return places.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
+    return places.pack_path(name_of_packs(entry), recipe.experts_name, recipe.dense.name)
 
 
-def _pack_name(entry: Entry) -> str:
+def name_of_packs(entry: Entry) -> str:
+    """Returns the name in the library that all conversions of a checkpoint share."""
     if entry.in_library or entry.name == BUILTIN:
         return entry.name
     file = gguf_at(entry.path)
@@ -140,7 +141,7 @@ def _pack_name(entry: Entry) -> str:
 def conversions_outside(entry: Entry) -> list[Entry]:
     """Returns the conversions in the library of a checkpoint outside it, which have another name; none for other
     entries."""
-    if entry.kind is EntryKind.PACK or (name := _pack_name(entry)) == entry.name:
+    if entry.kind is EntryKind.PACK or (name := name_of_packs(entry)) == entry.name:
         return []
     return [each for each in library.entries() if each.name == name]
 

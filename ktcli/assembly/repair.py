@@ -51,6 +51,7 @@ def _fetch(entry: Entry, names: Collection[str], listener: Listener) -> None:
 
 
 def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
+    from ktcli.assembly.calibration import kept_for
     from ktcli.weights.repair import Damage, repair
 
     source = _source(entry)
@@ -63,12 +64,14 @@ def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
             Damage(entry.path, names),
             team_to_convert(None),
             provenance=provenance_of(source),
+            importance=partial(kept_for, entry),
             progress=lambda done, total: bar.update(done=done, total=total),
         )
 
 
 def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> None:
     """Makes files of a pack again whose checkpoint is not here: only what they are made from is fetched."""
+    from ktcli.assembly.calibration import kept_for
     from ktcli.weights.conversion import Source
     from ktcli.weights.repair import Damage, repair_from
 
@@ -88,6 +91,7 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
                 Damage(entry.path, names),
                 team_to_convert(None),
                 provenance=provenance_of(head),
+                importance=partial(kept_for, entry),
             )
     finally:
         watcher.end()

@@ -96,7 +96,7 @@ def _recipe(reference: Reference) -> Recipe:
     recipe = recipe_named(entry, reference.formats)
     if recipe.calibrated:
         raise UsageError(
-            f"{recipe.experts_name} needs a calibration text and runs the whole model on it",
+            f"{recipe.experts_name} needs a calibration, and that needs the whole checkpoint",
             hint=f"kt pull {reference.model}, then kt convert {reference.model} --calibrate FILE",
         )
     return recipe

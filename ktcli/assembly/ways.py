@@ -41,6 +41,7 @@ from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse, split_adapter
 from ktcli.text.passage import Passage, Reading, read_with
 from ktcli.text.tokenizer import load_tokenizer
+from ktcli.weights.destination import calibration_in
 from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, names_experts, split_pair
@@ -153,6 +154,11 @@ class Way:
         """The name, for people, of the conversion that it is about."""
         adapter = f"+{self.ready.adapter}" if self.ready.adapter else ""
         return f"{self.ready.base}@{(self.rounding or self.recipe).name}{adapter}"
+
+    @property
+    def calibration(self) -> str:
+        """What its conversion's manifest says of the calibration; empty: there was none."""
+        return calibration_in(self.ready.pack) if self.recipe.calibrated else ""
 
     @property
     def exact(self) -> bool:

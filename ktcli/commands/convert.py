@@ -13,6 +13,7 @@ import typer
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
+from ktcli.commands.view.fidelity import calibrated_by
 from ktcli.errors import NotFound, UsageError, counted, gib
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
@@ -25,13 +26,14 @@ from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
     from ktcli.assembly.merging import MergedBase
-    from ktcli.weights.conversion import Report
+    from ktcli.weights.conversion import Calibration, Report
     from ktcli.weights.stages import Stages
 
 OutOpt = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Output folder. Default: in the library."),
 ]
+_AUTO, _NEVER = "auto", "off"  # of --calibrate, beside a file
 TELLING = 1.0  # seconds of a conversion before its speed says anything
 MixedOpt = Annotated[
     bool,
@@ -40,11 +42,12 @@ MixedOpt = Annotated[
     ),
 ]
 CalibrateOpt = Annotated[
-    Path | None,
+    str,
     typer.Option(
         "--calibrate",
-        metavar="FILE",
-        help="Run the model on this text first, so that 4-bit formats are most precise where activations are large.",
+        metavar="auto|off|FILE",
+        help="Make 4-bit formats most precise where activations are large: run the model on this text first, or take an"
+        " importance file or an imatrix in GGUF. Default: auto, what an earlier calibration found.",
     ),
 ]
 AdapterOpt = Annotated[
@@ -67,7 +70,7 @@ def convert(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     mixed: MixedOpt = False,
-    calibrate: CalibrateOpt = None,
+    calibrate: CalibrateOpt = _AUTO,
     adapter: AdapterOpt = None,
     name: NameOpt = None,
     threads: ThreadsOpt = None,
@@ -78,6 +81,10 @@ def convert(
 
     Needs little memory, whatever the size of the model. After an interruption, the same command
     continues where it stopped.
+
+    --calibrate with a text runs the model on it, once: which columns of its matrices matter is kept in the
+    library, for all formats. auto uses what is kept there, but not for a model named with its formats;
+    off does not. For a text called auto or off, write ./auto.
 
     --adapter merges a LoRA adapter: its update is added to the checkpoint's weights in f32, before they
     are rounded. The result is a model of its own.
@@ -95,6 +102,10 @@ def convert(
       kt convert ./my-checkpoint --out ./my-pack
 
       kt convert model-Q4_K_M.gguf --experts int4-g32
+
+      kt convert qwen3-30b-a3b --calibrate notes.txt
+
+      kt convert kimi-k2 --calibrate imatrix.gguf
 
       kt convert qwen3-30b-a3b --adapter poet
     """
@@ -114,19 +125,11 @@ def convert(
     recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     require_known_tokenizer(entry.path)
-    started, found = time.monotonic(), None
+    started = time.monotonic()
     merged = _merged(entry, adapter, name, target, calibrate)
-    if calibrate is not None:
-        if not recipe.searches:
-            raise UsageError(
-                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales",
-                hint="leave it out, or use another format, for example --experts int4",
-            )
-        from ktcli.assembly.calibration import calibration
-
-        recipe = replace(recipe, calibrated=True)
-        place = target or pack_folder(entry, recipe)
-        found = calibration(entry, calibrate, place, threads, out)
+    if calibrate == _AUTO and (merged or (reference.formats and not recipe.calibrated)):
+        calibrate = _NEVER  # the library knows the model without the adapter; formats by name are those and no others
+    recipe, found = _calibrated(entry, recipe, calibrate, target, threads)
     report = convert_entry(
         entry, recipe, target, threads=threads, calibration=found, merged=merged, listener=out
     )
@@ -139,6 +142,25 @@ def convert(
 
 
 convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
+
+
+def _calibrated(
+    entry: Entry, recipe: Recipe, calibrate: str, target: Path | None, threads: int | None
+) -> tuple[Recipe, Calibration | None]:
+    """The recipe with what --calibrate makes of it, and the calibration; None: there is none."""
+    if not recipe.searches:
+        if recipe.calibrated or calibrate not in (_AUTO, _NEVER):
+            recipe = replace(recipe, calibrated=False)
+            out.warn(
+                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales"
+            )
+        return recipe, None
+    from ktcli.assembly.calibration import calibration
+
+    changed = replace(recipe, calibrated=True)
+    place = target or pack_folder(entry, changed)
+    found = calibration(entry, calibrate, place, threads, out)
+    return (recipe, None) if found is None else (changed, found)
 
 
 def _checkpoint(model: str, *, merging: bool) -> Entry:
@@ -155,7 +177,7 @@ def _checkpoint(model: str, *, merging: bool) -> Entry:
 
 
 def _merged(
-    entry: Entry, adapter: str | None, name: str | None, target: Path | None, calibrate: Path | None
+    entry: Entry, adapter: str | None, name: str | None, target: Path | None, calibrate: str
 ) -> MergedBase | None:
     """What is merged; None: nothing.
 
@@ -168,9 +190,9 @@ def _merged(
                 "--as names a merged model", hint="kt convert MODEL --adapter ADAPTER --as NAME"
             )
         return None
-    if calibrate is not None:
+    if calibrate not in (_AUTO, _NEVER):
         raise UsageError(
-            "--calibrate runs the model without the adapter and cannot be used together with --adapter",
+            "--calibrate is of the model without the adapter and cannot be used together with --adapter",
             hint="leave one of them out",
         )
     if name is not None and target is not None:
@@ -196,6 +218,7 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
         "experts": recipe.experts_name,
         "dense": recipe.dense.name,
         "formats": {kind.value: format_of_kind(kind, recipe).name for kind in TensorKind},
+        "calibration": report.manifest.calibration or None,
         "source_bytes": report.source_bytes,
         "size_bytes": report.size_bytes,
         "files": len(report.manifest.files),
@@ -236,6 +259,8 @@ def render(words: dict[str, Any]) -> str:
     for kind, error in words["error"].items():
         what = f"{kind:<8}{names[kind]:<{wide}}"
         lines.append(f"  {what}  relative error {error:.2%} (rms)")
+    if words["calibration"]:
+        lines.append(f"  {calibrated_by(words['calibration'])}")
     speed = words["speed"]
     if speed["seconds"] >= TELLING:
         alone, threads = speed["ceilings_mb_per_s"], speed["threads"]

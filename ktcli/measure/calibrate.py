@@ -3,15 +3,11 @@
 The error of a product is the error of each weight times the input of its column; so a column whose inputs are
 large counts more. The model is run in torch, in f32, from a conversion of it, all layers in memory; the text is read
 in windows, several at a time, so that each matrix is un-packed once for some thousand tokens.
-
-An expert that few tokens choose knows little of its inputs. A floor keeps it from starving: its mean is taken as if
-FLOOR_TOKENS more had come, with the inputs of all experts of its layer (gate and up), or with columns of equal size
-(down, whose columns are each expert's own).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +29,11 @@ from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows, product, swiglu
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.ops.torch.packed import PackedStack, unpack
+from ktcli.weights.importance import Importance, measured, steps_of
 from ktcli.weights.pack import Pack
 
-FLOOR_TOKENS = 32
 WINDOW = 512  # tokens read from an empty cache
 AT_ONCE = 4  # windows read together
-LEAST, MOST = 2.0**-10, 2.0**10  # of an importance, where the mean is 1
-STEPS = 8  # to a factor of two: last bits of sums, which differ between machines, are rounded away
-
-Importance = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass
@@ -118,7 +110,7 @@ class _Experts(ExpertRunner):
 def calibrate(
     path: Pack, pool: Pool, ids: Sequence[int], begin: int | None, progress: Callable[[int], None]
 ) -> Importance:
-    """Returns the importance of the columns of a model's matrices, by tensor: [count, k] f32 with mean 1.
+    """Returns the importance of the columns of a model's matrices.
 
     Args:
         path: a conversion of the model.
@@ -127,7 +119,7 @@ def calibrate(
         progress: called with the tokens read so far.
     """
     model = build(path.config).at(WINDOW)
-    sums = {t.name: _Sums.of(t) for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE)}
+    sums = {tensor.name: _Sums.of(tensor) for tensor in measured(model)}
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
     device = torch.device("cpu")
     loaded = load_device(
@@ -159,7 +151,9 @@ def calibrate(
             model.forward(listener)
         done += size * len(some)
         progress(done)
-    return {t.name: _importance(t, sums[t.name]) for t in model.tensors if t.name in sums}
+    return Importance(
+        {t.name: steps_of(t, sums[t.name].squares, sums[t.name].rows) for t in measured(model)}
+    )
 
 
 def _names(model: Model) -> list[tuple[str, str]]:
@@ -170,20 +164,3 @@ def _names(model: Model) -> list[tuple[str, str]]:
         first, second = sorted(both, key=lambda tensor: tensor.cut is Cut.COLUMNS)
         names.append((first.name, second.name))
     return names
-
-
-def _importance(tensor: Tensor, sums: _Sums) -> NDArray[np.float32]:
-    rows = sums.rows[:, None]
-    if tensor.role is Role.EXPERTS:
-        flat = sums.squares.sum() / max(1.0, float(sums.rows.sum()) * tensor.k)
-        prior = np.full((1, tensor.k), flat)
-        if tensor.cut is Cut.ROWS and sums.rows.sum():
-            prior = sums.squares.sum(0, keepdims=True) / sums.rows.sum()
-        means = (sums.squares + FLOOR_TOKENS * prior) / (rows + FLOOR_TOKENS)
-    else:
-        means = sums.squares / np.maximum(rows, 1.0)
-    size = means.mean(1, keepdims=True)
-    shares = np.where(size > 0, means / np.where(size > 0, size, 1.0), 1.0)
-    steps = np.rint(np.log2(np.clip(shares, LEAST, MOST)) * STEPS) / STEPS
-    found: NDArray[np.float32] = np.exp2(steps).astype(np.float32)
-    return found

@@ -71,7 +71,7 @@ _FAMILIES = {
 }
 _FILE_OF = {kind: file for file, kinds in _FAMILIES.items() for kind in kinds.split()}
 
-__all__ = ["Model", "Spec", "build", "cut", "families", "model_types"]
+__all__ = ["Model", "Spec", "build", "cut", "families", "model_types", "with_defaults"]
 
 
 def families() -> dict[str, tuple[str, ...]]:
@@ -94,6 +94,15 @@ def build(config: Config) -> Model:
     model = family.build(whole)
     pooling = read_pooling(whole, model.spec.hidden)
     return model if pooling is None else model.pooled(pooling)
+
+
+def with_defaults(config: Config) -> Config:
+    """Returns a `config.json` with the defaults of fields that it leaves out.
+
+    Raises:
+        BadCheckpoint: unknown architecture.
+    """
+    return _read(config)[1]
 
 
 def cut(config: Config, layers: int) -> dict[str, Any]:

@@ -69,6 +69,12 @@ def within_text(
     return change(config) if part is None else {**config, part: within_text(config[part], change)}
 
 
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the text model's part of a config, or all of it where it has none."""
+    part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
+    return config if part is None else text_part(config[part])
+
+
 def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config with the fields that it leaves out set to transformers' defaults; a null is not left out.
 

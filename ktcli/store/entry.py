@@ -10,7 +10,7 @@ from ktcli import manifest
 from ktcli.errors import BadCheckpoint, KtError
 from ktcli.ggufname import is_gguf
 from ktcli.smallfiles import Holder
-from ktcli.store import catalog, contents, origins
+from ktcli.store import catalog, contents, importances, origins
 from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse, repository_named, shown
@@ -116,7 +116,9 @@ class Entry:
                 if self._is_merged:
                     return f"kt convert MODEL@{self.formats} --adapter ADAPTER --as {self.name}"
                 return "kt import FILE.tar"  # it came from there under a name of its own
-            return f"kt convert {self.shown if is_recommended(self) else self.label}"
+            # With an importance in the library, the name alone means a calibrated conversion.
+            is_usual = is_recommended(self) and not importances.every(self.name)
+            return f"kt convert {self.shown if is_usual else self.label}"
         return self._pull
 
     @property
@@ -168,7 +170,9 @@ class Entry:
             return False
         if found is None or found.seal is manifest.Seal.BROKEN:
             return False
-        if found.calibration or found.adapter:
+        if found.adapter or (
+            found.calibration and importances.path_for(self.name, found.calibration) is None
+        ):
             return False
         if self.kind is EntryKind.PACK and self.name.startswith(LOCAL):
             origin = origins.origin_of(self.name)

@@ -3,6 +3,7 @@
     KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
     KT_HOME/heat/NAME.json                        which experts of the model were chosen (see `heat`)
+    KT_HOME/importance/NAME@KIND-HASH.safetensors what a calibration of the model found (see `importances`)
     KT_HOME/origins/NAME                          where a model outside the library lies (see `origins`)
     KT_HOME/aliases.json                          other names for models (see `aliases`)
     KT_HOME/used/NAME@EXPERTS-DENSE               its time is when the conversion was last used (see `usage`)

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError, UsageError
-from ktcli.store import adapters, contents, engines, heat, library, origins, places, usage
+from ktcli.store import (
+    adapters,
+    contents,
+    engines,
+    heat,
+    importances,
+    library,
+    origins,
+    places,
+    usage,
+)
 from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import OtherVersion, PageFolder, StoredPages
 from ktcli.store.places import EntryKind
@@ -54,7 +64,8 @@ def remove(entry: Entry) -> int:
 
 
 def forget(model: str) -> bool:
-    """Deletes the heat map of a model of which nothing is left in the library; returns whether there was one.
+    """Deletes the heat map and the importance of a model of which nothing is left in the library; returns whether there
+    was a heat map.
 
     Raises:
         KtError: the system refuses.
@@ -64,8 +75,9 @@ def forget(model: str) -> bool:
         if known := path.is_file():
             with heat.lock(frees=True):  # whoever writes maps looks for a pack first
                 path.unlink(missing_ok=True)
+        importances.forget(model)
     except OSError as error:
-        raise KtError(f"cannot remove {path}: {error.strerror}") from error
+        raise KtError(f"cannot remove {error.filename or path}: {error.strerror}") from error
     return known
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ktcli.manifest import Manifest
+from ktcli.weights.importance import Importance
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.ranges import Ranges
 from ktcli.weights.recipe import Recipe
@@ -33,16 +31,14 @@ UNRECORDED = Provenance()
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The importance of the columns of a model's matrices, measured on a text.
+    """The importance of the columns of a model's matrices.
 
     Attributes:
-        identity: names the text and the method; equal ones give equal importance.
-        importance: returns the importance by tensor, [count, k] f32; called once, and only if something is to be
-            written.
+        identity: names its origin, and its file's hash; equal ones give equal bytes.
     """
 
     identity: str
-    importance: Callable[[], Mapping[str, NDArray[np.float32]]]
+    importance: Importance
 
 
 class Supply(Protocol):

@@ -30,6 +30,7 @@ from ktcli.weights.conversion import (
 )
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
+from ktcli.weights.importance import UNKNOWN
 from ktcli.weights.losses import losses, overall
 from ktcli.weights.manifest import format_names
 from ktcli.weights.pack import WeightFile, weight_files
@@ -101,7 +102,7 @@ def convert_source(
                 return _report(target, done, len(done.files))
             smallfiles.expect(out / LOCK, plan.weight_bytes + plan.extra_bytes)
             told = [] if source.supply else _looked_at(target.missing, checkpoint, pool)
-            importance = calibration.importance() if calibration else {}
+            importance = calibration.importance if calibration else UNKNOWN
             encoder = Encoder(checkpoint, plan.recipe, pool, importance)
             work = _Work(source, target, encoder, pool, progress or (lambda done, total: None))
             report = _convert(work)

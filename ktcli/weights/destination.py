@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ktcli import smallfiles
-from ktcli.errors import NotEnoughDisk, UsageError, hinted
+from ktcli.errors import BadCheckpoint, NotEnoughDisk, UsageError, hinted
 from ktcli.manifest import (
     LOCK,
     MAX_BYTES,
@@ -170,19 +170,31 @@ class Destination:
         if found == wanted:
             return
         hint = "choose another folder with --out, or remove this one"
-        if theirs and replace(found, formats=wanted.formats) == wanted:
+        alike = replace(found, calibration=wanted.calibration)  # which may differ with the formats
+        if alike != wanted and theirs and replace(alike, formats=wanted.formats) == wanted:
             what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
             if wanted.formats and wanted.formats.recipe == theirs.recipe:
                 what = "a conversion that an earlier kt began with a different int8 format"
                 hint = f"remove the folder {self.path} and convert again"
-        elif replace(found, calibration=wanted.calibration) == wanted:
-            what = "this model calibrated with another text"
+        elif alike == wanted:
+            what = f"this model with another calibration: {found.calibration}"
         elif replace(found, adapter=wanted.adapter) == wanted:
             merged = "merged with another adapter" if wanted.adapter else "merged with an adapter"
             what = f"this model {merged if found.adapter else 'without an adapter'}"
         else:
             what = f"a conversion of another checkpoint ({found.repository or found.family})"
         raise UsageError(f"{self.path} already holds {what}", hint=hint)
+
+
+def calibration_in(pack: Path) -> str:
+    """Returns what the manifest of a conversion, or of one that was begun, says of its calibration; empty: nothing."""
+    for name, is_begun in ((MANIFEST, False), (PART, True)):
+        try:
+            data = read_bounded(pack / name, MAX_BYTES)
+            return parse_pack(data.split(b"\n")[0] if is_begun else data)[0].calibration
+        except BadCheckpoint:
+            continue
+    return ""
 
 
 def _line(record: FileRecord) -> bytes:

@@ -8,8 +8,7 @@ read, in the type they have there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.native import BadNumber, Format, Gathered, Numbers, PackError, Pool, packed_bytes
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.columns import Factors, suffers
+from ktcli.weights.importance import UNKNOWN, Importance
 from ktcli.weights.read_ahead import ReadAhead, Slots
 from ktcli.weights.recipe import BF16_BYTES, Recipe, TensorKind, format_of, kind_of, plain_bytes
 from ktcli.weights.stages import Stages, Stopwatch
@@ -42,9 +42,9 @@ class Encoder:
         checkpoint: Reader,
         recipe: Recipe,
         pool: Pool,
-        importance: Mapping[str, Matrix] = MappingProxyType({}),
+        importance: Importance = UNKNOWN,
     ) -> None:
-        """importance: the importance of the columns of each matrix, by tensor, [count, k] f32; see kt_pack."""
+        """Makes an encoder; a column's errors count by its importance, see kt_pack."""
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
         self._importance = importance
         self._ahead = ReadAhead(checkpoint)
@@ -160,10 +160,9 @@ class Encoder:
 
     def _counts(self, strip: Strip) -> Matrix | None:
         """The importance [k] of a strip's columns after they were divided by their factors; None: there is none."""
-        found = self._importance.get(strip.tensor.name)
-        if found is None:
+        counts = self._importance.row(strip.tensor.name, strip.index)
+        if counts is None:
             return None
-        counts: Matrix = found[strip.index]
         gain = strip.tensor.gain
         factors = None if gain is None else self._factors.of_vector(gain.name)
         if factors is None:

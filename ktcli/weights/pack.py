@@ -42,6 +42,8 @@ KT.JSON is a JSON object, one-space indented, ASCII:
                one step more precise, `formats.better_than`) and then in "-calibrated";
                f32, where there are some: parts of the model (`ops.part`) whose tables, and tensors that neither
                format is chosen for, are stored as f32; the others are bf16
+    calibration  the text or imatrix that the importance of columns was found with, the method, and the SHA-256 of the
+               importance (`importance_file`); older packs name the text and the method; missing if there is none
     formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers; rotation
     extras     files taken over: name, size_bytes, sha256
     files      weight files in the order written: name, size_bytes, sha256, and by kind of tensor (experts: gate

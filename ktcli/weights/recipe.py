@@ -48,7 +48,7 @@ class Recipe:
         dense: the format of attention projections, dense MLP, shared experts and the output head.
         down: the format of the routed experts' down projection, where it is more precise than `experts`; None: it is
             not.
-        calibrated: whether scales were searched with the importance of columns, found by running the model on a text.
+        calibrated: whether scales were searched with the importance of columns.
         in_f32: parts of the model whose tables and kept tensors are stored as f32, because bf16 does not hold what
             the checkpoint has there; in the order of their names.
     """

@@ -16,12 +16,14 @@ from ktcli import smallfiles
 from ktcli.errors import BadPack, NotEnoughDisk, UsageError
 from ktcli.manifest import MAX_BYTES, FileRecord, Seal
 from ktcli.manifest import PACK as MANIFEST
+from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.weights.conversion import UNRECORDED, Calibration, Provenance, Source
 from ktcli.weights.convert import planned
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
 from ktcli.weights.header import read_bounded
+from ktcli.weights.importance import UNKNOWN, Importance
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.reader import open_checkpoint
@@ -29,6 +31,8 @@ from ktcli.weights.recipe import SEARCHED_BITS, Recipe, format_of
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import FileWriter, explained
+
+Kept = Callable[[Model], Importance | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +54,22 @@ def repair(
     pool: Pool,
     *,
     provenance: Provenance = UNRECORDED,
+    importance: Kept = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Makes the damaged files of a pack again from the checkpoint in `source`.
 
     Args:
         provenance: of the checkpoint.
+        importance: returns that by which it was calibrated; None: it is not here.
         progress: called with the bytes that are written and their total.
     Raises: as `repair_from`.
     """
     with closing(open_checkpoint(source)) as checkpoint:
         opened = Source(str(source), checkpoint)
-        repair_from(opened, damage, pool, provenance=provenance, progress=progress)
+        repair_from(
+            opened, damage, pool, provenance=provenance, importance=importance, progress=progress
+        )
 
 
 def repair_from(
@@ -70,6 +78,7 @@ def repair_from(
     pool: Pool,
     *,
     provenance: Provenance = UNRECORDED,
+    importance: Kept = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Makes the damaged files of a pack again from an open checkpoint, as `repair` does.
@@ -77,7 +86,8 @@ def repair_from(
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
             was; that file is as it was before.
-        UsageError: it was calibrated, and a file has formats that search their scales; or merged with an adapter.
+        UsageError: it was calibrated, a file has formats that search their scales, and the importance is not here; or
+            it was merged with an adapter.
         Busy: another process works on it.
         BadCheckpoint, NotEnoughDisk, KtError: as for a conversion.
     """
@@ -93,12 +103,13 @@ def repair_from(
         )
     records = {each.name: each for each in found.records if each.name in damage.names}
     checkpoint, supply = source.checkpoint, source.supply
-    known = Calibration(found.calibration, dict) if recipe.calibrated else None
+    kept = importance(build(checkpoint.config)) if recipe.calibrated else None
+    known = Calibration(found.calibration, kept or UNKNOWN) if recipe.calibrated else None
     plan = planned(checkpoint, recipe, provenance, known)
     if found.identity != plan.manifest:
         raise BadPack(f"{damage.pack.name} was made from a checkpoint other than {source.name}")
     files = [file for file in plan.ordered if file.name in records]
-    if known is not None:
+    if known is not None and kept is None:
         _refuse_searched(files, plan.recipe, damage.pack.name, known)
     total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
     what = f"repairing {damage.pack.name}"
@@ -108,7 +119,7 @@ def repair_from(
             raise NotEnoughDisk(what, largest, free, str(damage.pack))
         if supply:
             supply.begin(plan, {file.name for file in plan.files} - records.keys())
-        encoder, done = Encoder(checkpoint, plan.recipe, pool), 0
+        encoder, done = Encoder(checkpoint, plan.recipe, pool, kept or UNKNOWN), 0
         for file in files:
             with supply.at_hand(file) if supply else nullcontext():
                 check_tables(file.tensors, checkpoint, pool)
@@ -123,7 +134,7 @@ def repair_from(
 def _refuse_searched(
     files: Collection[WeightFile], recipe: Recipe, name: str, calibration: Calibration
 ) -> None:
-    """Refuses files that cannot be made without running the model on the text of its calibration.
+    """Refuses files that cannot be made without the importance of the calibration.
 
     Raises:
         UsageError: a file has a tensor whose scales were searched.
@@ -132,8 +143,8 @@ def _refuse_searched(
         formats = (format_of(tensor, recipe) for tensor in file.tensors)
         if any(fmt is not None and fmt.bits == SEARCHED_BITS for fmt in formats):
             raise UsageError(
-                f"{file.name} of {name} was calibrated with a text ({calibration.identity}): the calibration ran the "
-                "whole model on it, and kt keeps neither the text nor the result",
+                f"{file.name} of {name} was calibrated ({calibration.identity}), and the library does not have the "
+                "importance that was found",
                 hint="remove it, and convert the model with --calibrate FILE: the same text gives the same bytes",
             )
 

@@ -33,6 +33,7 @@ from ktcli.weights.coded import fp8
 from ktcli.weights.conversion import Calibration, Provenance
 from ktcli.weights.convert import convert
 from ktcli.weights.formats import FORMATS
+from ktcli.weights.importance import MOST_STEPS, Importance
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32
 from ktcli.weights.storage import ByteSpan
@@ -382,8 +383,8 @@ def test_importance_of_a_head_with_one_large_column(tmp_path: Path):
     stored["lm_head.weight"] = ("F32", (99, 80), head.tobytes())
     stored["model.norm.weight"] = ("F32", (80,), gain.tobytes())
     folder = write_checkpoint(tmp_path / "s", QWEN3, stored)
-    largest = {"lm_head": np.full((1, 80), 2.0**10, np.float32)}
-    calibration = Calibration("x", lambda: largest)
+    largest = Importance({"lm_head": np.full((1, 80), MOST_STEPS, np.int8)})
+    calibration = Calibration("x", largest)
     convert(folder, tmp_path / "p", Recipe.named("int8", "int8"), POOL, calibration=calibration)
 
 

@@ -23,6 +23,7 @@ from ktcli.weights import repair as module
 from ktcli.weights.conversion import Calibration
 from ktcli.weights.convert import convert
 from ktcli.weights.encode import Encoder
+from ktcli.weights.importance import UNKNOWN
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.repair import Damage, repair
 
@@ -152,7 +153,7 @@ def test_a_damaged_manifest_is_no_ground_to_repair_from(source: Path, pack: Path
 
 
 def test_a_calibrated_pack_needs_its_text_where_that_counts(source: Path, tmp_path: Path) -> None:
-    calibration = Calibration("method 1, 300 tokens of the text with SHA-256 00ff", dict)
+    calibration = Calibration("method 1, 300 tokens of the text with SHA-256 00ff", UNKNOWN)
     pack = tmp_path / "pack"
     convert(source, pack, Recipe.named("int4", "bf16"), POOL, calibration=calibration)
     before = tree(pack)
@@ -161,7 +162,7 @@ def test_a_calibrated_pack_needs_its_text_where_that_counts(source: Path, tmp_pa
         repair(source, Damage(pack, [name]), POOL)
         assert tree(pack) == before
     flip(pack / LAYER, 30)
-    with pytest.raises(UsageError, match=r"was calibrated with a text .*00ff.* keeps neither"):
+    with pytest.raises(UsageError, match=r"was calibrated \(.*00ff.* does not have the importance"):
         repair(source, Damage(pack, [LAYER, "config.json"]), POOL)
     assert damaged(pack) == [LAYER]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from ktcli.errors import KtError
-from ktcli.output import out
+from ktcli.output import out, safe
 from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import TensorKind, format_of_kind
@@ -17,13 +18,20 @@ WORDS = {
     TensorKind.DENSE: "dense",
 }
 
+_HASH = re.compile("[0-9a-f]{64}")
+_HASH_DIGITS = 12  # of a hash, for people
 OUTDATED = "  int8 is more precise in this version of kt"
 AGAIN = ": to convert it again, run kt rm {name}, then kt convert {name}"
 
 
+def calibrated_by(identity: str) -> str:
+    """Returns what a manifest says of a calibration, for people, with short hashes."""
+    return f"calibrated by {_HASH.sub(lambda found: found[0][:_HASH_DIGITS], safe(identity))}"
+
+
 def error_report(path: Path) -> dict[str, Any] | None:
-    """Returns the number formats, the errors of the whole model, by file the errors and cosines of each kind, and
-    whether its int8 is that of before; None if the pack cannot be read."""
+    """Returns the number formats, what they were calibrated by, the errors of the whole model, by file the errors and
+    cosines of each kind, and whether its int8 is that of before; None if the pack cannot be read."""
     from ktcli.models import build
     from ktcli.weights.losses import overall
     from ktcli.weights.pack import weight_files
@@ -41,7 +49,13 @@ def error_report(path: Path) -> dict[str, Any] | None:
     ]
     error = {kind.value: whole[kind.value] for kind in WORDS if kind.value in whole}
     outdated = INT8_BEFORE in (pack.recipe.experts, pack.recipe.dense)
-    return {"formats": formats, "error": error, "files": files, "outdated": outdated}
+    return {
+        "formats": formats,
+        "calibration": pack.manifest.calibration or None,
+        "error": error,
+        "files": files,
+        "outdated": outdated,
+    }
 
 
 def render_report(
@@ -68,6 +82,8 @@ def render_report(
             (f"  {words}", fmt, f"{whole:.2%}", f"{worst:.2%} ({_layer(at['file'])})", least)
         )
     text = f"{name}:\n{out.table(rows)}"
+    if report["calibration"]:
+        text += f"\n  {calibrated_by(report['calibration'])}"
     if report["outdated"]:
         text += f"\n{OUTDATED}{AGAIN.format(name=name) if again else '.'}"
     return f"{text}\n\n{_layers(report)}" if layers else text

@@ -9,6 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from ktcli.assembly.ways import EvalRequest, SplitPart, Way
+from ktcli.commands.view.fidelity import calibrated_by
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
 from ktcli.output import out, safe
@@ -129,6 +130,7 @@ def _row(result: WayResult, reading: Reading) -> dict[str, Any]:
         "model": way.ready.name,
         "experts": way.recipe.experts_name,
         "dense": way.recipe.dense.name,
+        "calibration": way.calibration or None,
         "defer": way.defer,
         "kv": way.cache,
         "part": way.part,
@@ -183,6 +185,9 @@ def words(found: Found) -> str:
         ]
         head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
         lines += ["", out.table(rows, head, right=(1, 2, 3))]
+    calibrated = {r.way.conversion: r.way.calibration for r in found.results if r.way.calibration}
+    for name, identity in calibrated.items():
+        lines += ["", *wrap(f"{safe(name)} was {calibrated_by(identity)}", width)]
     return "\n".join([*lines, "", *wrap(f"± {METHOD}", width)])
 
 

@@ -43,6 +43,7 @@ class Gguf(OpenFiles):
     Attributes:
         path: the file that was opened; any one of a set.
         config: the `config.json` that its makers would have written; its values are not checked here.
+        rules: how files of its architecture are read.
         parts: all tensors, by their names on the hub.
         digest: SHA-256 over the headers.
     """
@@ -71,7 +72,7 @@ class Gguf(OpenFiles):
             ]
             metadata = Metadata(self._values, self._where, entries, factors)
             self._architecture = metadata.architecture
-            row = architecture_of(metadata, model_types())
+            self.rules = row = architecture_of(metadata, model_types())
             self.config: dict[str, Any] = config_of(metadata, row)
             self._views = row.views(Fields(self.config, self._where))
             tokens = self._values.get("tokenizer.ggml.tokens")

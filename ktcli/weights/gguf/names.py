@@ -103,6 +103,12 @@ def hub_tensors(
             yield from _experts(f"{below}{inner}{end}", name, entry)
 
 
+def layer_of(name: str) -> int:
+    """Returns the number of the layer that a tensor of a file belongs to; -1: to none."""
+    found = _IN_LAYER.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
 def below_layer(hub_name: str) -> str:
     """Returns the name of a tensor below its layer, or all of it where it is in none."""
     return _BODY.sub("", hub_name, count=1)

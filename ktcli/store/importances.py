@@ -1,0 +1,72 @@
+"""The places of the files in which a calibration's results are kept, so that it need not be repeated.
+
+    KT_HOME/importance/NAME@KIND-HASH.safetensors    KIND: text or imatrix; HASH: the first digits of the file's SHA-256
+
+They belong to the model, not to a conversion: each of its formats can be searched by them. They go with the model
+(`removal.forget`). What they mean is known to `weights.importance_file`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from ktcli import config
+
+_DIGITS = 16
+_SUFFIX = ".safetensors"
+# What a manifest says of a calibration whose result was kept.
+_IDENTITY = re.compile(
+    r"the (text|imatrix) with .*; importance with SHA-256 ([0-9a-f]{64})", re.ASCII
+)
+
+
+def path_of(model: str, identity: str) -> Path | None:
+    """Returns the path of a calibration's result in one's own library, which need not exist; None: it was never kept.
+
+    Args:
+        model: the name that all conversions of the model share.
+        identity: what the manifest of a conversion says of its calibration.
+    """
+    found = _IDENTITY.fullmatch(identity)
+    if found is None:
+        return None
+    return _folder() / f"{model}@{found[1]}-{found[2][:_DIGITS]}{_SUFFIX}"
+
+
+def path_for(model: str, identity: str) -> Path | None:
+    """Returns the path of a calibration's result that is here, in one's own library or a further one; None: it is
+    not."""
+    own = path_of(model, identity)
+    return next((path for path in every(model) if own and path.name == own.name), None)
+
+
+def every(model: str) -> list[Path]:
+    """Returns the paths of the results of all calibrations of a model, the newest first, one's own before those of
+    further libraries."""
+    found: list[Path] = []
+    for folder in (_folder(), *(_folder(library) for library in config.libraries())):
+        with contextlib.suppress(OSError):
+            here = [path for path in folder.iterdir() if _is_of(path, model)]
+            found += sorted(here, key=lambda path: (-path.stat().st_mtime_ns, path.name))
+    return found
+
+
+def forget(model: str) -> None:
+    """Removes the results of a model's calibrations from one's own library.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    for path in every(model):
+        if path.parent == _folder():
+            path.unlink(missing_ok=True)
+
+
+def _folder(library: Path | None = None) -> Path:
+    return (library or config.home()) / "importance"
+
+
+def _is_of(path: Path, model: str) -> bool:
+    return path.name.startswith(f"{model}@") and path.suffix == _SUFFIX and path.is_file()
