@@ -27,8 +27,10 @@ def test_every_check_runs(tmp_path: Path) -> None:
         assert not [name for name, said in found.items() if "traceback" in said]
 
 
+@pytest.mark.thorough
 def test_a_check_that_fails_ends_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    pytest.importorskip("triton", reason="needs triton")
     import gpu_probe
 
     def failing(_: object) -> None:

@@ -137,7 +137,15 @@ def test_a_request_is_one_line_of_the_log(capsys: Capture) -> None:
 # --- the exceptions, all of them --------------------------------------------------------------------
 
 # Results that a program may have exactly: a path, a script, a unit, a conversation, the value of a setting.
-EXACT = {"path.py", "completion.py", "serve.py", "route.py", "chats.py", "config.py"}
+EXACT = {
+    "path.py",
+    "completion.py",
+    "serve.py",
+    "serve_engine.py",
+    "route.py",
+    "chats.py",
+    "config.py",
+}
 # Who writes to a stream past `Output`: pages of help, lines of JSON in ASCII, figures, and answers (`chat.screen`).
 WRITERS = {
     "main.py",
