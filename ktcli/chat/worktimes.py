@@ -16,7 +16,8 @@ GROUPS = {
     "recurrent layers": ("conv", "delta", "scan", "lightning", "pooling"),
     "dense products": ("linear",),
     "norms and others": (
-        "embed norm layer_norm rope temper swiglu gate add scale greatest select summary spread mix collapse expand".split()
+        "embed norm layer_norm rope temper swiglu gate add scale greatest".split()
+        + "select summary spread mix collapse expand".split()
     ),
 }
 CHOOSING = "choosing tokens"
