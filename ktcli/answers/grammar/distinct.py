@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ktcli.answers.calls.values import referred
 from ktcli.answers.grammar.meaning import VALUES, followed
-from ktcli.answers.grammar.tokentable import BLANKS, NUMBER, Part, TokenTable
+from ktcli.answers.grammar.tokentable import BLANKS, NUMBER, TokenPart, TokenTable
 from ktcli.answers.grammar.vocabulary import SPECIAL
 from ktcli.errors import UsageError
 
@@ -255,11 +255,11 @@ class DistinctItems:
                 found += index.ending(rest) if item.is_number else index.beginning(rest)
         return found
 
-    def _part(self, frame: _OpenValue) -> Part:
+    def _part(self, frame: _OpenValue) -> TokenPart:
         """Returns which part of a token belongs to the item of an array."""
         if self._in_string or self._scalar is not None:
-            return Part.ALL
-        return Part.NEXT if frame.start is None else Part.VALUES
+            return TokenPart.ALL
+        return TokenPart.NEXT if frame.start is None else TokenPart.VALUES
 
     def _read(self, byte: int) -> None:
         if self._in_string:

@@ -12,7 +12,7 @@ NUMBER = b"+-.0123456789Ee"  # the bytes of numbers
 _ENDS = b",]} \n\t\r"  # what may follow a number
 
 
-class Part(Enum):
+class TokenPart(Enum):
     """The part of a token's bytes that belongs to a value.
 
     Attributes:
@@ -72,16 +72,16 @@ class TokenTable:
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
         self._squeezed: dict[int, bytes] = {}
-        self._indexes: dict[tuple[Part, bool], TokenIndex] = {}
+        self._indexes: dict[tuple[TokenPart, bool], TokenIndex] = {}
 
-    def text(self, id: int, part: Part) -> bytes:
+    def text(self, id: int, part: TokenPart) -> bytes:
         """Returns a part of a token."""
-        if part is Part.ALL:
+        if part is TokenPart.ALL:
             return self.tokens[id]
         text = self._without_blanks(id)
-        return text.lstrip(b",") if part is Part.NEXT else text
+        return text.lstrip(b",") if part is TokenPart.NEXT else text
 
-    def index(self, part: Part, *, ends_number: bool) -> TokenIndex:
+    def index(self, part: TokenPart, *, ends_number: bool) -> TokenIndex:
         """Returns the tokens that can end a number, or a text, by a part of each."""
         found = self._indexes.get((part, ends_number))
         if found is None:
