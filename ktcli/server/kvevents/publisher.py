@@ -109,7 +109,7 @@ class EventPublisher:
                     hint="choose another one: events take two ports, one after the other",
                 ) from error
             raise UsageError(
-                f"{address.source}: cannot listen at {address.endpoint}: {zmq.strerror(error.errno)}"
+                f"{address.source}: cannot listen at {address.endpoint}: {zmq.strerror(error.errno or 0)}"
             ) from error
         return made
 
