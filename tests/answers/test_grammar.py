@@ -521,6 +521,7 @@ def test_a_chat_is_held_to_a_form_behind_a_thought_that_is_cut(
         ({"type": "string", "maxLength": 2.5}, {"type": "string", "maxLength": 2.5}),
         ({"type": "object", "propertyNames": {"type": "string"}}, {"type": "object"}),
         ({"propertyNames": {"minLength": 2}}, {"propertyNames": {"minLength": 2}}),
+        ({"propertyNames": {"pattern": [{}]}}, {"propertyNames": {"pattern": [{}]}}),
         (
             {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
             {"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},

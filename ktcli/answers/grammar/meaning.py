@@ -113,7 +113,7 @@ def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
     others = schema.get("additionalProperties", {})
     others = {} if others is True else others
     limits = allowed.keys() - _NOTES
-    if limits == {"pattern"} and not properties:
+    if limits == {"pattern"} and not properties and isinstance(allowed["pattern"], str):
         schema["patternProperties"] = {} if others is False else {allowed["pattern"]: others}
     elif limits == {"enum"} or limits == {"const"}:
         names = allowed["enum"] if "enum" in allowed else [allowed["const"]]
