@@ -55,8 +55,9 @@ def serve(
 
     Starts a master, and lends it memory of this machine, until Ctrl-C; then its pages are gone. Needs
     Mooncake: kt engine install mooncake. There is no authentication: whoever reaches the store reads
-    conversations. So it listens on this machine only, unless --host names an address of a private
-    network; the part that lends memory listens on all interfaces, on ports of its own.
+    conversations. So the master listens on this machine only, unless --host names an address of a
+    private network. The part that lends memory always listens on all interfaces, on ports of its own:
+    keep others out with a firewall.
 
     Examples:
 
