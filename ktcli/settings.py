@@ -352,7 +352,10 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "kv-events",
-        words_like(r"off|tcp://[!-~]{1,300}:[0-9]{1,5}", "an address, such as tcp://127.0.0.1:5557, or off"),
+        words_like(
+            r"off|tcp://(\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z._-]{1,253}|\*):[0-9]{1,5}",
+            "an address, such as tcp://127.0.0.1:5557, or off",
+        ),
         "ADDRESS|off", "off",
         "Address for events that tell routers which KV pages the server has, such as tcp://127.0.0.1:5557. They contain"
         " token ids. The next port is used, too: there routers ask for events that they missed.",

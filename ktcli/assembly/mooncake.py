@@ -92,11 +92,13 @@ def _require_address(settings: StoreSettings) -> None:
     if settings.joins:
         address.require_listener(_BEGIN_S)
         return
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        socket.create_server((address.host, address.port)).close()
-    except OSError as error:
+        socket.create_server((address.host, address.port), family=family).close()
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part
+        why = getattr(error, "strerror", None) or "there is no such host"
         raise UsageError(
-            f"cannot listen on {address.master}: {error.strerror}",
+            f"cannot listen on {address.master}: {why.partition(' (while')[0]}",
             hint="choose another --host or --port, or --join the store that runs there",
         ) from None
 

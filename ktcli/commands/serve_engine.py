@@ -15,6 +15,7 @@ from ktcli.commands.cli.given import given_words
 from ktcli.commands.serve_sockets import owners_socket, sockets_at
 from ktcli.errors import UsageError, gib
 from ktcli.output import Mode, out, safe
+from ktcli.settings import MOONCAKE
 from ktcli.store import engines
 from ktcli.store.engines import InstalledEngine
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 ENGINE = "sglang-kt"
 OWN = "kt"
+OFF = "off"  # of --kv-store
 
 EngineOpt = Annotated[
     str,
@@ -67,7 +69,7 @@ DryRunOpt = Annotated[
 # The parameters of kt serve that this engine has a use for.
 _TAKEN = (
     "name engine method expert_weights trust_remote_code dry_run machine json host port api_key api_key_file parallel"
-    " adapter kv_store drain background print_unit context device gpus gpu_experts defer prefill_threshold yes"
+    " adapter kv_store insecure drain background print_unit context device gpus gpu_experts defer prefill_threshold yes"
     " quiet"
 ).split()
 _OWN_ONLY = {
@@ -203,22 +205,29 @@ def _asked(
         words.method or "",
         keys[0].key if keys else "",
         secrets.token_urlsafe(32) if keys else "",
-        store=_store(here),
+        store=_store(here, checks=not words.dry_run),
         trusts_code=words.trust_remote_code,
     )
     return AskedServing(model, wanted, wishes, here.params["adapter"] or (), words.machine)
 
 
-def _store(here: typer.Context) -> str:
+def _store(here: typer.Context, *, checks: bool) -> str:
     """Returns the address of the Mooncake store that is asked for; empty: none. The setting may be a folder, which is
-    for kt's own engine."""
-    from ktcli.server.sglang.translation import MOONCAKE, store_address
+    for kt's own engine.
 
-    if (said := here.params["kv_store"]) is not None:
-        store_address(said)
-        return str(said)
-    text = config.stated("kv-store").text or ""
-    return text if text.startswith(MOONCAKE) else ""
+    Args:
+        checks: whether the address has to be one of a private network, as for kt's own engine.
+    """
+    from ktcli.server.sglang.translation import store_address
+
+    said = here.params["kv_store"]
+    text = str(said if said is not None else config.stated("kv-store").text or OFF)
+    if text == OFF or (said is None and not text.startswith(MOONCAKE)):
+        return ""
+    address = store_address(text)
+    if checks and not (here.params["insecure"] or config.value("kv-insecure")):
+        address.require_private(address.resolved())
+    return text
 
 
 def _shown(made: PreparedLine) -> str:

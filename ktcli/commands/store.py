@@ -10,7 +10,7 @@ from ktcli.commands.cli.kv_store import InsecureOpt
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out
-from ktcli.settings import MOONCAKE, SETTINGS
+from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
 
 HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
 
@@ -28,6 +28,7 @@ def store() -> None:
 
 @app.command()
 def serve(
+    here: typer.Context,
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Address for the store's master.")
     ] = HOST,
@@ -54,8 +55,9 @@ def serve(
 
     Starts a master, and lends it memory of this machine, until Ctrl-C; then its pages are gone. Needs
     Mooncake: kt engine install mooncake. There is no authentication: whoever reaches the store reads
-    conversations. So it listens on this machine only, unless --host names an address of a private
-    network; the part that lends memory listens on all interfaces, on ports of its own.
+    conversations. So the master listens on this machine only, unless --host names an address of a
+    private network. The part that lends memory always listens on all interfaces, on ports of its own:
+    keep others out with a firewall.
 
     Examples:
 
@@ -68,9 +70,20 @@ def serve(
     from ktcli.assembly.mooncake import StoreSettings, require_host, serve_store
     from ktcli.store.mooncake.address import MooncakeAddress
 
-    size = SETTINGS["kv-store-size"].read(memory, "--memory", "such as 64G")
+    try:
+        size = SIZES.read(memory)
+    except ValueError:
+        raise UsageError(
+            f"--memory is {memory[:SHOWN_CHARS]!r}, which is {SIZES.wrong}",
+            hint=f"it can be {SIZES.allowed}; leave it out for the default: {MEMORY}",
+        ) from None
     if not size:
         raise UsageError("--memory 0 leaves the store no memory", hint="lend some, such as 64G")
+    if join is not None and (unused := [name for name in ("host", "port") if _typed(here, name)]):
+        raise UsageError(
+            f"--{unused[0]} has no meaning with --join, which names the master",
+            hint=f"leave out --{unused[0]}",
+        )
     if join is None:
         require_host(host, insecure=insecure)
     bracketed = f"[{host}]" if ":" in host else host
@@ -79,3 +92,7 @@ def serve(
     words = {"address": str(address), "memory_bytes": size}
     said = f"A KV store with {gib(size)} of this machine is at {address}; Ctrl-C ends it."
     serve_store(settings, lambda: out.result(words, said))
+
+
+def _typed(here: typer.Context, name: str) -> bool:
+    return getattr(here.get_parameter_source(name), "name", "") == "COMMANDLINE"

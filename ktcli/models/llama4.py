@@ -78,11 +78,11 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
     f, made = Fields(config), cut_layers(config, layers)
-    if rotated := config.get(_ROTATED):
+    if isinstance(rotated := config.get(_ROTATED), list):
         made[_ROTATED] = rotated[:layers]
-    if config.get(_SPARSE) is None:
+    if (listed := _listed_sparse(f)) is None:
         return {**made, _STEP: min(f.whole(_STEP, high=MAX_LAYERS), layers)}
-    return {**made, _SPARSE: sorted({*(i for i in config[_SPARSE] if i < layers), layers - 1})}
+    return {**made, _SPARSE: sorted({*(i for i in listed if i < layers), layers - 1})}
 
 
 def _attention(f: Fields) -> Callable[[int], GroupedQueryAttention]:
@@ -132,14 +132,22 @@ def _chunked_layers(f: Fields) -> Callable[[int], bool]:
 
 def _sparse_layers(f: Fields) -> Callable[[int], bool]:
     """Returns a function that tells whether a layer has experts: those of a list, or every n-th."""
-    listed = f.values.get(_SPARSE)
+    listed = _listed_sparse(f)
     if listed is None:
         step = f.whole(_STEP, high=MAX_LAYERS)
         return lambda i: not (i + 1) % step
+    return lambda i: i in listed
+
+
+def _listed_sparse(f: Fields) -> list[int] | None:
+    """Reads the list of layers with experts; None: there is none."""
+    listed = f.values.get(_SPARSE)
+    if listed is None:
+        return None
     short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
     if not short or any(type(each) is not int for each in listed):
         raise BadCheckpoint(f"{f.where}: {_SPARSE} is not a short list of layers")
-    return lambda i: i in listed
+    return list(listed)
 
 
 def _sparse(f: Fields) -> SparseMlp:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from answers.test_grammar import THOUGHT, Model
 
-from ktcli.answers.grammar.compiler import require_sound
-from ktcli.answers.grammar.distinct import DistinctItems, TokenTable, held_arrays, without_unique
+from ktcli.answers.grammar.compiler import GrammarConstraint, require_sound
+from ktcli.answers.grammar.distinct import DistinctItems, held_arrays, without_unique
 from ktcli.answers.grammar.form import Form
+from ktcli.answers.grammar.tokentable import TokenTable
 from ktcli.answers.grammar.whole import Shape
 from ktcli.errors import UsageError
 
@@ -76,6 +79,59 @@ def test_one_item_in_two_spellings_is_noticed() -> None:
         items = DistinctItems({"": None}, TokenTable([text]))
         items.take(0)
         assert items.repeated
+
+
+@pytest.mark.parametrize("listed", [None, (b"1", b"12", b"3"), (b'"a"', b'"aa"', b"1")])
+@pytest.mark.parametrize("begun", [b"", b"1", b'"', b'"a'])
+def test_ids_that_end_an_array_stay_where_its_items_are_unique(
+    begun: bytes, listed: tuple[bytes, ...] | None
+) -> None:
+    """As a reader of all that could come next finds them."""
+    tokens = [b"[", *(bytes(each) for n in (1, 2, 3) for each in product(b'"a12,] ', repeat=n))]
+    tokens += [b"x"] * (-len(tokens) % 32)
+    table, ends = TokenTable(tokens), 0
+    for before in (b'["a",', b'[ "aa", "a" ,', b"[1,", b"[12, "):
+        items = DistinctItems({"": listed}, table)
+        for byte in before + begun:
+            items.take(tokens.index(bytes((byte,))))
+        mask = np.full(len(tokens) // 32, 0xFFFFFFFF, dtype=np.uint32)
+        items.limit(mask)
+        for id, token in enumerate(tokens):
+            try:
+                whole = json.loads(before + begun + token)
+            except ValueError:
+                continue
+            if len(whole) > before.count(b",") + 1:
+                continue  # a token with a whole item of its own; a repetition is noticed then
+            ends += 1
+            known = listed is None or json.dumps(whole[-1]).encode() in listed
+            stays = bool(mask[id >> 5] >> np.uint32(id & 31) & 1)
+            assert stays == (known and distinct(whole)), (before, begun, token)
+    assert ends > 10
+
+
+@pytest.mark.parametrize("text", ["1" * 5000, "[" * 5000 + "]" * 5000], ids=["long", "deep"])
+def test_an_item_beyond_the_limits_of_json_ends_the_answer_with_a_reason(text: str) -> None:
+    class Anything:
+        def consume_token(self, id: int) -> None: ...
+        def is_error(self) -> bool:
+            return False
+
+        is_stopped = is_error
+
+    items = DistinctItems({"": None}, TokenTable([b"[", text.encode(), b","]))
+    constraint = GrammarConstraint(Anything(), 3, items)  # type: ignore[arg-type]
+    for id in range(3):
+        constraint.take(id)
+    assert constraint.error is not None and "too large or too deep" in str(constraint.error)
+    assert not constraint.mask().any()
+
+
+def test_a_schema_with_too_many_ways_to_its_arrays_is_refused() -> None:
+    many = {f"a{i}": {"$ref": "#/$defs/d"} for i in range(500)}
+    schema = {"properties": many, "$defs": {"d": {**UNIQUE, "anyOf": [{}] * 500}}}
+    with pytest.raises(UsageError, match="response_format has uniqueItems and is too complex"):
+        held_arrays(json.loads(json.dumps(schema)), "response_format")
 
 
 def test_arrays_are_known_by_their_properties() -> None:

@@ -25,6 +25,7 @@ from ktcli.answers.format import AnswerFormat
 from ktcli.answers.grammar.calls import WantedCalls
 from ktcli.answers.grammar.compiler import GrammarCompiler
 from ktcli.answers.grammar.form import GRAMMAR_BYTES, Form, Notation
+from ktcli.answers.grammar.meaning import meant_schema
 from ktcli.answers.grammar.schema import SCHEMA_BYTES, checked_schema
 from ktcli.answers.grammar.whole import Shape, grammar_of
 from ktcli.answers.reader import AnswerReader
@@ -440,6 +441,20 @@ def test_one_of_required_members_has_none_of_the_others() -> None:
     ]
 
 
+def test_names_that_many_objects_refer_to_become_properties_of_some() -> None:
+    """3,000 objects of 15,000 names each would be 45 million properties."""
+    names = {"$defs": {"e": {"enum": [f"v{i}" for i in range(5000)]}}}
+    objects = [{"propertyNames": {"$ref": "#/$defs/e"}} for _ in range(1000)]
+    found = meant_schema({**names, "anyOf": objects})["anyOf"]
+    assert len(found[0]["properties"]) == 5000 and found[-1] == objects[-1]
+
+
+def test_many_branches_of_different_members_stay_as_they_are() -> None:
+    """Each pair of them would add a member: 6,000 branches, 600 MB."""
+    branches = [{"type": "object", "required": [f"a{i}"]} for i in range(200)]
+    assert checked_schema({"oneOf": branches}, "x")["oneOf"] == branches
+
+
 def test_properties_that_are_not_named_stay_out_where_nothing_is_said() -> None:
     some: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
     shut = {**some, "additionalProperties": False}
@@ -506,6 +521,7 @@ def test_a_chat_is_held_to_a_form_behind_a_thought_that_is_cut(
         ({"type": "string", "maxLength": 2.5}, {"type": "string", "maxLength": 2.5}),
         ({"type": "object", "propertyNames": {"type": "string"}}, {"type": "object"}),
         ({"propertyNames": {"minLength": 2}}, {"propertyNames": {"minLength": 2}}),
+        ({"propertyNames": {"pattern": [{}]}}, {"propertyNames": {"pattern": [{}]}}),
         (
             {"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
             {"patternProperties": {"^a": {"type": "integer"}}, "additionalProperties": False},

@@ -277,6 +277,12 @@ def test_what_is_no_shared_folder_is_one_sentence(tmp_path: Path, capsys: Captur
         (["--kv-store", "store"], "not an absolute path"),
         (["--kv-store", "redis://here"], "not an absolute path"),
         (["--kv-store", "/tmp/x", "--kv-store-size", "much"], "not a size"),
+        (
+            ["--kv-store", "mooncake://h:1", "--kv-store-size", "1G"],
+            "has no meaning for a Mooncake",
+        ),
+        (["--insecure"], "has no meaning without a Mooncake store"),
+        (["--kv-store", "/tmp/x", "--insecure"], "has no meaning without a Mooncake store"),
     ],
 )
 @pytest.mark.parametrize("command", ["chat", "serve"])
@@ -285,7 +291,11 @@ def test_a_store_of_nonsense_is_refused(
 ) -> None:
     assert main([command, "kt-mini", *words]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("error: --kv-store") and said in lines[0] and len(lines) == 2
+    assert (
+        lines[0].startswith(("error: --kv-store", "error: --insecure"))
+        and said in lines[0]
+        and len(lines) == 2
+    )
 
 
 def test_a_setting_names_the_store_as_well(

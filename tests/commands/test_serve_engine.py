@@ -91,7 +91,11 @@ def test_keys_are_read_and_hidden(capsys: pytest.CaptureFixture[str], tmp_path: 
         (("minimax-m2", *ENGINE, "--kv", "fp8"), "--kv has no meaning with --engine"),
         (("minimax-m2", *THERE, "--device", "cpu"), "--device cpu has no meaning with --engine"),
         (("minimax-m2", *THERE, "--background"), "cannot be used together"),
-        (("minimax-m2", *THERE, "--gpu-experts", "hot"), "is not a number, which sglang-kt needs"),
+        (("minimax-m2", *THERE, "--gpu-experts", "hot"), "is not a number of experts"),
+        (
+            ("minimax-m2", *THERE, "--expert-weights", "/x"),
+            "--expert-weights needs --method AMXINT4",
+        ),
         (("minimax-m2", *THERE, "--kv-store", "/pages"), "is not the address of a Mooncake store"),
         (("kimi-k2", *THERE), "only with code of its repository"),
     ],
@@ -116,6 +120,25 @@ def test_machines_and_models_without_what_is_needed(capsys: pytest.CaptureFixtur
     assert serve("minimax-m2", *ENGINE, "--print-unit", "--context", "4096") == 0
     unit = capsys.readouterr().out
     assert "--engine=sglang-kt --context=4096 -- minimax-m2" in unit
+
+
+def test_a_store_is_on_a_private_network_or_it_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    """As for kt's own engine; the line for another machine is shown without looking."""
+    there = read_machine(Path("cloud-h200-128gb"))
+    monkeypatch.setattr(preparing, "machine_here", lambda: there)
+    install_fake()
+    words = (str(checkpoint), *ENGINE, "--kv-store", "mooncake://8.8.8.8:1")
+    assert serve(*words) == 1
+    assert "8.8.8.8 is not an address of a private network" in capsys.readouterr().err
+    missing = ("--method", "AMXINT4", "--expert-weights", str(checkpoint / "none"))
+    assert serve(*words, "--insecure", *missing) == 3
+    assert "none is not a folder" in capsys.readouterr().err
+    assert serve(*words, "--dry-run") == 0
+    assert "8.8.8.8:1" in capsys.readouterr().out
+    assert serve(*words[:-1], "off", "--dry-run") == 0
+    assert "hicache" not in capsys.readouterr().out
 
 
 def test_an_engine_with_other_flags_or_without_the_checkpoint_is_not_started(

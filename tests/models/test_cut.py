@@ -3,6 +3,7 @@
 import pytest
 from shapes import config
 
+from ktcli.errors import BadCheckpoint
 from ktcli.models import build, cut
 
 NAMES = [
@@ -77,3 +78,11 @@ def test_a_model_of_dense_layers_alone_is_cut_to_dense_ones():
     assert build(dense).spec.moe_layers == 0
     spec = build(cut(dense, 3)).spec
     assert (spec.layers, spec.moe_layers) == (3, 0)
+
+
+@pytest.mark.parametrize("wrong", [3, "all", [None], {"0": 1}])
+@pytest.mark.parametrize("name", ["moe_layers", "no_rope_layers"])
+def test_lists_of_layers_that_are_none_are_refused(name: str, wrong: object):
+    llama = {"model_type": "llama4_text", "num_hidden_layers": 4, "hidden_size": 256}
+    with pytest.raises(BadCheckpoint):
+        build(cut({**llama, name: wrong}, 2))

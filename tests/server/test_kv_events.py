@@ -302,12 +302,18 @@ def test_a_file_whose_ids_are_not_those_of_its_keys_tells_nothing(
 
 @pytest.mark.parametrize(
     "text",
-    "5557 tcp://127.0.0.1 tcp://127.0.0.1:0 tcp://127.0.0.1:65535 ipc://x tcp://:5557".split(),
+    "5557 tcp://127.0.0.1 tcp://127.0.0.1:0 tcp://127.0.0.1:65535 ipc://x tcp://:5557 tcp://1:2:3".split(),
 )
 def test_what_is_not_an_address_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "kt-mini", "--kv-events", text]) == 2
     first, hint = capsys.readouterr().err.splitlines()
     assert first.startswith(f"error: --kv-events is {text!r}, which is not an address") and hint
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_name_that_cannot_be_one_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="--kv-events: cannot resolve"):
+        EventsAddress(host, 5557).resolved()
 
 
 def test_a_setting_names_the_address_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,8 +329,9 @@ def test_a_thread_that_ends_takes_nothing_and_cancels_what_is_there(tmp_path: Pa
 def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     with tcp_socket("127.0.0.1", 0) as first, pytest.raises(Busy, match="in use"):
         tcp_socket("127.0.0.1", first.getsockname()[1])
-    with pytest.raises(UsageError, match="cannot resolve"):
-        tcp_socket("256.0.0.1.", 0)
+    for host in ("256.0.0.1.", "a..b", "a" * 64):
+        with pytest.raises(UsageError, match="cannot resolve"):
+            tcp_socket(host, 0)
     path = tmp_path / "run" / "kt.sock"
     with unix_socket(path), pytest.raises(Busy, match="already running"):
         unix_socket(path)

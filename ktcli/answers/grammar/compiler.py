@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from ktcli.answers.calls.styles import CallStyle
 from ktcli.answers.channels import Channels
 from ktcli.answers.format import AnswerFormat
-from ktcli.answers.grammar.distinct import DistinctItems, Held, TokenTable
+from ktcli.answers.grammar.distinct import DistinctItems, Held
 from ktcli.answers.grammar.form import AnswerConstraint, Form
+from ktcli.answers.grammar.tokentable import TokenTable
 from ktcli.answers.grammar.vocabulary import read_vocabulary, token_bytes
 from ktcli.answers.grammar.whole import USUAL, Frame, Shape, grammar_of
 from ktcli.errors import KtError, UsageError
@@ -99,7 +100,10 @@ class GrammarConstraint:
             self._matcher.consume_token(id)
             self._check()
         if self._distinct is not None and self.error is None and not self.ended:
-            self._distinct.take(id)
+            try:
+                self._distinct.take(id)
+            except (ValueError, RecursionError):  # json's own limits
+                self.error = _stuck("an item of an array of unique items is too large or too deep")
             if self._distinct.repeated:
                 self.error = _stuck("an array of unique items has one twice")
 

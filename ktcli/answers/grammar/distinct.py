@@ -8,9 +8,10 @@ known by the property that they are in, so others of that name have unique items
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 
 from ktcli.answers.calls.values import referred
 from ktcli.answers.grammar.meaning import VALUES, followed
+from ktcli.answers.grammar.tokentable import BLANKS, NUMBER, TokenPart, TokenTable
 from ktcli.answers.grammar.vocabulary import SPECIAL
+from ktcli.errors import UsageError
 
-_BLANKS = b" \t\r\n"
-_NUMBER = b"+-.0123456789Ee"
+_MOST_VISITS = 100_000  # of parts of a schema: some 0.7 s
 _ANY = "*"
 _SAME = ("items", "prefixItems", "allOf", "anyOf", "oneOf", "contains", "additionalItems")
 _OTHERS = ("additionalProperties", "unevaluatedProperties")
@@ -31,23 +33,34 @@ _OTHERS = ("additionalProperties", "unevaluatedProperties")
 Held = Mapping[str, tuple[bytes, ...] | None]
 
 
-def held_arrays(schema: Mapping[str, Any]) -> Held:
-    """Returns the arrays of a schema that have unique items."""
+def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
+    """Returns the arrays of a schema that have unique items.
+
+    Args:
+        field: what errors call it.
+    Raises:
+        UsageError: too many properties lead to too many parts of it.
+    """
     found: dict[str, tuple[bytes, ...] | None] = {}
     seen: set[tuple[int, str]] = set()
+    lists = _ListedItems(schema)
     left: list[tuple[Any, str]] = [(schema, "")]
+    visits = 0
     while left:
         part, name = left.pop()
+        visits += 1
+        if visits > _MOST_VISITS:
+            raise UsageError(f"{field} has uniqueItems and is too complex for that")
         if isinstance(part, list):
-            left += [(each, name) for each in part]
+            left += [(each, name) for each in part if isinstance(each, Mapping)]
         if not isinstance(part, Mapping) or (id(part), name) in seen:
             continue
         seen.add((id(part), name))
         if part.get("uniqueItems") is True:
-            listed = _listed(followed(part.get("items"), schema))
+            listed = lists.of(part)
             found[name] = listed if found.get(name, listed) == listed else None
-        left += [(part.get(key), name) for key in _SAME]
-        left += [(part.get(key), _ANY) for key in _OTHERS]
+        left += [(part[key], name) for key in _SAME if key in part]
+        left += [(part[key], _ANY) for key in _OTHERS if key in part]
         left += [(each, key) for key, each in _members(part, "properties")]
         left += [(each, _ANY) for _, each in _members(part, "patternProperties")]
         if isinstance(ref := part.get("$ref"), str):
@@ -57,20 +70,39 @@ def held_arrays(schema: Mapping[str, Any]) -> Held:
 
 def without_unique(schema: Any, root: Mapping[str, Any]) -> Any:
     """Returns a schema without `uniqueItems`; an array whose items are listed has at most as many."""
+    return _without(schema, _ListedItems(root))
+
+
+def _without(schema: Any, lists: _ListedItems) -> Any:
     if isinstance(schema, list):
-        return [without_unique(each, root) for each in schema]
+        return [_without(each, lists) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = {
-        key: each if key in VALUES else without_unique(each, root)
+        key: each if key in VALUES else _without(each, lists)
         for key, each in schema.items()
         if key != "uniqueItems" or each is not True
     }
     if len(found) < len(schema):
-        listed, most = _listed(followed(schema.get("items"), root)), schema.get("maxItems")
+        listed, most = lists.of(schema), schema.get("maxItems")
         if listed is not None and not (isinstance(most, int) and most <= len(listed)):
             found["maxItems"] = len(listed)
     return found
+
+
+class _ListedItems:
+    """The items of arrays that their schemas list; each list is read once, however many arrays refer to it."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, tuple[Mapping[str, Any], tuple[bytes, ...] | None]] = {}
+
+    def of(self, array: Mapping[str, Any]) -> tuple[bytes, ...] | None:
+        """Returns the JSON texts of all items that an array may have; None: they are not listed."""
+        items = followed(array.get("items"), self._root)
+        if id(items) not in self._known:
+            self._known[id(items)] = items, _listed(items)  # kept, so that its id stays its own
+        return self._known[id(items)][1]
 
 
 def _members(schema: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
@@ -101,32 +133,10 @@ def _canonical(text: bytes) -> str:
     return json.dumps(json.loads(text, parse_float=number), sort_keys=True)
 
 
-class TokenTable:
-    """The bytes of a model's tokens, and which of them can end a text or a number."""
-
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        self.tokens = tokens
-        self._squeezed: dict[int, bytes] = {}
-
-    def squeezed(self, id: int) -> bytes:
-        """Returns the bytes of a token that begins between two texts, without the blanks that are in none."""
-        if (found := self._squeezed.get(id)) is None:
-            parts = self.tokens[id].split(b'"')
-            parts[::2] = [part.translate(None, _BLANKS) for part in parts[::2]]
-            found = self._squeezed[id] = b'"'.join(parts)
-        return found
-
-    @cached_property
-    def quotes(self) -> list[int]:
-        """Those with a quotation mark."""
-        return [id for id, token in enumerate(self.tokens) if b'"' in token]
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """Those with what may follow a number."""
-        return [
-            id for id, token in enumerate(self.tokens) if any(e in token for e in b",]} \n\t\r")
-        ]
+@lru_cache(8)
+def _by_value(listed: tuple[bytes, ...]) -> Mapping[bytes, str]:
+    """Returns what `_canonical` says of each text, the texts in their order."""
+    return {text: _canonical(text) for text in sorted(listed)}
 
 
 @dataclass(slots=True)
@@ -145,7 +155,8 @@ class _OpenValue:
     Attributes:
         name: the property that it is in.
         held: whether its items are unique.
-        listed: all that they can be; None: they are not listed.
+        values: all that they can be, see `_by_value`; None: they are not listed.
+        left: those of them that are not there yet, in order.
         start: where the next item begins in the text; None: it has not begun.
         is_key: whether the next text is the name of a member.
     """
@@ -153,7 +164,8 @@ class _OpenValue:
     is_array: bool
     name: str
     held: bool = False
-    listed: tuple[bytes, ...] | None = None
+    values: Mapping[bytes, str] | None = None
+    left: list[bytes] = field(default_factory=list)
     start: int | None = None
     items: list[_Item] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -200,6 +212,7 @@ class DistinctItems:
             self._before += data
             _, mark, data = self._before.partition(self._end_mark)
             if not mark:
+                self._before = self._before[-len(self._end_mark) :]
                 return
             self._inside, self._begin_mark = False, b""
         for byte in data:
@@ -211,50 +224,47 @@ class DistinctItems:
             if not frame.held or not frame.items:
                 continue
             begun = b"" if frame.start is None else bytes(self._text[frame.start :])
-            barred = self._unlisted if frame.listed is None else self._not_left
-            for id in barred(frame, begun, mask):
-                mask[id >> 5] &= ~np.uint32(1 << (id & 31))
+            if frame.values is None:
+                barred = self._unlisted(frame, begun)
+            else:
+                barred = self._not_left(frame, begun, mask)
+            if barred:
+                bits = np.zeros(mask.size * 32, dtype=np.uint8)
+                bits[barred] = 1
+                mask &= ~np.packbits(bits, bitorder="little").view(np.uint32)
 
     def _not_left(self, frame: _OpenValue, begun: bytes, mask: NDArray[np.uint32]) -> list[int]:
         """Returns the ids that lead to none of the listed items that are left."""
-        left = [each for each in frame.listed or () if _canonical(each) not in frame.seen]
-        found = []
+        found, part = [], self._part(frame)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         for id in np.flatnonzero(bits).tolist():
-            text = self._goes_on(id, frame)
+            text = self._table.text(id, part)
             if not text or (not begun and text.startswith(b"]")):
                 continue
-            text = begun + text
-            if not any(each.startswith(text) or text.startswith(each) for each in left):
+            if not _leads_to(begun + text, len(begun), frame.left):
                 found.append(id)
         return found
 
-    def _unlisted(self, frame: _OpenValue, begun: bytes, mask: NDArray[np.uint32]) -> list[int]:
+    def _unlisted(self, frame: _OpenValue, begun: bytes) -> list[int]:
         """Returns the ids with which the next item becomes one that is there."""
-        found = []
+        found, part = list[int](), self._part(frame)
         for item in frame.items:
-            if len(begun) > item.point or not item.text.startswith(begun):
-                continue
-            rest = item.text[len(begun) : item.point]
-            for id in self._table.ends if item.is_number else self._table.quotes:
-                text = self._goes_on(id, frame)
-                if not text.startswith(rest) or not text:
-                    continue
-                if not item.is_number or (len(text) > len(rest) and text[len(rest)] not in _NUMBER):
-                    found.append(id)
+            if len(begun) <= item.point and item.text.startswith(begun):
+                index = self._table.index(part, ends_number=item.is_number)
+                rest = item.text[len(begun) : item.point]
+                found += index.ending(rest) if item.is_number else index.beginning(rest)
         return found
 
-    def _goes_on(self, id: int, frame: _OpenValue) -> bytes:
-        """Returns what an id adds to the item of an array, as far as blanks and the comma before it are none of it."""
+    def _part(self, frame: _OpenValue) -> TokenPart:
+        """Returns which part of a token belongs to the item of an array."""
         if self._in_string or self._scalar is not None:
-            return self._table.tokens[id]
-        text = self._table.squeezed(id)
-        return text.lstrip(b",") if frame.start is None else text
+            return TokenPart.ALL
+        return TokenPart.NEXT if frame.start is None else TokenPart.VALUES
 
     def _read(self, byte: int) -> None:
         if self._in_string:
             self._in_text(byte)
-        elif byte in _BLANKS:
+        elif byte in BLANKS:
             self._end_scalar()
         elif byte == ord('"'):
             self._begin()
@@ -303,7 +313,9 @@ class DistinctItems:
         name = "" if above is None else above.name if above.is_array else above.key
         named = name if name in self._held else _ANY
         held = is_array and named in self._held
-        return _OpenValue(is_array, name, held, self._held[named] if held else None)
+        listed = self._held[named] if held else None
+        values = None if listed is None else _by_value(listed)
+        return _OpenValue(is_array, name, held, values, list(values or ()))
 
     def _begin(self) -> None:
         top = self._stack[-1] if self._stack else None
@@ -313,7 +325,7 @@ class DistinctItems:
     def _end_scalar(self) -> None:
         if self._scalar is None:
             return
-        if self._text[self._scalar] in _NUMBER:
+        if self._text[self._scalar] in NUMBER:
             self._free, self._is_number = len(self._text), True
         self._scalar = None
         self._end()
@@ -332,3 +344,22 @@ class DistinctItems:
         value = _canonical(text)
         self.repeated |= value in top.seen
         top.seen.add(value)
+        if top.values is not None:
+            top.left = [each for each in top.left if top.values[each] != value]
+
+
+def _leads_to(text: bytes, begun: int, left: list[bytes]) -> bool:
+    """Tells whether a text is the beginning of a text of a sorted list, or goes on behind one.
+
+    Args:
+        begun: the bytes of the text that are there already.
+    """
+    at = bisect_left(left, text)
+    if at < len(left) and left[at].startswith(text):
+        return True
+    for end in range(max(begun, 1), len(text)):
+        at = bisect_left(left, text[:end])
+        goes_on = text[end - 1] in NUMBER and text[end] in NUMBER  # 1 is not the end of 12
+        if not goes_on and at < len(left) and left[at] == text[:end]:
+            return True
+    return False

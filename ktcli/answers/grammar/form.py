@@ -84,7 +84,7 @@ class Form:
         """
         if self.notation is not Notation.SCHEMA or "uniqueItems" not in str(self.said):
             return {}
-        return held_arrays(self._schema())
+        return held_arrays(self._schema(), self.field)
 
     def _schema(self) -> dict[str, Any]:
         said = _read(self.said, self.field) if isinstance(self.said, str) else self.said

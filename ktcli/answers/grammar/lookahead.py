@@ -25,6 +25,8 @@ _DOUBLED = re.compile(rf"\.\*({_LETTER})\1")
 _SOMEWHERE = re.compile(rf"\.\*({_SET})")
 _LOOKAHEAD = re.compile(r"\(\?([=!])")
 _MOST = 8  # lookaheads of a pattern
+_MOST_CHARS = 2000  # of a pattern: what is done with one is quadratic in them
+_MOST_LETTERS = 100  # of a word, each of whose beginnings is written out
 
 
 def without_lookaheads(schema: Any) -> Any:
@@ -48,6 +50,8 @@ def without_lookaheads(schema: Any) -> Any:
 def _parts(pattern: str) -> list[str]:
     """Returns patterns that a text must match all, in place of one; empty: it has no lookahead, or one that is not
     known."""
+    if len(pattern) > _MOST_CHARS:
+        return []
     rest, others = pattern.removeprefix("^"), list[str]()
     anchored = rest is not pattern
     while (found := _LOOKAHEAD.match(rest)) and len(others) < _MOST:
@@ -93,6 +97,8 @@ def _other_than(body: str) -> str:
         return f"^{_outside(found[1])}*$"
     if found := _WORD.fullmatch(body):
         letters = re.findall(_SET, found[1])
+        if len(letters) > _MOST_LETTERS:
+            return ""
         before = ["".join(letters[:n]) for n in range(len(letters))]
         ways = [f"{word}(?:{_outside(letters[n])}|$)" for n, word in enumerate(before)]
         more = [f"{found[1]}(?:.|\\n)"] if found[2] else []

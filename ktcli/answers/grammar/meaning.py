@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ktcli.answers.calls.values import referred
@@ -29,18 +30,27 @@ _ELSEWHERE = frozenset(
     "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependentSchemas patternProperties".split()
 )
 _NAMED_BYTES = 64 << 10  # of the properties that take the place of a limit of names
+_ALL_NAMED_BYTES = 256 << 10  # of those of a whole schema
 _NOTES = frozenset({"$comment", "description", "title", "type"})  # beside what limits a name
 
 
 def meant_schema(schema: Mapping[str, Any]) -> Any:
     """Returns a schema in the spelling that is compiled: 2.0 is 2, names that are limited to some are properties of
     these names; without what says nothing, such as null for a word, formats that nobody checks, `then` without `if`."""
-    return _meant(schema, schema)
+    return _meant(schema, _Document(schema))
 
 
-def _meant(schema: Any, root: Mapping[str, Any]) -> Any:
+@dataclass(slots=True)
+class _Document:
+    """The schema that is rewritten, and the bytes of properties that it may still get."""
+
+    root: Mapping[str, Any]
+    left_bytes: int = _ALL_NAMED_BYTES
+
+
+def _meant(schema: Any, whole: _Document) -> Any:
     if isinstance(schema, list):
-        return [_meant(each, root) for each in schema]
+        return [_meant(each, whole) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}
@@ -51,14 +61,14 @@ def _meant(schema: Any, root: Mapping[str, Any]) -> Any:
         elif value is None or (key == "propertyNames" and value in _ANY_NAME):
             continue
         elif key in _NAMING and isinstance(value, Mapping):
-            found[key] = {name: _meant(each, root) for name, each in value.items()}
+            found[key] = {name: _meant(each, whole) for name, each in value.items()}
         elif key in _COUNTS and isinstance(value, float) and value.is_integer():
             found[key] = int(value)
         elif key != "format" or not isinstance(value, str) or value in _FORMATS:
-            found[key] = _meant(value, root)
+            found[key] = _meant(value, whole)
     _leave_out_empty(found)
     _close_evaluated(found)
-    _name_properties(found, root)
+    _name_properties(found, whole)
     return found
 
 
@@ -83,10 +93,10 @@ def _close_evaluated(schema: dict[str, Any]) -> None:
         schema.setdefault("additionalProperties", others)
 
 
-def _name_properties(schema: dict[str, Any], root: Mapping[str, Any]) -> None:
+def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
     """Says properties, or properties of a pattern, for the names that `propertyNames` allows."""
     names = schema.get("propertyNames")
-    allowed, properties = followed(names, root), schema.get("properties", {})
+    allowed, properties = followed(names, whole.root), schema.get("properties", {})
     is_known = isinstance(names, Mapping) and (
         "$ref" not in names or names.keys() <= _NOTES | {"$ref"}
     )
@@ -103,14 +113,16 @@ def _name_properties(schema: dict[str, Any], root: Mapping[str, Any]) -> None:
     others = schema.get("additionalProperties", {})
     others = {} if others is True else others
     limits = allowed.keys() - _NOTES
-    if limits == {"pattern"} and not properties:
+    if limits == {"pattern"} and not properties and isinstance(allowed["pattern"], str):
         schema["patternProperties"] = {} if others is False else {allowed["pattern"]: others}
     elif limits == {"enum"} or limits == {"const"}:
         names = allowed["enum"] if "enum" in allowed else [allowed["const"]]
         if not isinstance(names, list):
             return
-        if len(names) * len(json.dumps(others)) > _NAMED_BYTES:
+        size = len(names) * len(json.dumps(others))
+        if size > min(_NAMED_BYTES, whole.left_bytes):
             return
+        whole.left_bytes -= size
         known = {name: properties.get(name, others) for name in names if isinstance(name, str)}
         schema["properties"] = {name: each for name, each in known.items() if each is not False}
     else:

@@ -131,9 +131,12 @@ class _Branches:
         }
         branches = found.get("oneOf")
         if isinstance(branches, list) and "anyOf" not in found:
-            parted = (
-                branches if self._exclude(branches) else _parted(branches) or _by_members(branches)
-            )
+            if self._exclude(branches):
+                parted: Sequence[Any] | None = branches
+            else:
+                parted = _parted(branches)
+                if parted is None and self._left >= 0:  # it adds a property for each pair
+                    parted = _by_members(branches)
             if parted is not None:
                 found["anyOf"] = parted
                 del found["oneOf"]

@@ -8,7 +8,8 @@ import typer
 
 from ktcli import config
 from ktcli.commands.cli.options import setting_option
-from ktcli.settings import SETTINGS
+from ktcli.errors import UsageError
+from ktcli.settings import MOONCAKE, SETTINGS
 
 if TYPE_CHECKING:
     from ktcli.assembly.kvpages import MooncakePlace, SharedStore
@@ -33,13 +34,23 @@ def asked_store(
     Raises:
         UsageError: a value makes no sense.
     """
-    from ktcli.assembly.kvpages import shared_place
+    from ktcli.assembly.kvpages import OFF, shared_place
 
     said, most = config.stated("kv-store"), config.value("kv-store-size")
-    if size is not None:
-        most = SETTINGS["kv-store-size"].read(size, "--kv-store-size", "leave it out")
-    insecure = insecure or bool(config.value("kv-insecure"))
+    text = said.value if said.text else OFF
     if store is not None:
         text = SETTINGS["kv-store"].read(store, "--kv-store", "leave it out")
-        return shared_place(text, most, is_insecure=insecure)
-    return shared_place(said.value, most, is_insecure=insecure) if said.text else None
+    is_mooncake = text.startswith(MOONCAKE)
+    if size is not None:
+        most = SETTINGS["kv-store-size"].read(size, "--kv-store-size", "leave it out")
+        if is_mooncake:
+            raise UsageError(
+                "--kv-store-size has no meaning for a Mooncake store",
+                hint="how large it is says whoever lends it memory: kt store serve --memory SIZE",
+            )
+    if insecure and not is_mooncake:
+        raise UsageError(
+            "--insecure has no meaning without a Mooncake store",
+            hint=f"leave it out, or name a store with --kv-store {MOONCAKE}HOST:PORT",
+        )
+    return shared_place(text, most, is_insecure=insecure or bool(config.value("kv-insecure")))

@@ -76,8 +76,9 @@ class EventsAddress:
         """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part
+            why = getattr(error, "strerror", None) or "there is no such host"
             raise UsageError(
-                f"{self.source}: cannot resolve {self.host[:100]!r}: {error.strerror}"
+                f"{self.source}: cannot resolve {self.host[:SHOWN_CHARS]!r}: {why}"
             ) from error
         return EventsAddress(str(found[0][4][0]), self.port, self.source)

@@ -39,6 +39,7 @@ _AGAIN_S = 1.0  # from telling all until it is told again
 _LINGER_MS = 200  # that a server which ends waits for those who listen
 _QUEUE = 1000  # messages that wait for one who listens
 _MOST_ASKED = 4096  # bytes of a message from who listens or asks
+_MOST_TAKEN = 64  # messages, one after the other: changes are sent between them
 _END_S = 2.0
 _SUBSCRIBES = 1  # the first byte of a message from who begins to listen
 
@@ -108,7 +109,7 @@ class EventPublisher:
                     hint="choose another one: events take two ports, one after the other",
                 ) from error
             raise UsageError(
-                f"{address.source}: cannot listen at {address.endpoint}: {error.strerror}"
+                f"{address.source}: cannot listen at {address.endpoint}: {zmq.strerror(error.errno or 0)}"
             ) from error
         return made
 
@@ -169,7 +170,7 @@ class EventPublisher:
         import zmq
 
         with suppress(zmq.Again):
-            while True:
+            for _ in range(_MOST_TAKEN):
                 yield socket.recv_multipart(zmq.DONTWAIT)
 
     def _tell_soon(self) -> None:

@@ -81,8 +81,9 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
-        raise UsageError(f"--host: cannot resolve {host[:100]!r}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part
+        why = getattr(error, "strerror", None) or "there is no such host"
+        raise UsageError(f"--host: cannot resolve {host[:100]!r}: {why}") from error
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,17 +8,15 @@ answer yet, and all of them whether they are what they were.
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 from ktcli.assembly.listener import Listener
 from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError, NotFound, UsageError, counted
+from ktcli.server.process.endsignals import on_end_signals
 from ktcli.server.router.address import address_of, same_as
 from ktcli.server.router.asking import context_of, facts_of
 from ktcli.server.router.facts import ServerFacts, require_agreement
@@ -106,7 +104,7 @@ class RouterSupervisor:
             KtError: it does not start, or crashes again and again.
         """
         crashes = 0
-        with self._signals():
+        with on_end_signals(self.stop):
             try:
                 while not self._stops:
                     process = self._process = self._started()
@@ -314,19 +312,3 @@ class RouterSupervisor:
             if was_running and process is not None and process.ended() is not None:
                 break
         return self._stops > 0
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def heard(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
-        before = {
-            each: signal.signal(each, heard)
-            for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(each) is not signal.SIG_IGN
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -55,8 +55,9 @@ class BoundedLog:
             return
 
     def close(self) -> None:
-        """Closes the file."""
-        os.close(self._file)
+        """Closes the file; what is written afterwards is dropped."""
+        file, self._file = self._file, -1
+        os.close(file)
 
     def _shorten(self) -> None:
         kept = os.pread(self._file, LOG_BYTES // 2, max(0, self._size - LOG_BYTES // 2))

@@ -105,6 +105,11 @@ def expert_work(
     """
     wishes, plan = asked.wishes, asked.plan
     adapted = any(each.on_experts for each in wishes.adapters)
+    if wishes.weight_path and wishes.method.upper() not in CONVERTED:
+        raise UsageError(
+            f"--expert-weights needs --method {' or --method '.join(CONVERTED)}",
+            hint="leave it out: the checkpoint's own experts are read then",
+        )
     room = GpuRoom(sizes, gpus, CHUNK, streams_layers=False)
     wanted = plan.context * wishes.streams
     forced = wishes.experts is not None or bool(wishes.method) or adapted

@@ -81,6 +81,12 @@ def prepare(asked: AskedServing, engine: InstalledEngine | None, *, starts: bool
     if code is not None:
         question = replace(question, code=code.why)
     line = command_line(question)
+    weights = asked.wishes.weight_path
+    if weights and starts and not Path(weights).is_dir():
+        raise NotFound(
+            f"--expert-weights {weights} is not a folder",
+            hint="name that of kt-kernel's conversion",
+        )
     if code is not None and starts:
         require_code(code, subject.name, folder)
     require_accepted(line, flags, tested)
@@ -138,12 +144,12 @@ def _planned(
 
 
 def _experts(said: str | None) -> int | None:
-    """Returns the number of experts that --gpu-experts means. Raises: UsageError: it is no number."""
+    """Returns the number of experts that --gpu-experts means. Raises: UsageError: it means none."""
     if said is None:
         return None
     if (number := whole(said)) is None:
         raise UsageError(
-            f"--gpu-experts {said[:60]!r} is not a number, which sglang-kt needs",
+            f"--gpu-experts {said[:60]!r} is not a number of experts, which sglang-kt needs",
             hint="it chooses which experts lie on the GPUs, and changes them as prompts need",
         )
     return number

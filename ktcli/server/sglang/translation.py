@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from ktcli.errors import DeviceError, UsageError
+from ktcli.errors import DeviceError, KtError, UsageError
 from ktcli.hardware.gpu import VISIBLE, has_capability
 from ktcli.hardware.machine import Gpu
 from ktcli.server.sglang.expertwork import ExpertWork, expert_work
@@ -26,8 +27,9 @@ from ktcli.server.sglang.families import (
 from ktcli.server.sglang.line import LineWriter, ServerLine
 from ktcli.server.sglang.question import ServingQuestion, SglangWishes
 from ktcli.server.sglang.split import ModelSizes, sharing
+from ktcli.settings import MOONCAKE
+from ktcli.store.mooncake.address import MooncakeAddress
 
-MOONCAKE = "mooncake://"
 _CAPABILITY = 8  # kt-kernel and SGLang's kernels: Ampere or newer
 _HOST_CACHE_PART = 4  # of the memory beside the experts that HiCache gets
 _WATCHDOG_S = (
@@ -193,10 +195,10 @@ def _adapters(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None
 
 def _hierarchical_cache(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None:
     """Adds the options of HiCache with a Mooncake store. Raises: UsageError: the address is not one."""
-    address, gpus = store_address(wishes.store), how.shares.gpus
+    gpus = how.shares.gpus
     host_gb = max(1, how.free_bytes // _HOST_CACHE_PART // gpus // 1_000_000_000)
     settings = {
-        "master_server_address": address,
+        "master_server_address": store_address(wishes.store).master,
         "metadata_server": "P2PHANDSHAKE",
         "protocol": "tcp",
         # Pages of other models, and of another number of GPUs, are other bytes.
@@ -214,22 +216,16 @@ def _hierarchical_cache(writer: LineWriter, wishes: SglangWishes, how: ExpertWor
     writer.add("--hicache-storage-backend-extra-config", json.dumps(settings))
 
 
-def store_address(said: str) -> str:
-    """Returns HOST:PORT of the address of a Mooncake store.
+def store_address(said: str) -> MooncakeAddress:
+    """Returns the address of a Mooncake store.
 
     Raises:
         UsageError: it is not one.
     """
-    rest = said.removeprefix(MOONCAKE)
-    host, colon, port = rest.rpartition(":")
-    sound = colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
-    if (
-        not said.startswith(MOONCAKE)
-        or not sound
-        or any(char.isspace() or char == "/" for char in rest)
-    ):
-        raise UsageError(
-            f"--kv-store {said[:200]!r} is not the address of a Mooncake store",
-            hint=f"with --engine sglang-kt use {MOONCAKE}HOST:PORT, such as {MOONCAKE}127.0.0.1:50051",
-        )
-    return rest
+    with suppress(KtError):
+        if said.startswith(MOONCAKE):
+            return MooncakeAddress.parse(said)
+    raise UsageError(
+        f"--kv-store {said[:200]!r} is not the address of a Mooncake store",
+        hint=f"with --engine sglang-kt use {MOONCAKE}HOST:PORT, such as {MOONCAKE}127.0.0.1:50051",
+    )

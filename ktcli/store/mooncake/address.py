@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ktcli.errors import KtError
+from ktcli.errors import KtError, UsageError
 from ktcli.settings import MOONCAKE
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})/?", re.ASCII)
@@ -45,12 +45,12 @@ class MooncakeAddress:
         """Returns the address that an option or setting names.
 
         Raises:
-            KtError: it is not one.
+            UsageError: it is not one.
         """
         found = _ADDRESS.fullmatch(text.removeprefix(MOONCAKE))
         if found is None or not 0 < int(found[2]) < 1 << 16:
-            raise KtError(
-                f"{text[:_SHOWN]} is not the address of a Mooncake master",
+            raise UsageError(
+                f"{text[:_SHOWN]!r} is not the address of a Mooncake master",
                 hint=f"write {MOONCAKE}HOST:PORT, such as {MOONCAKE}10.0.0.1:50051",
             )
         return cls(found[1].strip("[]"), int(found[2]))
@@ -97,8 +97,10 @@ class MooncakeAddress:
         """Checks that something accepts connections there. Raises: KtError: nothing does."""
         try:
             socket.create_connection((self.host, self.port), wait_s).close()
-        except OSError as error:
-            why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part
+            why = getattr(error, "strerror", None) or "there is no such host"
+            if isinstance(error, TimeoutError):
+                why = "it does not answer"
             raise KtError(
                 f"the Mooncake master {self.master} cannot be reached: {why}",
                 hint="start one with: kt store serve",
