@@ -49,7 +49,7 @@ uninstall: ## take it off again; models, chats and settings stay
 check: $(CHECKED) ## under a minute, after each edit: the rules of the tree, the pure parts, one model; no torch
 	@$(BIN)/python -m pytest --tier=check $(SHARED)
 
-test: $(VENV)/.kt-test ## about 8 minutes on two cores, from a fresh clone: every part once, parity and laws in turns
+test: $(VENV)/.kt-test ## about 9 minutes on two cores, from a fresh clone: every part once, parity and laws in turns
 	@$(BIN)/python -m pytest --tier=test $(SHARED)
 
 test-all: $(VENV)/.kt-test-all build/fakecuda/.installed ## about 50 minutes on two cores: everything, C tests under sanitizers, Triton's kernels; PASSED=test leaves out what `make test` ran
