@@ -22,7 +22,7 @@ from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.settings import MOONCAKE
 from ktcli.store import engines, experience, places
-from ktcli.store.mooncake.address import MooncakeAddress
+from ktcli.store.mooncake.address import WHY, MooncakeAddress
 from ktcli.store.mooncake.client import MooncakeStore, StoreConnection
 from ktcli.store.mooncake.process import CLIENT, command_of
 from ktcli.store.pagefile import Space
@@ -203,6 +203,7 @@ def _mooncake_store(
     if not place.is_insecure:
         address.require_private(asking.result or ())
     held.enter_context(engines.in_use(installed))
+    listener.note(f"KV pages are shared through {address}; {WHY}: keep others out with a firewall")
     memory, windows = engine.memory, engine.pools.windows
     window = windows.memory.page_bytes if windows is not None and windows.memory is not None else 0
     return MooncakeStore(

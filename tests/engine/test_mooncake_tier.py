@@ -92,6 +92,7 @@ def test_another_server_goes_on_from_the_store_and_keeps_what_it_read(
     came, rows = three.answer(quota=0)
     assert rows == wanted and came["store"] >= 256
     assert not any(each.listener.said for each in (one, two, three))
+    assert "listen on all interfaces" in three.listener.noted[0]
 
 
 @pytest.mark.parametrize("call", ["setup", "exist", "get", "put"])

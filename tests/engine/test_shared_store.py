@@ -48,6 +48,10 @@ class Heard(Listener):
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.noted: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
 
     def warn(self, message: str, hint: str = "") -> None:
         self.said.append(message)
