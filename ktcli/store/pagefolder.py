@@ -269,6 +269,11 @@ class PageFolder:
                 os.utime(path, ns=(now + n, now + n), follow_symlinks=False)
         self._newest = now + len(paths)
 
+    def lacks_room(self, most_bytes: int, more_bytes: int) -> bool:
+        """Tells whether `keep_within` would remove files."""
+        size, small = self.usage()
+        return size + more_bytes > most_bytes or small >= MAX_SMALL
+
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
         """Removes files where those there and `more_bytes` to come exceed `most_bytes`; some more than necessary,
         so that this is not done for every file. The caller holds the lock."""

@@ -374,6 +374,8 @@ class PageStore:
             with self._folder.lock(0.0):
                 self._folder.check()
                 self._folder.prepare(self._space, self._about)
+                if self._folder.lacks_room(self._quota, data.size):
+                    self._restamp()  # of a conversation that is still being written, the end goes first, too
                 self._folder.keep_within(self._quota, data.size)
                 path = self._folder.write(self._path, name, data)
         except Busy as busy:
