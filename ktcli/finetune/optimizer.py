@@ -8,14 +8,14 @@ the norm of the gradient is taken by one thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from ktcli.errors import NotFinite
 from ktcli.finetune.settings import FinetuneSettings
+from ktcli.training.decoded import one_thread
 from ktcli.training.lora import TrainedFactors
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
@@ -90,20 +90,10 @@ class FactorOptimizer:
 
     @torch.no_grad()
     def _norm(self) -> float:
-        with _one_thread():
+        with one_thread():
             squares = [
                 float(torch.linalg.vector_norm(each.grad)) ** 2
                 for each in self._tensors.values()
                 if each.grad is not None
             ]
         return math.sqrt(math.fsum(squares))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -39,24 +40,39 @@ Leaves = dict[
 ]  # A and B as they lie in factors, by the name of their target
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Lets torch compute in this thread alone: several may split a sum, whose last bits then depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class DecodedProducts:
-    """`Products` of decoded weights."""
+    """`Products` of decoded weights; the bits do not depend on the number of threads."""
 
     def __init__(self, dense: Mapping[str, Packed], experts: Sequence[DecodedExperts]) -> None:
         self._dense, self._experts = dense, experts
 
+    @one_thread()
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Returns x W^T [T, n] f32 of rows x [T, k]."""
         return x @ unpack(self._dense[name], 0, torch.float32).mT
 
+    @one_thread()
     def transposed(self, name: str, x: Tensor) -> Tensor:
         """Returns x W [T, k] f32 of rows x [T, n]."""
         return x @ unpack(self._dense[name], 0, torch.float32)
 
+    @one_thread()
     def experts(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
         """Returns the sum [T, H] f32 of the chosen experts of x [T, H], weighted by gate [T, K]."""
         return self._sum(self._experts[layer], x, ids, gate, {})
 
+    @one_thread()
     def experts_backward(
         self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, dout: Tensor
     ) -> tuple[Tensor, Tensor]:
