@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file
-from ktcli.commands.cli.given import given_words
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.route_lines import (
     first_lines,
     settings_document,
@@ -179,11 +179,11 @@ def route(
     addresses, keys = _addresses(words), _keys(host, api_key_file, control_key_file)
     place = _place(host, port, metrics_port, drain)
     if print_unit:
-        _print_unit(here, words, drain)
+        print_as_unit(here, words, drain, routes=True)
         return
     if background:
         engines.require(ENGINE)
-        _in_background(here, port)
+        start_in_background(here, "Starting the router", port, "router", "steps")
         return
     settings = _settings(addresses, place, keys, model, dry_run=dry_run)
     if dry_run:
@@ -273,7 +273,7 @@ def _run(settings: RouterSettings) -> None:
     """Routes until a signal comes."""
     from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.supervisor import Supervisor
-    from ktcli.server.router.control import ControlSocket
+    from ktcli.server.router.control import answer_at
     from ktcli.server.router.supervision import RouterSupervisor
 
     supervisor, place = Supervisor(), settings.place
@@ -290,7 +290,7 @@ def _run(settings: RouterSettings) -> None:
     with engines.in_use(settings.engine), owners_socket(place.port) as owners:
         router = RouterSupervisor(settings, out, ready)
         for each in owners:
-            ControlSocket(each, router).start()
+            answer_at(each, router)
         router.run()
     out.note("the router has stopped")
 
@@ -319,34 +319,6 @@ def _named_option(option: str, port: int) -> Iterator[None]:
         other = port + 10 if port < 65000 else 11_500
         error.hint = f"choose another one: kt route {option} {other}"
         raise
-
-
-def _in_background(here: typer.Context, port: int) -> None:
-    """Starts this command again as a router that goes on alone, and says how to end it."""
-    from ktcli.server.process.background import start
-
-    words = given_words(here, without=("background",))
-    with out.progress("Starting the router", unit="steps"):
-        try:
-            started = start(words, port, lambda said, done, of: None)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("stopped the router while it was starting") from None
-    for line in started.warnings:
-        out.note(line)
-    out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
-
-
-def _print_unit(here: typer.Context, words: Sequence[str], drain_s: int) -> None:
-    """Prints the unit of this command line."""
-    from ktcli import certificates, config
-    from ktcli.server.process.background import PROGRAM
-    from ktcli.server.process.unit import unit
-
-    options = given_words(here, without=("print_unit", "urls"))
-    program = [*PROGRAM, *options, "--", *words]
-    variables = {**config.environment(), **certificates.environment()}
-    text = unit(", ".join(words), program, variables, drain_s, routes=True)
-    out.result({}, text, exact=True)
 
 
 def _change(port: int, changes: Sequence[str], words: Sequence[str], *, adds: bool) -> None:

@@ -17,7 +17,6 @@ from ktcli import config
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt, given_keys
 from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
-from ktcli.commands.cli.given import given_words
 from ktcli.commands.cli.kv_events import KvEventsOpt, asked_events
 from ktcli.commands.cli.kv_store import InsecureOpt, KvStoreOpt, KvStoreSizeOpt, asked_store
 from ktcli.commands.cli.options import (
@@ -30,6 +29,7 @@ from ktcli.commands.cli.options import (
     preset_context,
     setting_option,
 )
+from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve_engine import (
     OWN,
     DryRunOpt,
@@ -266,7 +266,7 @@ def serve(
     own_s, others_s = (FOREVER, KEEP_S) if kept_s is None else (kept_s, kept_s)
     wanted = options.wanted(preset_context(here, preset, context), streams=parallel, served=True)
     if print_unit:
-        _print_unit(here, lasting_name(model), drain, reloads=api_key_file is not None)
+        print_as_unit(here, [lasting_name(model)], drain, reloads=api_key_file is not None)
         return
     supervisor = Supervisor()
     listener = SupervisedListener(out, supervisor)
@@ -275,7 +275,7 @@ def serve(
     how = Opening(wanted, cache_quota(), config.records_heat(), listener=listener, shared=shared)
     if background:
         # What it takes to have the model may need an answer, and hours.
-        _in_background(here, prepared(model, how).name, port)
+        start_in_background(here, f"Loading {prepared(model, how).name}", port)
         return
     ports = (port, OLLAMA_PORT) if ollama else (port,)
     with (
@@ -370,23 +370,6 @@ def _root_path(said: str) -> str:
     return said.rstrip("/")
 
 
-def _in_background(here: typer.Context, model: str, port: int) -> None:
-    """Starts this command again as a server that goes on alone, and says how to end it."""
-    from ktcli.server.process.background import start
-
-    words = given_words(here, without=("background",))
-    with out.progress(f"Loading {model}") as bar:
-        try:
-            started = start(
-                words, port, lambda said, done, of: bar.update(done=done, total=of or None)
-            )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("stopped the server while it was starting") from None
-    for line in started.warnings:
-        out.note(line)
-    out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
-
-
 def _recorder(path: Path) -> RequestRecorder:
     """Returns what records requests into a file."""
     from ktcli.server.process.requestrecorder import RequestRecorder
@@ -412,21 +395,6 @@ def _reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:
         out.note(f"API keys read again: {names[:1000]}")
 
     return reload
-
-
-def _print_unit(here: typer.Context, model: str, drain_s: float, *, reloads: bool) -> None:
-    """Prints the unit of this command line."""
-    from ktcli.server.process.background import PROGRAM
-    from ktcli.server.process.unit import unit
-
-    if here.params["api_key"] is not None:
-        raise UsageError(
-            "a systemd unit may be readable by others, so it cannot contain the API key",
-            hint="put the key into a file that only you can read, and pass it with --api-key-file",
-        )
-    words = given_words(here, without=("print_unit", "name"))
-    program = [*PROGRAM, *words, "--", model]
-    out.result({}, unit(model, program, config.environment(), drain_s, reloads=reloads), exact=True)
 
 
 def _log(entry: dict[str, Any]) -> None:

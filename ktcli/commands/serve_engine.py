@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.given import given_words
+from ktcli.commands.chat.wording import lasting_name
+from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve_sockets import owners_socket, sockets_at
 from ktcli.errors import UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -154,7 +155,7 @@ def serve_with(
     if sum((words.dry_run, given["background"], given["print_unit"])) > 1:
         raise UsageError("--background, --print-unit and --dry-run cannot be used together")
     if given["print_unit"]:
-        _print_unit(here, model)
+        print_as_unit(here, [lasting_name(model)], float(given["drain"]))
         return
     asked = _asked(here, words, model, wanted, keys)
     from ktcli.server.sglang.preparing import prepare
@@ -167,7 +168,7 @@ def serve_with(
     for note in made.line.notes:
         out.warn(note)
     if given["background"]:
-        _in_background(here, model, given["port"])
+        start_in_background(here, f"Loading {model}", given["port"], unit="steps")
         return
     _run(here, made)
 
@@ -290,40 +291,3 @@ def _run(here: typer.Context, made: PreparedLine) -> None:
             answer_at(each, running)
         running.run()
     out.note("the server has stopped")
-
-
-def _in_background(here: typer.Context, model: str, port: int) -> None:
-    """Starts this command again as a server that goes on alone, and says how to end it."""
-    from ktcli.server.process.background import start
-
-    words = given_words(here, without=("background",))
-    with out.progress(f"Loading {model}", unit="steps"):
-        try:
-            started = start(words, port, lambda said, done, of: None)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("stopped the server while it was starting") from None
-    for line in started.warnings:
-        out.note(line)
-    out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
-
-
-def _print_unit(here: typer.Context, model: str) -> None:
-    """Prints the systemd unit of this command line."""
-    from ktcli import certificates
-    from ktcli.commands.chat.wording import lasting_name
-    from ktcli.server.process.background import PROGRAM
-    from ktcli.server.process.unit import unit
-
-    if here.params["api_key"] is not None:
-        raise UsageError(
-            "a systemd unit may be readable by others, so it cannot contain the API key",
-            hint="put the key into a file that only you can read, and pass it with --api-key-file",
-        )
-    program = [
-        *PROGRAM,
-        *given_words(here, without=("print_unit", "name")),
-        "--",
-        lasting_name(model),
-    ]
-    variables = {**config.environment(), **certificates.environment()}
-    out.result({}, unit(model, program, variables, float(here.params["drain"])), exact=True)

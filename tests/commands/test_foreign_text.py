@@ -140,9 +140,7 @@ def test_a_request_is_one_line_of_the_log(capsys: Capture) -> None:
 EXACT = {
     "path.py",
     "completion.py",
-    "serve.py",
-    "serve_engine.py",
-    "route.py",
+    "service.py",
     "chats.py",
     "config.py",
 }

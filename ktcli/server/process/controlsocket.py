@@ -1,4 +1,4 @@
-"""Answers at the Unix socket by which `kt ps` and `kt stop` find a server of another program that kt keeps running.
+"""Answers at the Unix socket by which `kt ps` and `kt stop` find a program by others that kt keeps running.
 
 Only its owner can open it, so no key is asked for.
 """
@@ -13,13 +13,21 @@ from typing import Any
 
 import msgspec
 
-from ktcli.errors import KtError
+from ktcli.errors import ExitCode, KtError
 from ktcli.threads import Daemon
 
 _TIMEOUT_S = 10.0
 _BODY_BYTES = 1 << 16
 
-Answer = Callable[[Any], Any]  # of the body of a POST, None for a GET
+Answer = Callable[[Any], Any]  # of the body: a value of JSON, None where there is none
+
+
+class Refused(msgspec.Struct):
+    """An error, as whoever asked is told it."""
+
+    message: str
+    hint: str = ""
+    code: int = int(ExitCode.FAILED)
 
 
 class ControlAnswers:
@@ -56,31 +64,33 @@ def _handler(answers: Mapping[tuple[str, str], Answer]) -> Callable[..., BaseHTT
 
     class ControlHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._send(None)
+            self._send()
 
-        def do_POST(self) -> None:
-            length = self.headers.get("Content-Length", "0")
-            size = int(length) if length.isdecimal() else 0
-            try:
-                body = msgspec.json.decode(self.rfile.read(min(size, _BODY_BYTES)))
-            except msgspec.DecodeError:
-                body = None
-            self._send(body)
+        do_POST = do_DELETE = do_GET
 
-        def _send(self, said: Any) -> None:
+        def _send(self) -> None:
+            """Sends what an answer returns, or the error that it raises; 404 where there is none."""
             answer = answers.get((self.command, self.path))
-            status, reply = (404, None) if answer is None else (200, None)
+            status, reply = 404, None
             if answer is not None:
                 try:
-                    reply = answer(said)
+                    status, reply = 200, answer(self._body())
                 except KtError as error:
-                    status, reply = 409, {"message": str(error), "hint": error.hint}
+                    status, reply = 409, Refused(str(error), error.hint, int(error.exit_code))
             body = msgspec.json.encode(reply)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def _body(self) -> Any:
+            length = self.headers.get("Content-Length", "0")
+            size = int(length) if length.isdecimal() else 0
+            try:
+                return msgspec.json.decode(self.rfile.read(min(size, _BODY_BYTES)))
+            except msgspec.DecodeError:
+                return None
 
         def log_message(self, format: str, *args: Any) -> None:
             """Logs nothing: these are kt's own questions."""

@@ -11,8 +11,9 @@ import msgspec
 
 from ktcli.client.address import ServerAddress
 from ktcli.errors import ExitCode, KtError, NotFound
+from ktcli.server.process.controlsocket import Refused
 from ktcli.server.process.discovery import connected, socket_path
-from ktcli.server.router.control import SERVERS, STATUS, Refused, ServerChange
+from ktcli.server.router.control import SERVERS, STATUS, ServerChange
 from ktcli.server.router.status import RouterStatus
 
 _ANSWER_S = 180.0  # a server that is removed finishes its answers first
