@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ktcli.errors import NotFinite
 from ktcli.finetune.settings import FinetuneSettings
-from ktcli.training.decoded import one_thread
 from ktcli.training.lora import TrainedFactors
+from ktcli.training.stable import one_thread
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from ktcli.native import Arena, Weight
 from ktcli.ops.torch.functions import swiglu
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, unpack
 from ktcli.training.lora import ExpertFactors, by_rows
+from ktcli.training.stable import one_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,6 @@ class DecodedExperts:
 Leaves = dict[
     str, tuple[Tensor, Tensor]
 ]  # A and B as they lie in factors, by the name of their target
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Lets torch compute in this thread alone: several may split a sum, whose last bits then depend on their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class DecodedProducts:

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from ktcli.ops.torch.backend import ExpertRunner
 from ktcli.ops.torch.packed import Packed, unpack_whole
-from ktcli.training.decoded import one_thread
 from ktcli.training.dropout import Dropout
 from ktcli.training.lora import DenseFactors
-
-_LARGE = 1 << 22  # multiplications, from which on threads share a product by its rows or columns
+from ktcli.training.stable import stable_product
 
 
 class Products(Protocol):
@@ -62,16 +60,16 @@ class DenseProduct:
         if not self._factors:
             return y
         tall = torch.cat([self._tall(each, *placed) for each, placed in self._factors], 1)
-        return y + _stable(self._low(x), tall)
+        return y + stable_product(self._low(x), tall)
 
     def _low(self, x: Tensor) -> Tensor:
         """What all A give of x, scaled [T, ranks]."""
         scaled = [each.a * (each.scale * self._dropout.scale) for each, _ in self._factors]
         if not self._dropout.active:
-            return _stable(x, torch.cat(scaled))
+            return stable_product(x, torch.cat(scaled))
         names = (each.name for each, _ in self._factors)
         read = (self._dropout.thinned(name, x) for name in names)
-        return torch.cat([_stable(own, a) for own, a in zip(read, scaled, strict=True)], 1)
+        return torch.cat([stable_product(own, a) for own, a in zip(read, scaled, strict=True)], 1)
 
     def _tall(self, factors: DenseFactors, rows: Tensor, taken: Tensor) -> Tensor:
         """B as rows of the stored matrix [n, r], zero where it has none."""
@@ -91,11 +89,11 @@ class HeadMatrices:
     def __call__(self, x: Tensor, first: int) -> Tensor:
         """Returns x W^T [T, heads * n] f32 of x [T, k] and the matrices of all heads, with the updates; `first` is the
         number of the first row in its step."""
-        y = _stable(x, unpack_whole(self._packed, torch.float32).flatten(0, 1))
+        y = stable_product(x, unpack_whole(self._packed, torch.float32).flatten(0, 1))
         for each, taken in self._factors:
             a = each.a * (each.scale * self._dropout.scale)
-            low = _stable(self._dropout.thinned(each.name, x, first), a)
-            y = y + _stable(low, each.b[taken].flatten(0, 1))
+            low = stable_product(self._dropout.thinned(each.name, x, first), a)
+            y = y + stable_product(low, each.b[taken].flatten(0, 1))
         return y
 
 
@@ -121,29 +119,6 @@ class DifferentiableExperts(ExpertRunner):
         """Returns the sum that `start` has computed."""
         found: Tensor = pending
         return found
-
-
-class _StableProduct(torch.autograd.Function):
-    """x W^T and its gradients, with the same bits for any number of threads: MKL may split the sums of
-    small products between them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return _product(x, w.mT)
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, w = ctx.saved_tensors
-        dx = _product(dout, w) if ctx.needs_input_grad[0] else None
-        return dx, _product(dout.mT, x) if ctx.needs_input_grad[1] else None
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    if len(a) * a.shape[1] * b.shape[1] > _LARGE:
-        return a @ b
-    with one_thread():
-        return a @ b
 
 
 class _PackedLinear(torch.autograd.Function):
@@ -178,6 +153,5 @@ class _ExpertSum(torch.autograd.Function):
 
 
 # torch declares no types for what applies a function.
-_stable = cast("Callable[[Tensor, Tensor], Tensor]", _StableProduct.apply)
 _linear = cast("Callable[[Tensor, Products, str], Tensor]", _PackedLinear.apply)
 _experts = cast("Callable[[Tensor, Tensor, Tensor, Products, int, bool], Tensor]", _ExpertSum.apply)
