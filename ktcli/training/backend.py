@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Route
@@ -25,6 +26,7 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, Kernel
 from ktcli.training import attention
 from ktcli.training.products import DenseProduct, HeadMatrices
+from ktcli.training.states import NewStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class DifferentiableBackend(TorchBackend):
         )
 
     def _kept(self, operation: Operation, rows: Rows) -> Iterator[tuple[str, Any]]:
-        """Yields the number of the first row for latent attention, whose factors drop elements of rows; documents have
-        neither pages nor states."""
+        """Yields the number of the first row for latent attention, whose factors drop elements of rows, and the states
+        of new sequences; documents have no pages."""
         if isinstance(operation, Mla):
             before = takewhile(lambda part: part is not rows, self._step.parts)
             yield "first", sum(len(each.positions) for each in before)
+        if layout_of(type(operation)).state:
+            yield "state", NewStates(len(rows.positions) // rows.run)
 
     def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
         if kind is FieldKind.MATRIX and value is not None:

@@ -16,17 +16,13 @@ from ktcli.ops.operation import Operation
 from ktcli.ops.recording import Record, record
 from ktcli.ops.table.attention import Choose, Mqa
 from ktcli.ops.table.experts import Experts, Route, Score
-from ktcli.ops.table.recurrent import Conv, Delta, Lightning, Pooling, Scan
+from ktcli.ops.table.recurrent import Pooling
 from ktcli.ops.table.rowwise import Add, Linear, ScaleRows
 from ktcli.ops.table.streams import Collapse, Expand, Mix, SpreadStreams
 
 # The operations that have no gradient yet, each as the end of a sentence.
 _MISSING: dict[type[Operation], str] = {
     Choose: "a sparse choice of positions",
-    Conv: "a short convolution with a state",
-    Delta: "linear attention by the delta rule",
-    Scan: "a state space model (Mamba-2)",
-    Lightning: "lightning attention with a state",
     Mqa: "attention over pooled rows",
     Pooling: "pooled rows",
     SpreadStreams: "hyper-connections",

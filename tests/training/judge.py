@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from families.case import Case
 from torch import Tensor
@@ -38,6 +40,32 @@ def reference_model(case: Case, folder: Path) -> Any:
         folder, config=case.config(), dtype=torch.float32, attn_implementation="eager"
     )
     return model.eval()
+
+
+class _Doubles:
+    """torch, but with f64 for f32."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def judge_in_doubles(
+    model: Any,
+    factors: Mapping[str, TrainedFactors],
+    documents: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[bool]],
+) -> JudgedStep:
+    """The same as `judge_step` in f64, also where transformers asks for f32; the model is f64 then."""
+    model.double()
+    for each in model.modules():  # torch's grouped products know no f64
+        if hasattr(config := getattr(each, "config", None), "_experts_implementation"):
+            config._experts_implementation = "eager"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys.modules[type(model).__module__], "torch", _Doubles())
+        patched.setattr(torch.Tensor, "float", torch.Tensor.double)
+        return judge_step(model, factors, documents, masks)
 
 
 def randomise(factors: Mapping[str, TrainedFactors], seed: int, size: float = 0.2) -> None:
@@ -92,7 +120,7 @@ def joined(
 ) -> tuple[dict[str, tuple[Tensor, ...]], dict[str, Tensor]]:
     """The factors of each target as leaves of a graph, and the weights of the model with them."""
     leaves = {
-        name: tuple(f.clone().requires_grad_() for f in each.values)
+        name: tuple(f.to(model.dtype, copy=True).requires_grad_() for f in each.values)
         for name, each in factors.items()
     }
     changed, weights = {}, dict(model.named_parameters())

@@ -26,7 +26,14 @@ SETTINGS = LoraSettings(4, 6.0, ("experts.gate_up_proj", "experts.down_proj"))
 
 @pytest.mark.parametrize(
     ("name", "exact"),
-    [("qwen3", True), ("deepseek-v3", True), ("qwen3", False), ("gpt-oss", False)],
+    [
+        ("qwen3", True),
+        ("deepseek-v3", True),
+        ("qwen3", False),
+        ("gpt-oss", False),
+        ("lfm2-moe", True),
+        ("qwen3.5-moe", True),
+    ],
 )
 def test_an_engine_gives_the_trained_logits(
     name: str, exact: bool, checkpoint_of: Callable[[Case], Path], tmp_path: Path

@@ -39,8 +39,8 @@ def test_the_table_is_that_of_the_families() -> None:
     ("name", "said"),
     [
         (
-            "qwen3-next",
-            "family qwen3_next yet: this one has a short convolution with a state in layer 0",
+            "deepseek-v4",
+            "family deepseek_v4 yet: this one has hyper-connections",
         ),
         (
             "deepseek-v3.2",

@@ -16,7 +16,16 @@ from ktcli.training.lora import LoraSettings
 from ktcli.training.model import TrainingOptions
 from ktcli.weights.pack import Pack
 
-FAMILIES = "qwen3-dense", "qwen3", "deepseek-v3", "mixtral", "minimax-m2", "glm4-moe", "olmoe"
+FAMILIES = (
+    "qwen3-dense",
+    "qwen3",
+    "deepseek-v3",
+    "mixtral",
+    "minimax-m2",
+    "glm4-moe",
+    "olmoe",
+    "qwen3-next",
+)
 # (experts, dense): what may be lost of a gradient's length, through three layers: 1 % where activations are bf16, 2.5 %
 # where they are int8. Measured: 0.9 and 2.3 %.
 FORMATS = {

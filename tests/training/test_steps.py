@@ -55,7 +55,7 @@ def same_bits(a: TrainableModel, b: TrainableModel) -> bool:
 
 @pytest.mark.each_once
 @pytest.mark.parametrize("options", [EXACT, FAST], ids=["exact", "fast"])
-@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3", "qwen3-next", "nemotron-3-nano"])
 def test_a_document_does_not_see_another(
     name: str, options: TrainingOptions, pack_of: Callable[[str], Pack]
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_step_of_many_documents_is_the_sum_of_its_documents(
             assert relative(gradient, added) <= 1e-5, name
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3", "gpt-oss", "kimi-linear"])
 def test_recomputing_gives_the_same_bits_as_retaining(
     name: str, pack_of: Callable[[str], Pack]
 ) -> None:
