@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -33,6 +33,7 @@ from ktcli.measure.clock import alternate
 from ktcli.measure.greedy import GreedyChoice
 from ktcli.models import Model, build, cut
 from ktcli.models.config import TEXT
+from ktcli.models.model import DecoderModel
 from ktcli.native import Ceiling
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import Record, record
@@ -131,9 +132,15 @@ def kind_of(part: Attention | Mlp) -> str:
     return " ".join(words)
 
 
+def layers_of(model: Model) -> tuple[DecoderLayer, ...]:
+    """The layers of a model, whose families are all decoders."""
+    assert isinstance(model, DecoderModel)
+    return model.decoder.layers
+
+
 def kinds(model: Model) -> set[str]:
     """All kinds of parts that a model has."""
-    return {kind_of(part) for layer in model.decoder.layers for part in layer.parts}
+    return {kind_of(part) for layer in layers_of(model) for part in layer.parts}
 
 
 def shortest(config: Mapping[str, Any]) -> int:
@@ -198,7 +205,7 @@ def measured(name: str, runs: int, tokens: int) -> list[Kind]:
     def work() -> None:
         before = [ns for _, ns in engine.operations()]
         once(engine, session, job, draw.integers(0, engine.spec.vocab, tokens).tolist(), choice)
-        times: Counter[tuple[int, bool]] = Counter()
+        times: defaultdict[tuple[int, bool], float] = defaultdict(float)
         for of, then, (_, now) in zip(own, before, engine.operations(), strict=True):
             if of:
                 times[of] += (now - then) / 1e9 / tokens
@@ -224,7 +231,7 @@ def _summed(
 ) -> Iterator[Kind]:
     places: dict[str, list[tuple[int, bool]]] = {}
     bytes_of: dict[tuple[int, bool], int] = {}
-    for layer in engine.model.decoder.layers:
+    for layer in layers_of(engine.model):
         both = read_bytes(engine, layer)
         for part, is_mlp in ((layer.attention, False), (layer.mlp, True)):
             if part is not None:
