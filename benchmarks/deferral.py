@@ -56,9 +56,10 @@ def skip_experts(recording: Recording, layers: int) -> Recording:
 
 
 def load(pack: Path) -> Engine:
-    """With one thread: the steps are short."""
-    words = DeviceWords(device=CPU, defer=max(DEPTHS))
-    return load_pack(pack, Wanted(LENGTH + 1, threads=1, all_logits=True, device=words))
+    """With one thread, as the steps are short, and room for a sequence of each depth."""
+    words, streams = DeviceWords(device=CPU, defer=max(DEPTHS)), 1 + len(DEPTHS)
+    wanted = Wanted(LENGTH + 1, threads=1, all_logits=True, streams=streams, device=words)
+    return load_pack(pack, wanted)
 
 
 def losses(pack: Path, tokens: int) -> list[dict[str, Any]]:

@@ -31,6 +31,18 @@ UNSUPPORTED = (
     UnsupportedModel("kimi_k3", "Kimi-K3", f"it has 2.8T parameters and {_DISK}"),
     UnsupportedModel("qwen4_exp", "Qwen3.8-Flash-Next", f"it has tables of n-grams and {_DISK}"),
     UnsupportedModel("deepseek_v41", "DeepSeek-V4.1", f"it has tables of n-grams and {_DISK}"),
+    UnsupportedModel(
+        "longcat_flash",
+        "LongCat-Flash",
+        "its layers add experts around a second attention, which kt cannot wire",
+    ),
+    UnsupportedModel(
+        "mistral_large4",
+        "Mistral-Large-4",
+        "its layers share keys and values, which kt does not support",
+    ),
+    UnsupportedModel("hy_v4", "Hy4", "its latent attention has sinks, which kt does not support"),
+    UnsupportedModel("jamba", "Jamba", "it has layers of Mamba-1, and kt supports only Mamba-2"),
 )
 
 

@@ -841,18 +841,29 @@ FAMILIES += (
         residual_scale=0.5,
         logit_scale=2.0,
     ),
+    # Contexts of these tests are within the first chunk, as llama.cpp has its width in its code.
+    family(
+        "llama4",
+        18,
+        lambda i: {
+            **attention(),
+            "ffn_norm": (HIDDEN,),
+            **(sparse(shared=WIDTH) if i % 2 else dense(128)),
+        },
+        outer={"rope_freqs": (HEAD_DIM // 2,)},
+        **_SPARSE | {"expert_used_count": 1},
+        feed_forward_length=128,
+        interleave_moe_layer_step=2,
+    ),
     family("ernie4_5", 2, lambda i: {**attention(), "ffn_norm": (HIDDEN,), **dense()}),
     family(
         "seed_oss",
         6,
         lambda i: {**attention(), **_QKV_BIASES, "post_attention_norm": (HIDDEN,), **dense()},
     ),
-)
-# llama.cpp's build 11549 reads this file, names, shapes and facts, but divides by zero before it computes anything.
-UNJUDGED = (
     family(
         "deepseek4",
-        0,
+        26,
         _v4,
         outer=_OUTER_V4,
         **_SIGMOID | {"expert_gating_func": 4, "attention__head_count_kv": 1},

@@ -3,8 +3,7 @@ of it in data/gguf_llama.npz.
 
 Compiling llama.cpp takes minutes, so the suite compares kt with the record; where llama_cpp can be imported,
 with llama.cpp itself as well. To record again what is named (tokens: the tokenizers; nothing named: everything), with a
-Python that has llama-cpp-python (0.3.36, and llama.cpp's build 11549 for what came later) and gguf, in the root of
-the repository:
+Python that has llama-cpp-python (0.3.36) and gguf, in the root of the repository:
 
     PYTHONPATH=.:tests python tests/llama_judge.py [NAME ...]
 """
@@ -15,6 +14,7 @@ import hashlib
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +35,13 @@ class Verdict:
         sha256: of the file.
         ids: the prompt, and what follows when the best token is taken each time.
         logits: [PROMPT, vocab] f16, of the prompt's positions.
-        gap: the smallest lead of a taken token over the next, in standard deviations of the logits.
+        gap: the smallest lead of a taken token over the next, in standard deviations of the logits; not recorded.
     """
 
     sha256: str
     ids: list[int]
     logits: NDArray[np.float16]
-    gap: float
+    gap: float = 0.0
 
 
 def digest(path: Path) -> str:
@@ -90,8 +90,15 @@ def tokens(path: Path) -> list[list[int]]:
 
 def recorded_tokens(name: str) -> list[list[int]]:
     """The same, as it was recorded."""
+    at = [case.name for case in VOCABULARIES].index(name) * len(TEXTS)
+    return _recorded_texts()[at : at + len(TEXTS)]
+
+
+@cache
+def _recorded_texts() -> list[list[int]]:
+    """The tokens of each text by the first vocabulary, then by the next."""
     with np.load(RECORD) as file:
-        flat = file[f"tokens/{name}"]
+        flat = file["tokens"]
     ends = np.flatnonzero(flat == _END)
     return [part[part != _END].tolist() for part in np.split(flat, ends + 1)[:-1]]
 
@@ -107,7 +114,6 @@ def recorded() -> dict[str, Verdict]:
                 str(file[f"{name}/sha256"]),
                 file[f"{name}/ids"].tolist(),
                 file[f"{name}/logits"],
-                float(file[f"{name}/gap"]),
             )
             for name in sorted({key.partition("/")[0] for key in file.files} - {"tokens"})
         }
@@ -121,14 +127,13 @@ def record(names: list[str]) -> None:
                 continue
             verdict = judge(case, write_gguf(case, Path(folder) / f"{case.name}.gguf"))
             found[f"{case.name}/sha256"] = np.array(verdict.sha256)
-            found[f"{case.name}/ids"] = np.array(verdict.ids, np.int32)
+            found[f"{case.name}/ids"] = np.array(verdict.ids, np.int16)
             found[f"{case.name}/logits"] = verdict.logits
-            found[f"{case.name}/gap"] = np.array(verdict.gap)
             print(f"{case.name}: smallest lead {verdict.gap:.3f}", file=sys.stderr)
-        for case in VOCABULARIES if not names or "tokens" in names else ():
-            rows = tokens(write_gguf(case, Path(folder) / "vocabulary.gguf"))
-            flat = [id for row in rows for id in (*row, _END)]
-            found[f"tokens/{case.name}"] = np.array(flat, np.int32)
+        if not names or "tokens" in names:
+            files = (write_gguf(case, Path(folder) / "vocabulary.gguf") for case in VOCABULARIES)
+            flat = [id for file in files for row in tokens(file) for id in (*row, _END)]
+            found["tokens"] = np.array(flat, np.int16)
     np.savez_compressed(RECORD, **found)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention, NormedQk, QkNorms
 from ktcli.layers.mlp import DenseMlp
-from ktcli.layers.names import FusedExperts, RouterNames, SharedNames, SparseNames
+from ktcli.layers.names import EachExpert, FusedExperts, RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Fields
@@ -55,7 +55,7 @@ _BESIDE_VISION = replace(
     ignored=("vision_model.*", "multi_modal_projector.*"),
 )
 _NAMES = SparseNames(
-    experts=(FusedExperts(across=True),),
+    experts=(FusedExperts(across=True), EachExpert()),
     router=RouterNames("router.weight"),
     shared=SharedNames("shared_expert"),
 )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from ktcli.answers.calls.jsontext import JsonValue
+from ktcli.answers.calls.python import python_calls
 from ktcli.answers.calls.styles import Arguments, CallStyle
 from ktcli.answers.calls.values import Tools
 from ktcli.answers.events import CallArguments, CallBegins, CallEnds, CallEvent
@@ -25,6 +26,7 @@ _HEAD = re.compile(
 NAME_PATTERN = re.compile(r"[^\s<>{}\"]+")
 _FENCE_BEGUN = re.compile(r"`{0,2}|```(?:j|js|jso|json)?\s*")
 _FENCE = re.compile(r"\s*```(?:json)?\s*(?=[\[{])")  # before a call that is an object
+_PYTHON = re.compile(r"\s*\[\s*([A-Za-z_]|$)")  # a list of Python's calls begins, or may
 _INDEX = re.compile(r":\d+$")  # Kimi's calls are functions.NAME:INDEX
 
 
@@ -83,7 +85,8 @@ class CallReader:
 
     def _outside(self) -> bool:
         style = self._style
-        if style.bare and not self._begun and (object_ := _object_in(self._blank + self._text)):
+        may_be_bare = style.bare and (not self._begun or self._behind_call)
+        if may_be_bare and (object_ := _object_in(self._blank + self._text)):
             self._blank, self._text = object_
             return self._open(self._object)
         marks, sections = [style.begin], style.sections
@@ -91,11 +94,16 @@ class CallReader:
             marks += [closing for _, closing in sections]
         if not self._in_section:
             marks += [opening for opening, _ in sections]
+        if style.bare:
+            marks.append(style.end)
         before, mark = self._upto(*marks)
         if not self._in_section:
             self._say(before)
         if not mark:
             return False
+        if style.bare and mark == style.end:  # an object may follow
+            self._behind_call = True
+            return True
         if mark == style.begin:
             self._raw = mark
             kind = self._object if style.arguments is Arguments.OBJECT else self._name
@@ -142,7 +150,10 @@ class CallReader:
 
     def _no_call(self, chars: int) -> bool:
         """Takes what began like a call, and the next characters, as text."""
-        self._out.append(self._blank + self._raw + self._text[:chars])
+        is_pair = self._style.bare and self._style.end  # marks of whatever, as Llama 4's
+        raw = self._raw.removeprefix(self._style.begin) if is_pair else self._raw
+        if said := self._blank + raw + self._text[:chars]:
+            self._out.append(said)
         self._text = self._text[chars:]
         self._raw = self._blank = ""
         self._begun, self._state, self._behind_call = True, self._outside, False
@@ -243,12 +254,20 @@ class CallReader:
         whole."""
         style = self._style
         body = self._raw.removeprefix(style.begin) + self._text
-        if style.end and (head := _HEAD.match(body)) and (name := _text_of(head[1])):
+        if (
+            style.end
+            and not style.bare
+            and (head := _HEAD.match(body))
+            and (name := _text_of(head[1]))
+        ):
             self._begin(name)
             self._text = body[head.end() :]
             return self._open(self._in_json)
         if self._raw == style.begin and (fence := _FENCE.match(self._text)):
             self._text = self._text[fence.end() :]
+        is_marked = self._raw == style.begin and style.end and not style.bare
+        if is_marked and (python := _PYTHON.match(self._text)):
+            return bool(python[1]) and self._python()
         stripped = self._text.lstrip()
         if self._raw == style.begin and style.end and _FENCE_BEGUN.fullmatch(stripped):
             return False  # it may be the beginning of a fence
@@ -258,14 +277,28 @@ class CallReader:
         self._raw, self._text = self._raw + self._text[:n], self._text[n:]
         if not self._json.ended:
             return False
-        found = _calls_in(self._raw.removeprefix(style.begin))
+        return self._take(_calls_in(self._raw.removeprefix(style.begin)))
+
+    def _python(self) -> bool:
+        """Reads a list of Python's calls, whose brackets may stand in texts of either quotation marks, up to the
+        mark."""
+        at = self._text.find(self._style.end)
+        if at < 0:
+            return False
+        calls = python_calls(self._text[:at])
+        self._text = self._text[at if calls else 0 :]
+        return self._take(calls)
+
+    def _take(self, found: list[tuple[str, str]] | None) -> bool:
+        """Gives out calls that are whole; without any, what began like some is a text."""
         if found is None:
             return self._no_call(0)
         for name, arguments in found:
             self._begin(name)
             self._out += [CallArguments(self.calls, arguments), CallEnds(self.calls)]
             self.calls += 1
-        self._state = self._after_object if self._style.end else self._outside
+        is_open = self._style.end and not self._style.bare
+        self._state = self._after_object if is_open else self._outside
         return True
 
     def _after_object(self) -> bool:
@@ -353,16 +386,16 @@ def _text_of(literal: str) -> str:
 
 
 def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    """Returns the names and arguments of the calls in a JSON text; None: it is none."""
+    """Returns the names and arguments of the calls in a text of JSON or Python; None: it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return python_calls(text)
     rows = found if isinstance(found, list) else [found]
     calls = []
     for row in rows:
         row = row.get("function", row) if isinstance(row, dict) else None
-        name = row.get("name") if isinstance(row, dict) else row
+        name = row.get("name", row.get("tool_name")) if isinstance(row, dict) else row
         if not isinstance(row, dict) or not isinstance(name, str):
             return None
         arguments = row.get("arguments", row.get("parameters", {}))

@@ -13,7 +13,7 @@ from enum import Enum
 class Arguments(Enum):
     """The forms of arguments."""
 
-    OBJECT = "object"  # a JSON object, or a list of some, with the name and the arguments in it
+    OBJECT = "object"  # a JSON object, or a list of some, with the name and the arguments in it; or calls of Python
     JSON = "json"  # a JSON object behind the name
     PAIRS = "pairs"  # a key and a value between marks, one pair after the other
 
@@ -33,7 +33,8 @@ class CallStyle:
         key: the marks around a key.
         value: the marks around a value; the first may be empty.
         prefix: what stands before the name and is no part of it.
-        bare: whether an answer that begins with an object is a call, without any mark.
+        bare: whether an answer that begins with an object is a call, without any mark; then `end` is left out.
+        keys: the names of the name and of the arguments in an object.
         fence: what stands around the arguments beside the marks.
         indexed: whether the number of the call stands behind the name, as in NAME:0.
         typed: whether each key says if its value is a text, as in string="true".
@@ -51,6 +52,7 @@ class CallStyle:
     value: tuple[str, str] = ("", "")
     prefix: str = ""
     bare: bool = False
+    keys: tuple[str, str] = ("name", "arguments")
     fence: tuple[str, str] = ("", "")
     indexed: bool = False
     typed: bool = False
@@ -80,7 +82,7 @@ class CallStyle:
 
 # gpt-oss names the tool in the head of a message, whose text is the arguments: `Channels` puts both between these.
 IN_CHANNELS = CallStyle(
-    "gpt-oss", ("<|channel|>", "to=functions."), Arguments.JSON,
+    "gpt-oss", ("<|channel|>commentary", "functions."), Arguments.JSON,
     "<|start|>functions.", "<|end|>", "<|message|>",
 )  # fmt: skip
 # The first row counts of which a template has all that tells it.
@@ -151,7 +153,19 @@ STYLES = (
     CallStyle("mistral", ("[TOOL_CALLS]",), Arguments.OBJECT, "[TOOL_CALLS]"),
     CallStyle("granite-3", ("<|tool_call|>",), Arguments.OBJECT, "<|tool_call|>"),
     CallStyle("qwen3", ("<tool_call>",), Arguments.OBJECT, "<tool_call>", "</tool_call>"),
-    CallStyle("llama-3", ("ipython",), Arguments.OBJECT, "<|python_tag|>", bare=True),
+    CallStyle("lfm-2.5", ("<|tool_call_start|>",), Arguments.OBJECT, "<|tool_call_start|>", "<|tool_call_end|>"),
+    CallStyle("lfm-2", ("<|tool_list_start|>",), Arguments.OBJECT, "<|tool_call_start|>", "<|tool_call_end|>"),
+    CallStyle(
+        "command", ("<|START_ACTION|>", "tool_name"), Arguments.OBJECT, "<|START_ACTION|>", "<|END_ACTION|>",
+        keys=("tool_name", "parameters"),
+    ),
+    CallStyle(
+        "llama-4", ("ipython", "<|python_start|>"), Arguments.OBJECT, "<|python_start|>", "<|python_end|>",
+        bare=True, keys=("name", "parameters"),
+    ),
+    CallStyle(
+        "llama-3", ("ipython",), Arguments.OBJECT, "<|python_tag|>", bare=True, keys=("name", "parameters"),
+    ),
 )  # fmt: skip
 
 

@@ -100,11 +100,12 @@ class _CallWriter:
         return self._writer.rule(f"rest_{at}", f"{head} {body} {text(style.end)}")
 
     def _object(self, at: int, name: str, schema: dict[str, Any]) -> str:
-        key = "parameters" if self._style.bare else "arguments"
-        head = self._writer.text(f'{{"name": {json.dumps(name)}, "{key}": ')
+        of_name, key = self._style.keys
+        head = self._writer.text(f'{{"{of_name}": {json.dumps(name)}, "{key}": ')
         inner = f'{head} {self._writer.schema(schema, f"args_{at}")} "}}"'
-        end = self._writer.text(self._style.end)
-        return f"{_LINE} {inner} {_LINE} {end}" if end else inner
+        if self._style.bare or not self._style.end:
+            return inner
+        return f"{_LINE} {inner} {_LINE} {self._writer.text(self._style.end)}"
 
     # --- arguments in pairs ------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ktcli.answers.calls.styles import IN_CHANNELS, CallStyle
+from ktcli.answers.calls.styles import CallStyle
 from ktcli.answers.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
 from ktcli.answers.grammar.calls import WantedCalls, write_calls
 from ktcli.answers.grammar.form import Form
@@ -166,4 +166,4 @@ def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
     return f"{quiet}* ({' | '.join(ways)})"
 
 
-_TO = IN_CHANNELS.told_by[1]
+_TO = "to=functions."

@@ -156,8 +156,8 @@ def _written(style: CallStyle) -> str:
     opened, closed = style.section
     begin = "" if style.bare else style.begin
     if style.arguments is Arguments.OBJECT:
-        key = "parameters" if style.bare else "arguments"
-        call = json.dumps({"name": _TOOL, key: {_KEY: _VALUE}})
+        name, key = style.keys
+        call = json.dumps({name: _TOOL, key: {_KEY: _VALUE}})
         whole = f"{begin}\n{call}\n{style.end}" if style.end else f"{begin}[{call}]"
         return f"{opened}{whole if not style.bare else call}{closed}"
     head = f"{begin}{style.prefix}{_TOOL}{':0' if style.indexed else ''}{style.name_end}"

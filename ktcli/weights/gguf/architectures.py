@@ -34,6 +34,25 @@ ARCHITECTURES: dict[str, Architecture] = {
         changes=facts.llama,
         names=BLOCK_SPARSE,
     ),
+    # The hub's pairs are neighbours, too, and rows are as they are there.
+    "llama4": Architecture(
+        "llama4_text",
+        {
+            "num_local_experts": ("expert_count", int),
+            "num_experts_per_tok": ("expert_used_count", int),
+            "intermediate_size": ("expert_feed_forward_length", int),
+            "intermediate_size_mlp": ("feed_forward_length", int),
+            "interleave_moe_layer_step": ("interleave_moe_layer_step", int),
+        },
+        changes=facts.llama4,
+        gating=SIGMOID,
+        names={
+            "ffn_gate_inp": "feed_forward.router",
+            **{f"ffn_{p}": f"feed_forward.{p}_proj" for p in PARTS},
+            **{f"ffn_{p}_exps": f"feed_forward.experts.{{e}}.{p}_proj" for p in PARTS},
+            **{f"ffn_{p}_shexp": f"feed_forward.shared_expert.{p}_proj" for p in PARTS},
+        },
+    ),
     "qwen2": Architecture("qwen2"),
     "qwen2moe": Architecture(
         "qwen2_moe",

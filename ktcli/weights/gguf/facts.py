@@ -95,6 +95,20 @@ def mistral4(m: Metadata) -> dict[str, Any]:
     }
 
 
+_UNNORMED = 128  # experts of Maverick
+
+
+def llama4(m: Metadata) -> dict[str, Any]:
+    """The facts of Llama 4: Maverick, which llama.cpp tells by its 128 experts, has no norms of q and k. A window of 0
+    means neither chunks nor layers without positions."""
+    if not m.whole("attention.sliding_window", 1):
+        raise BadCheckpoint(
+            f"{m.fields.where}: {m.architecture}.attention.sliding_window is 0, but kt supports Llama 4 only with "
+            "attention in chunks"
+        )
+    return {"use_qk_norm": m.whole("expert_count") != _UNNORMED}
+
+
 def kimi_linear(m: Metadata) -> dict[str, Any]:
     """The facts of Kimi-Linear, whose layers without kv heads have linear attention."""
     heads = m.each("attention.head_count_kv", int)

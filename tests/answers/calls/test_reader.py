@@ -66,6 +66,10 @@ def _dsml(outer: str) -> str:
     return f"<｜DSML｜{outer}>\n{calls}</｜DSML｜{outer}>"
 
 
+def _python(each: dict[str, Any]) -> str:
+    return f"get_weather({', '.join(f'{key}={value!r}' for key, value in each.items())})"
+
+
 _M3 = "]<]minimax[>["  # before each tag
 CALLS = {
     "kimi-k2": "<|tool_calls_section_begin|>"
@@ -132,6 +136,13 @@ CALLS = {
     + json.dumps([{"name": "get_weather", "arguments": each} for each in (PARIS, ONE)]),
     "granite-3": "<|tool_call|>"
     + json.dumps([{"name": "get_weather", "arguments": each} for each in (PARIS, ONE)]),
+    "lfm-2.5": f"<|tool_call_start|>[{', '.join(map(_python, (PARIS, ONE)))}]<|tool_call_end|>",
+    "command": "<|START_ACTION|>[\n"
+    + ",\n".join(
+        json.dumps({"tool_call_id": str(i), "tool_name": "get_weather", "parameters": each})
+        for i, each in enumerate((PARIS, ONE))
+    )
+    + "\n]<|END_ACTION|>",
     "qwen3": _QWEN,
 }
 EXPECTED = [("get_weather", PARIS), ("get_weather", ONE)]
@@ -207,6 +218,41 @@ def test_an_object_is_a_call_of_llama_at_the_beginning_only() -> None:
     assert read("llama-3", list(f"<|python_tag|>{call}")) == ("", [("get_weather", ONE)])
     assert read("llama-3", [f"Say {call}"]) == (f"Say {call}", [])
     assert read("llama-3", list('{"a": 1} is JSON')) == ('{"a": 1} is JSON', [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "n"),
+    [
+        # As the template has past calls, as the makers' guide has them, and between the marks.
+        (
+            f'<|python_start|>Hm.<|python_end|>{{"name": "get_weather", "parameters": {_J[1]}}}',
+            "Hm.",
+            1,
+        ),
+        (f'{{"name": "get_weather", "parameters": {_J[1]}}}' * 2, "", 2),
+        (f"[{_python(ONE)}, {_python(ONE)}]", "", 2),
+        (f"<|python_start|>[{_python(ONE)}]<|python_end|>", "", 1),
+        ("[1, 2] is a list of f(x=y)", "[1, 2] is a list of f(x=y)", 0),
+        ("[f(x=y)]", "[f(x=y)]", 0),
+    ],
+)
+def test_calls_of_llama_4_are_objects_or_python(answer: str, text: str, n: int) -> None:
+    for size in (len(answer), 3, 1):
+        pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+        assert read("llama-4", pieces) == (text, n * [("get_weather", ONE)])
+
+
+def test_published_templates_are_told_apart() -> None:
+    """By what llama.cpp's copies of them have."""
+    assert style_of("<|channel|>commentary functions.") is STYLES[0]
+    for source, name in (
+        ("<|header_start|>ipython <|python_start|>", "llama-4"),
+        ("<|start_header_id|>ipython", "llama-3"),
+        ("<|tool_list_start|>[ <|tool_response_start|>", "lfm-2"),
+        ('<|START_ACTION|>[ "tool_name": ', "command"),
+    ):
+        style = style_of(source)
+        assert style is not None and style.name == name
 
 
 def test_values_have_the_types_of_the_schema() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from gguf_cases import CASES
-from gguf_families import FAMILIES, UNJUDGED
+from gguf_families import FAMILIES
 from gguf_models import GgufCase, write_gguf
 from imatrices import write_imatrix
 from weights.fake_checkpoint import QWEN3, random_checkpoint
@@ -25,7 +25,7 @@ from ktcli.weights.gguf.imatrix import ReadImatrix, read_imatrix
 from ktcli.weights.importance import measured, steps_of
 from ktcli.weights.storage import Reader
 
-BY_NAME = {case.name: case for case in (*CASES, *FAMILIES, *UNJUDGED)}
+BY_NAME = {case.name: case for case in (*CASES, *FAMILIES)}
 SOME = (
     "qwen35moe",
     "deepseek4",
