@@ -6,12 +6,12 @@ What was found is kept in the library, so that no other conversion of the model 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
 from ktcli import smallfiles
-from ktcli.assembly.convert import name_of_packs
+from ktcli.assembly.convert import name_of_packs, pack_folder
 from ktcli.assembly.host import host_here, machine_here, team_to_convert
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, hinted
@@ -31,6 +31,7 @@ from ktcli.weights.importance import UNKNOWN, Importance, measured, missing
 from ktcli.weights.importance_file import SUFFIX, ImportanceFile, origin_in, read_importance
 from ktcli.weights.pack import is_pack
 from ktcli.weights.reader import open_checkpoint, small_files_of
+from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import explained
 
@@ -129,6 +130,44 @@ def calibration(
                 return subject.calibration(subject.kept(found))
             case _:
                 return _of_text(subject, path, threads)
+
+
+def calibrated(
+    entry: Entry,
+    recipe: Recipe,
+    said: str,
+    threads: int | None,
+    listener: Listener = SILENT,
+    target: Path | None = None,
+) -> tuple[Recipe, Calibration | None]:
+    """Returns a recipe with what a calibration makes of it, and the calibration; None: there is none. Raises as
+    `calibration`.
+
+    Args:
+        said: as `calibration` takes it.
+        target: the folder of the conversion; None: in the library.
+    """
+    if not recipe.searches:
+        if recipe.calibrated or said not in (AUTO, NEVER):
+            recipe = replace(recipe, calibrated=False)
+            listener.warn(
+                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales"
+            )
+        return recipe, None
+    changed = replace(recipe, calibrated=True)
+    found = calibration(entry, said, target or pack_folder(entry, changed), threads, listener)
+    return (recipe, None) if found is None else (changed, found)
+
+
+def kept_calibration(
+    entry: Entry, checkpoint: Reader, target: Path, listener: Listener = SILENT
+) -> Calibration:
+    """Returns the calibration of an open checkpoint by an importance that the library has.
+
+    Raises:
+        BadCheckpoint, UsageError: the file is damaged, or of another model.
+    """
+    return _known(_Subject(entry, build(checkpoint.config), checkpoint, target, listener))
 
 
 def kept_for(pack: Entry, model: Model) -> Importance | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
+from ktcli.assembly.convert import convert_entry, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.commands.view.fidelity import calibrated_by
@@ -26,7 +25,7 @@ from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
     from ktcli.assembly.merging import MergedBase
-    from ktcli.weights.conversion import Calibration, Report
+    from ktcli.weights.conversion import Report
     from ktcli.weights.stages import Stages
 
 OutOpt = Annotated[
@@ -129,7 +128,9 @@ def convert(
     merged = _merged(entry, adapter, name, target, calibrate)
     if calibrate == _AUTO and (merged or (reference.formats and not recipe.calibrated)):
         calibrate = _NEVER  # the library knows the model without the adapter; formats by name are those and no others
-    recipe, found = _calibrated(entry, recipe, calibrate, target, threads)
+    from ktcli.assembly.calibration import calibrated
+
+    recipe, found = calibrated(entry, recipe, calibrate, threads, out, target)
     report = convert_entry(
         entry, recipe, target, threads=threads, calibration=found, merged=merged, listener=out
     )
@@ -142,25 +143,6 @@ def convert(
 
 
 convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
-
-
-def _calibrated(
-    entry: Entry, recipe: Recipe, calibrate: str, target: Path | None, threads: int | None
-) -> tuple[Recipe, Calibration | None]:
-    """The recipe with what --calibrate makes of it, and the calibration; None: there is none."""
-    if not recipe.searches:
-        if recipe.calibrated or calibrate not in (_AUTO, _NEVER):
-            recipe = replace(recipe, calibrated=False)
-            out.warn(
-                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales"
-            )
-        return recipe, None
-    from ktcli.assembly.calibration import calibration
-
-    changed = replace(recipe, calibrated=True)
-    place = target or pack_folder(entry, changed)
-    found = calibration(entry, calibrate, place, threads, out)
-    return (recipe, None) if found is None else (changed, found)
 
 
 def _checkpoint(model: str, *, merging: bool) -> Entry:
