@@ -5,6 +5,7 @@ What was found is kept in the library, so that no other conversion of the model 
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -19,6 +20,7 @@ from ktcli.hardware.numa import OFF
 from ktcli.models import Model, build
 from ktcli.store import importances
 from ktcli.store.entry import Entry
+from ktcli.store.removal import calibrating_folder
 from ktcli.text.passage import Passage, read_passage, read_with
 from ktcli.weights.check import check
 from ktcli.weights.conversion import Calibration
@@ -41,6 +43,7 @@ LEAST = 256  # fewer say nothing of a model's columns
 METHOD = "3"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
 _SNIFFED = 16  # bytes of a file that tell what it is
 _BLOCK = 1 << 20
+_KEY_DIGITS = 16  # of the name of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +242,18 @@ def _of_text(subject: _Subject, path: Path, threads: int | None) -> Calibration:
             found = read_importance(kept, subject.model, subject.shown)
             if found.checkpoint == subject.checkpoint.digest:
                 return subject.calibration(found)
-    return subject.calibration(subject.keep(_run(subject, passage, threads), source))
+    return subject.calibration(subject.keep(_run(subject, passage, source, threads), source))
 
 
-def _run(subject: _Subject, passage: Passage, threads: int | None) -> Importance:
-    """What the model finds while it reads a text.
+def _run(subject: _Subject, passage: Passage, source: str, threads: int | None) -> Importance:
+    """What the model finds while it reads a text; a run that was stopped is continued.
 
     Raises:
         UsageError: the text is too short.
         NotEnoughMemory: not even one layer fits.
     """
     from ktcli.measure.calibrate import calibrate, need_bytes
+    from ktcli.measure.stage_files import StageFiles
 
     entry, listener = subject.entry, subject.listener
     with small_files_of(entry.path) as folder:
@@ -268,8 +272,12 @@ def _run(subject: _Subject, passage: Passage, threads: int | None) -> Importance
             hint="calibrate on a machine with more memory, or convert without --calibrate",
         )  # fmt: skip
     pool = team_to_convert(threads)
+    key = sha256(f"{subject.checkpoint.digest} {source} {pool.isa}".encode()).hexdigest()
+    folder = calibrating_folder(key[:_KEY_DIGITS])
     with listener.progress(f"Reading {passage.name}", unit="layers") as bar:
-        return calibrate(
+        found = calibrate(
             subject.checkpoint, subject.model, pool, reading.ids, reading.begin,
-            lambda done, total: bar.update(done=done, total=total),
+            lambda done, total: bar.update(done=done, total=total), StageFiles(folder),
         )  # fmt: skip
+    shutil.rmtree(folder, ignore_errors=True)
+    return found

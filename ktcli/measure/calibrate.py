@@ -9,9 +9,10 @@ of the text, so they do not depend on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.states import StateLayout
 from ktcli.errors import KtError
 from ktcli.measure.encoded import EncodedSource
+from ktcli.measure.stage_files import StageFiles
 from ktcli.models import Model
 from ktcli.native import Batch, Pool, Program, Run
 from ktcli.ops.layout import layout_of
@@ -138,6 +140,7 @@ def calibrate(
     ids: Sequence[int],
     begin: int | None,
     progress: Progress = lambda done, total: None,
+    files: StageFiles | None = None,
 ) -> Importance:
     """Returns the importance of the columns of a model's matrices.
 
@@ -147,6 +150,7 @@ def calibrate(
         ids: the ids of the text.
         begin: the id before each window; None: the model has none.
         progress: called with the stages done so far, and those in all.
+        files: what an earlier call with the same arguments has left, to go on from; None: nothing is kept.
     Raises:
         BadCheckpoint: a value is NaN, Inf or too large for 8 bits, or a file cannot be read.
         KtError: a layer computes numbers that are not finite.
@@ -157,15 +161,56 @@ def calibrate(
     batches = [_batch(model, each) for each in _windows(ids, begin)]
     residuals: list[Rows] = [np.empty((0, 0), np.float32)] * len(batches)
     stages = list(_stages(model))
-    for done, stage in enumerate(stages):
+    first = _restored(files, stages, sums, batches, residuals) if files else 0
+    progress(first, len(stages))
+    for done, stage in enumerate(stages[first:], first):
         # The memory of one stage is given back before that of the next is asked for.
-        _StageRun(model, stage, EncodedSource(checkpoint, recipe, pool), sums).run(
-            batches, residuals
-        )
+        source = EncodedSource(checkpoint, recipe, pool)
+        _StageRun(model, stage, source, sums).run(batches, residuals)
+        if files:
+            files.add(done, _arrays(stage, sums), residuals)
         progress(done + 1, len(stages))
     return Importance(
         {t.name: steps_of(t, sums[t.name].squares, sums[t.name].rows) for t in measured(model)}
     )
+
+
+def _arrays(stage: _Stage, sums: Mapping[str, _Sums]) -> list[NDArray[np.float64]]:
+    """The sums of a stage's tensors, in place."""
+    tensors = [*stage.tensors, *([stage.head] if stage.head else [])]
+    own = [sums[tensor.name] for tensor in tensors if tensor.name in sums]
+    return [array for each in own for array in (each.squares, each.rows)]
+
+
+def _restored(
+    files: StageFiles,
+    stages: Sequence[_Stage],
+    sums: Mapping[str, _Sums],
+    batches: Sequence[Batch],
+    residuals: list[Rows],
+) -> int:
+    """Takes over what is done, and returns the number of stages that it is; 0 where files do not fit."""
+    done = files.done()
+    if not 0 < done <= len(stages):
+        return 0
+    width = stages[done - 1].recording.results[0].width
+    behind = files.read_residuals(done - 1)
+    found = [(files.read_sums(i), _arrays(stage, sums)) for i, stage in enumerate(stages[:done])]
+    fits = all(values.size == sum(array.size for array in arrays) for values, arrays in found)
+    if not fits or behind.size != width * sum(batch.rows for batch in batches):
+        return 0
+    for values, arrays in found:
+        _scatter(values, arrays)
+    residuals[:] = [np.empty((batch.rows, width), np.float32) for batch in batches]
+    _scatter(behind, residuals)
+    return done
+
+
+def _scatter(values: NDArray[Any], arrays: Sequence[NDArray[Any]]) -> None:
+    """Fills arrays with values that lie one behind the other."""
+    ends = np.cumsum([array.size for array in arrays])
+    for array, part in zip(arrays, np.split(values, ends[:-1]) if arrays else (), strict=True):
+        array[...] = part.reshape(array.shape)
 
 
 def _windows(ids: Sequence[int], begin: int | None) -> Iterator[list[Ids]]:

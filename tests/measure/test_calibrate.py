@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -20,6 +25,7 @@ from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
 from ktcli.main import main
 from ktcli.measure import calibrate as under_test
+from ktcli.measure.stage_files import StageFiles
 from ktcli.models import build
 from ktcli.models.model import DecoderModel
 from ktcli.native import Pool
@@ -61,10 +67,17 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
 
 
 def calibrate(
-    source: Path, ids: Sequence[int], begin: int | None = None, threads: int = 1
+    source: Path,
+    ids: Sequence[int],
+    begin: int | None = None,
+    threads: int = 1,
+    progress: under_test.Progress = lambda done, total: None,
+    folder: Path | None = None,
 ) -> Importance:
+    files = StageFiles(folder) if folder else None
     with closing(open_checkpoint(source)) as checkpoint:
-        return under_test.calibrate(checkpoint, build(checkpoint.config), Pool(threads), ids, begin)
+        model = build(checkpoint.config)
+        return under_test.calibrate(checkpoint, model, Pool(threads), ids, begin, progress, files)
 
 
 def test_the_first_products_inputs_are_the_normed_embeddings(source: Path) -> None:
@@ -127,6 +140,35 @@ def test_layer_by_layer_is_as_all_layers_at_once(
     monkeypatch.setattr(DecoderModel, "borders", ())
     calibrate(source, ids)
     assert equal(sums, by_layer)
+
+
+@pytest.mark.parametrize("harm", ["", "residuals", "sums", "no room"])
+def test_a_stopped_run_is_continued(
+    harm: str, source: Path, sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was done, and with the same sums; where files are damaged or missing, from the beginning."""
+    ids, told = (np.arange(700) * 37 % 90).tolist(), list[int]()
+    calibrate(source, ids)
+    whole = dict(sums)
+    sums.clear()
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        if harm == "no room":
+            patch.setattr("ktcli.smallfiles.write", full)
+        calibrate(source, ids, progress=stop, folder=tmp_path / "begun")
+    for path in (tmp_path / "begun").glob(f"{harm or 'none'}*"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    calibrate(source, ids, progress=lambda n, _: told.append(n), folder=tmp_path / "begun")
+    assert equal(sums, whole)
+    assert told == list(range(0 if harm else 3, 6))
+
+
+def full(*args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_windows_are_read_from_an_empty_cache(source: Path, sums: Sums) -> None:
@@ -196,6 +238,34 @@ def test_a_calibrated_conversion(
     kept.unlink()
     assert convert("one", *text) == (0, "")  # nothing is left to be written
     assert not (tmp_path / "no").exists() and not list(kept.parent.iterdir())
+
+
+@pytest.mark.thorough
+def test_kills_at_any_moment(tmp_path: Path) -> None:
+    """Leave what the next run goes on from; in the end the same bytes, and nothing else."""
+    text, environment = tmp_path / "text", {**os.environ, "KT_HOME": str(tmp_path / "home")}
+    text.write_text(TEXT * 40)
+    line = [sys.executable, "-m", "ktcli", "convert", str(data_path("profiles", "kt-mini"))]
+    line += ["--calibrate", str(text), "--out"]
+    subprocess.run([*line, "whole"], cwd=tmp_path, env=environment, check=True)
+    (kept,) = (tmp_path / "home" / "importance").iterdir()
+    wanted = kept.read_bytes()
+    kept.unlink()
+    draw, behind = random.Random(1), 0
+    for stage in range(6):
+        with subprocess.Popen([*line, "killed"], cwd=tmp_path, env=environment) as running:
+            while running.poll() is None and behind <= stage:
+                with suppress(FileNotFoundError):  # the folder gets the name of the next process
+                    files = (tmp_path / "home").glob("calibrate-*/residuals-*[0-9]")
+                    behind = max((1 + int(path.name[-5:]) for path in files), default=behind)
+            time.sleep(draw.uniform(0, 0.05))
+            running.kill()
+    assert behind == 6
+    subprocess.run([*line, "killed"], cwd=tmp_path, env=environment, check=True)
+    assert kept.read_bytes() == wanted
+    assert not list((tmp_path / "home").glob("calibrate-*"))
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
