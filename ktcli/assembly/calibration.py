@@ -18,6 +18,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, hinted
 from ktcli.hardware.numa import OFF
 from ktcli.models import Model, build
+from ktcli.resources import data_path
 from ktcli.store import importances
 from ktcli.store.entry import Entry
 from ktcli.store.removal import calibrating_folder
@@ -37,7 +38,7 @@ from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import explained
 
-AUTO, NEVER = "auto", "off"  # what --calibrate takes beside a file
+AUTO, BUILT_IN, NEVER = "auto", "built-in", "off"  # what --calibrate takes beside a file
 TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
 LEAST = 256  # fewer say nothing of a model's columns
 METHOD = "3"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
@@ -109,8 +110,8 @@ def calibration(
     """Returns the calibration of a checkpoint's model; None: it is not calibrated.
 
     Args:
-        said: "auto": by an importance that the library has, if any; "off"; else a file: a text, on which the model is
-            run, an importance, or an imatrix.
+        said: "auto": by an importance that the library has, if any; "built-in": by the text that comes with kt; "off";
+            else a file: a text, on which the model is run, an importance, or an imatrix.
         target: the folder of the conversion.
     Raises:
         UsageError: the text is too short or none, or the file is of another model.
@@ -124,7 +125,7 @@ def calibration(
         subject = _Subject(entry, build(checkpoint.config), checkpoint, target, listener)
         if said == AUTO:
             return _known(subject)
-        path = Path(said)
+        path = data_path("profiles", "text", "calibration.txt") if said == BUILT_IN else Path(said)
         match _kind_of(path):
             case "imatrix":
                 return _of_imatrix(subject, path)

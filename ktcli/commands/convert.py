@@ -44,9 +44,9 @@ CalibrateOpt = Annotated[
     str,
     typer.Option(
         "--calibrate",
-        metavar="auto|off|FILE",
-        help="Make 4-bit formats most precise where activations are large: run the model on this text first, or take an"
-        " importance file or an imatrix in GGUF. Default: auto, what an earlier calibration found.",
+        metavar="auto|built-in|off|FILE",
+        help="Make 4-bit formats most precise where activations are large: run the model on this text or the built-in one"
+        " first, or take an importance file or an imatrix in GGUF. Default: auto, what an earlier calibration found.",
     ),
 ]
 AdapterOpt = Annotated[
@@ -81,9 +81,9 @@ def convert(
     Needs little memory, whatever the size of the model. After an interruption, the same command
     continues where it stopped.
 
-    --calibrate with a text runs the model on it, once: which columns of its matrices matter is kept in the
-    library, for all formats. auto uses what is kept there, but not for a model named with its formats;
-    off does not. For a text called auto or off, write ./auto.
+    --calibrate with a text runs the model on it, once, one layer in memory at a time: which columns of its
+    matrices matter is kept in the library, for all formats. auto uses what is kept there, but not for a model
+    named with its formats; off does not. For a text called auto, built-in or off, write ./auto.
 
     --adapter merges a LoRA adapter: its update is added to the checkpoint's weights in f32, before they
     are rounded. The result is a model of its own.
@@ -102,7 +102,7 @@ def convert(
 
       kt convert model-Q4_K_M.gguf --experts int4-g32
 
-      kt convert qwen3-30b-a3b --calibrate notes.txt
+      kt convert qwen3-30b-a3b --calibrate built-in
 
       kt convert kimi-k2 --calibrate imatrix.gguf
 

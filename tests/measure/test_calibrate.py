@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -296,6 +297,22 @@ def test_texts_that_say_nothing(
     assert words in said.err and said.err.count("\n") == 2 and said.out == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"auto", "home"}
     assert not (tmp_path / "home").exists() or not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_the_built_in_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is small, is not what kt eval reads, and has a word of --calibrate."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ktcli.assembly.calibration.TOKENS", 256)
+    path, other = (data_path("profiles", "text", f"{n}.txt") for n in ("calibration", "python"))
+    assert path.stat().st_size <= 256 << 10
+    lines = {line.strip() for line in path.read_text().splitlines() if len(line.strip()) > 30}
+    assert lines.isdisjoint(line.strip() for line in other.read_text().splitlines())
+    arguments = ["--out", str(tmp_path / "pack"), "--calibrate", "built-in"]
+    assert main(["convert", str(data_path("profiles", "kt-mini")), *arguments]) == 0
+    identity = json.loads((tmp_path / "pack" / "kt.json").read_text())["calibration"]
+    assert identity.startswith(f"the text with SHA-256 {sha256(path.read_bytes()).hexdigest()}, ")
 
 
 def test_a_text_from_a_pipe(
