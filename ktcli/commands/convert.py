@@ -45,8 +45,8 @@ CalibrateOpt = Annotated[
     typer.Option(
         "--calibrate",
         metavar="auto|built-in|off|FILE",
-        help="Make 4-bit formats most precise where activations are large: run the model on this text or the built-in one"
-        " first, or take an importance file or an imatrix in GGUF. Default: auto, what an earlier calibration found.",
+        help="Make 4-bit formats most precise where activations are large, as a text (a file or the built-in one), an"
+        " importance file or an imatrix in GGUF tells. Default: auto, what an earlier calibration found.",
     ),
 ]
 AdapterOpt = Annotated[
