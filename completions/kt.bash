@@ -116,7 +116,7 @@ _kt() {
                 --out) files='folders' ;;
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
-                --calibrate) words='auto off' files='any' ;;
+                --calibrate) words='auto built-in off' files='any' ;;
                 --adapter) words='ADAPTER' ;;
                 --as|--threads)  ;;
                 *) options='--out --experts --dense --mixed --calibrate --adapter --as --threads --json --quiet --help' names='here' files='.gguf' ;;

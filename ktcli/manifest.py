@@ -69,6 +69,7 @@ class FileRecord:
             files of a pack.
         cosine: the expected cosine between the outputs of source and stored matrices, by kind of tensor, to
             seven decimals.
+        weighted: as `error`, each column weighted by its importance; only for calibrated packs.
     """
 
     name: str
@@ -76,6 +77,7 @@ class FileRecord:
     sha256: str
     error: Mapping[str, float] = field(default_factory=dict)
     cosine: Mapping[str, float] = field(default_factory=dict)
+    weighted: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ def encode_record(record: FileRecord) -> dict[str, Any]:
         "size_bytes": record.size_bytes,
         "sha256": record.sha256,
     }
-    found = {"error": record.error, "cosine": record.cosine}
+    found = {"error": record.error, "cosine": record.cosine, "weighted": record.weighted}
     return row | {key: dict(each) for key, each in found.items() if each}
 
 
@@ -283,9 +285,8 @@ def parse_record(row: object) -> FileRecord:
     name, size, digest = _text(row, "name"), row.get("size_bytes"), _text(row, "sha256")
     if type(size) is not int or size < 0 or not _SHA256.fullmatch(digest):
         raise ValueError(f"gives {name[:60]!r} an invalid size or hash")
-    return FileRecord(
-        _inside(name), size, digest, _figures(row, "error", name), _figures(row, "cosine", name)
-    )
+    figures = (_figures(row, key, name) for key in ("error", "cosine", "weighted"))
+    return FileRecord(_inside(name), size, digest, *figures)
 
 
 def _inside(name: str) -> str:

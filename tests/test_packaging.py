@@ -36,6 +36,7 @@ assert data_path("libkt.so").parent == home
 assert library.kt_isa_rows(ffi.NULL, 0) >= 1
 assert list(data_path("profiles", "models").glob("*.toml"))
 assert data_path("profiles", "text", "python.txt").is_file()  # kt eval reads it
+assert data_path("profiles", "text", "calibration.txt").is_file()  # kt convert --calibrate built-in
 assert not any(name in sys.modules for name in ("torch", "numpy"))
 import kt
 assert Path(kt.__file__).parent.parent == home.parent and kt.load

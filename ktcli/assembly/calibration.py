@@ -5,30 +5,26 @@ What was found is kept in the library, so that no other conversion of the model 
 
 from __future__ import annotations
 
-import os
+import shutil
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from ktcli import config, smallfiles
-from ktcli.assembly.convert import name_of_packs
-from ktcli.assembly.host import host_here, machine_here
+from ktcli import smallfiles
+from ktcli.assembly.convert import name_of_packs, pack_folder
+from ktcli.assembly.host import host_here, machine_here, team_to_convert
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, hinted
-from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
-from ktcli.hardware.team import make_team
 from ktcli.models import Model, build
-from ktcli.native import Pool
-from ktcli.planner.memory import need_bytes
+from ktcli.resources import data_path
 from ktcli.store import importances
 from ktcli.store.entry import Entry
-from ktcli.store.removal import CALIBRATING
+from ktcli.store.removal import calibrating_folder
 from ktcli.text.passage import Passage, read_passage, read_with
+from ktcli.weights.check import check
 from ktcli.weights.conversion import Calibration
-from ktcli.weights.convert import convert as convert_weights
 from ktcli.weights.destination import calibration_in
 from ktcli.weights.gguf.header import MAGIC, is_gguf
 from ktcli.weights.gguf.imatrix import METHOD as IMATRIX_METHOD
@@ -36,18 +32,19 @@ from ktcli.weights.gguf.imatrix import read_imatrix
 from ktcli.weights.header import is_regular
 from ktcli.weights.importance import UNKNOWN, Importance, measured, missing
 from ktcli.weights.importance_file import SUFFIX, ImportanceFile, origin_in, read_importance
-from ktcli.weights.pack import Pack, is_pack
+from ktcli.weights.pack import is_pack
 from ktcli.weights.reader import open_checkpoint, small_files_of
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import explained
 
-AUTO, NEVER = "auto", "off"  # what --calibrate takes beside a file
+AUTO, BUILT_IN, NEVER = "auto", "built-in", "off"  # what --calibrate takes beside a file
 TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
 LEAST = 256  # fewer say nothing of a model's columns
-METHOD = "2"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
+METHOD = "3"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
 _SNIFFED = 16  # bytes of a file that tell what it is
 _BLOCK = 1 << 20
+_KEY_DIGITS = 16  # of the name of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +110,14 @@ def calibration(
     """Returns the calibration of a checkpoint's model; None: it is not calibrated.
 
     Args:
-        said: "auto": by an importance that the library has, if any; "off"; else a file: a text, on which the model is
-            run, an importance, or an imatrix.
+        said: "auto": by an importance that the library has, if any; "built-in": by the text that comes with kt; "off";
+            else a file: a text, on which the model is run, an importance, or an imatrix.
         target: the folder of the conversion.
     Raises:
-        UsageError: PyTorch is missing, the text is too short or none, or the file is of another model.
+        UsageError: the text is too short or none, or the file is of another model.
         BadCheckpoint: the file is damaged.
         NotFound: the file cannot be read.
-        NotEnoughMemory: the model does not fit in int8, the format in which it reads the text.
+        NotEnoughMemory: no layer fits in 8 bits, the format in which the model reads the text.
     """
     if said == NEVER or (said == AUTO and not importances.every(name_of_packs(entry))):
         return None
@@ -128,7 +125,7 @@ def calibration(
         subject = _Subject(entry, build(checkpoint.config), checkpoint, target, listener)
         if said == AUTO:
             return _known(subject)
-        path = Path(said)
+        path = data_path("profiles", "text", "calibration.txt") if said == BUILT_IN else Path(said)
         match _kind_of(path):
             case "imatrix":
                 return _of_imatrix(subject, path)
@@ -137,6 +134,44 @@ def calibration(
                 return subject.calibration(subject.kept(found))
             case _:
                 return _of_text(subject, path, threads)
+
+
+def calibrated(
+    entry: Entry,
+    recipe: Recipe,
+    said: str,
+    threads: int | None,
+    listener: Listener = SILENT,
+    target: Path | None = None,
+) -> tuple[Recipe, Calibration | None]:
+    """Returns a recipe with what a calibration makes of it, and the calibration; None: there is none. Raises as
+    `calibration`.
+
+    Args:
+        said: as `calibration` takes it.
+        target: the folder of the conversion; None: in the library.
+    """
+    if not recipe.searches:
+        if recipe.calibrated or said not in (AUTO, NEVER):
+            recipe = replace(recipe, calibrated=False)
+            listener.warn(
+                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales"
+            )
+        return recipe, None
+    changed = replace(recipe, calibrated=True)
+    found = calibration(entry, said, target or pack_folder(entry, changed), threads, listener)
+    return (recipe, None) if found is None else (changed, found)
+
+
+def kept_calibration(
+    entry: Entry, checkpoint: Reader, target: Path, listener: Listener = SILENT
+) -> Calibration:
+    """Returns the calibration of an open checkpoint by an importance that the library has.
+
+    Raises:
+        BadCheckpoint, UsageError: the file is damaged, or of another model.
+    """
+    return _known(_Subject(entry, build(checkpoint.config), checkpoint, target, listener))
 
 
 def kept_for(pack: Entry, model: Model) -> Importance | None:
@@ -200,20 +235,27 @@ def _of_text(subject: _Subject, path: Path, threads: int | None) -> Calibration:
         )
     digest = sha256(passage.text.encode()).hexdigest()
     source = f"the text with SHA-256 {digest}, up to {TOKENS} tokens, method {METHOD}"
-    formerly = f"method {METHOD}, {TOKENS} tokens of the text with SHA-256 {digest}"
     made = calibration_in(subject.target) if is_pack(subject.target) else ""
-    if made == formerly or made.startswith(f"{source};"):  # nothing is left to be written
+    if made.startswith(f"{source};"):  # nothing is left to be written
         return Calibration(made, UNKNOWN)
     for kept in importances.every(subject.name):
         if origin_in(kept).startswith(f"{source};"):
             found = read_importance(kept, subject.model, subject.shown)
             if found.checkpoint == subject.checkpoint.digest:
                 return subject.calibration(found)
-    return subject.calibration(subject.keep(_run(subject, passage, threads), source))
+    return subject.calibration(subject.keep(_run(subject, passage, source, threads), source))
 
 
-def _run(subject: _Subject, passage: Passage, threads: int | None) -> Importance:
-    """What the model finds while it reads a text."""
+def _run(subject: _Subject, passage: Passage, source: str, threads: int | None) -> Importance:
+    """What the model finds while it reads a text; a run that was stopped is continued.
+
+    Raises:
+        UsageError: the text is too short.
+        NotEnoughMemory: not even one layer fits.
+    """
+    from ktcli.measure.calibrate import calibrate, need_bytes
+    from ktcli.measure.stage_files import StageFiles
+
     entry, listener = subject.entry, subject.listener
     with small_files_of(entry.path) as folder:
         reading = read_with(folder, passage, TOKENS)
@@ -222,44 +264,21 @@ def _run(subject: _Subject, passage: Passage, threads: int | None) -> Importance
             f"{passage.name} has {counted(len(reading.ids), 'token')}, but --calibrate needs at least {LEAST}",
             hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
         )
-    recipe = Recipe.named("int8", "int8")
-    pool = _pool_with_room(subject, recipe, threads)
-    from ktcli.measure.calibrate import calibrate
-
-    smallfiles.make_folder(config.home())
-    prefix = f"{CALIBRATING}{os.getpid()}-"
-    with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder_name:
-        with listener.progress(f"Converting {entry.shown} to run it") as bar:
-            made = convert_weights(
-                entry.path,
-                Path(folder_name) / "int8",
-                recipe,
-                pool,
-                progress=lambda done, total: bar.update(done=done, total=total),
-            )
-        with listener.progress(f"Reading {passage.name}", len(reading.ids), unit="tokens") as bar:
-            return calibrate(
-                Pack.open(made.path), pool, reading.ids, reading.begin,
-                lambda done: bar.update(done=done),
-            )  # fmt: skip
-
-
-def _pool_with_room(subject: _Subject, recipe: Recipe, threads: int | None) -> Pool:
-    """The threads to run the model with.
-
-    Raises:
-        UsageError: PyTorch is missing. NotEnoughMemory: the model does not fit.
-    """
-    if not torch_installed():
-        raise UsageError(
-            "--calibrate with a text runs the model in PyTorch, which is not installed",
-            hint='pip install "ktcli[gpu]", give an importance file or an imatrix, or convert without --calibrate',
-        )
-    need = need_bytes(subject.model, recipe, 0)
-    host = host_here(machine_here(gpus=False), threads, OFF, torch=False)
-    if need > host.room_bytes:
+    check(subject.model, subject.checkpoint)
+    need = need_bytes(subject.model, len(reading.ids))
+    room = host_here(machine_here(gpus=False), threads, OFF, torch=False).room_bytes
+    if need > room:
         raise NotEnoughMemory(
-            f"{subject.shown} (--calibrate keeps all its layers in memory)", need, host.room_bytes,
+            f"{subject.shown} (--calibrate keeps one layer in memory)", need, room,
             hint="calibrate on a machine with more memory, or convert without --calibrate",
         )  # fmt: skip
-    return make_team(host.teams)
+    pool = team_to_convert(threads)
+    key = sha256(f"{subject.checkpoint.digest} {source} {pool.isa}".encode()).hexdigest()
+    folder = calibrating_folder(key[:_KEY_DIGITS])
+    with listener.progress(f"Reading {passage.name}", unit="layers") as bar:
+        found = calibrate(
+            subject.checkpoint, subject.model, pool, reading.ids, reading.begin,
+            lambda done, total: bar.update(done=done, total=total), StageFiles(folder),
+        )  # fmt: skip
+    shutil.rmtree(folder, ignore_errors=True)
+    return found

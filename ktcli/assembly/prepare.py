@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ktcli.assembly.convert import (
     conversions_outside,
@@ -33,6 +34,9 @@ from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, split_adapter
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ktcli.weights.conversion import Calibration
 
 BUILTIN_WAIT_S = 30.0  # its conversion takes one
 
@@ -94,7 +98,12 @@ def _prepared(
             check(entry.name, folder)
     if not planned and entry.name != BUILTIN:
         _require_room(name, wanted, listener)
-    return Ready(entry.shown, _converted(entry, recipe, wanted, listener))
+    found = None
+    if recipe.calibrated or not reference.formats:
+        from ktcli.assembly.calibration import AUTO, calibrated
+
+        recipe, found = calibrated(entry, recipe, AUTO, wanted.threads, listener)
+    return Ready(entry.shown, _converted(entry, recipe, found, wanted, listener))
 
 
 def converted(name: str) -> Ready | None:
@@ -143,12 +152,21 @@ def _made(entry: Entry, recipe: Recipe, reference: Reference) -> Ready | None:
     return next((Ready(entry.shown, each.path) for each in made), None)
 
 
-def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener) -> Path:
+def _converted(
+    entry: Entry,
+    recipe: Recipe,
+    calibration: Calibration | None,
+    wanted: Wanted,
+    listener: Listener,
+) -> Path:
     """Returns the pack, made now if need be; a second process waits for the one that makes the built-in model."""
     deadline = time.monotonic() + BUILTIN_WAIT_S
     while True:
         try:
-            return convert_entry(entry, recipe, threads=wanted.threads, listener=listener).path
+            made = convert_entry(
+                entry, recipe, threads=wanted.threads, calibration=calibration, listener=listener
+            )
+            return made.path
         except Busy:
             if entry.name != BUILTIN or time.monotonic() > deadline:
                 raise

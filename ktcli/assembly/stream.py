@@ -23,7 +23,7 @@ from ktcli.assembly.supply import HubSupply
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.errors import HubError, UsageError
 from ktcli.manifest import FileRecord, Manifest
-from ktcli.store import integrity, library, places, scan
+from ktcli.store import importances, integrity, library, places, scan
 from ktcli.store.choice import look
 from ktcli.store.download import Watcher, fetch_files, wanted
 from ktcli.store.entry import Entry
@@ -82,7 +82,7 @@ def stream_model(
                 found = _head(reference, pack / manifest.STREAM, snapshot, listener)
                 if check is not None:
                     check(reference.name, pack / manifest.STREAM)
-                _convert(found, pack, recipe, limit_bps, listener)
+                _convert(found, pack, recipe, reference, limit_bps, listener)
             shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -91,9 +91,16 @@ def stream_model(
     return scan.entry_at(pack, EntryKind.PACK)
 
 
+def _entry(reference: Reference) -> Entry:
+    """The checkpoint in the library, which need not be there."""
+    return Entry(reference.name, EntryKind.CHECKPOINT, places.checkpoint_path(reference.name))
+
+
 def _recipe(reference: Reference) -> Recipe:
-    entry = Entry(reference.name, EntryKind.CHECKPOINT, places.checkpoint_path(reference.name))
-    recipe = recipe_named(entry, reference.formats)
+    recipe = recipe_named(_entry(reference), reference.formats)
+    if importances.every(reference.name):
+        wanted = recipe.calibrated or not reference.formats
+        return replace(recipe, calibrated=wanted and recipe.searches)
     if recipe.calibrated:
         raise UsageError(
             f"{recipe.experts_name} needs a calibration, and that needs the whole checkpoint",
@@ -103,7 +110,12 @@ def _recipe(reference: Reference) -> Recipe:
 
 
 def _convert(
-    found: Manifest, pack: Path, recipe: Recipe, limit_bps: int | None, listener: Listener
+    found: Manifest,
+    pack: Path,
+    recipe: Recipe,
+    reference: Reference,
+    limit_bps: int | None,
+    listener: Listener,
 ) -> None:
     """Makes the pack, or what is left of it."""
     from ktcli.assembly.host import team_to_convert
@@ -113,6 +125,12 @@ def _convert(
     head, watcher = pack / manifest.STREAM, Bars(listener)
     require_known_tokenizer(head)
     with closing(HubSupply(found, head, watcher, limit_bps)) as supply:
+        calibration = None
+        if recipe.calibrated:
+            from ktcli.assembly.calibration import kept_calibration
+
+            entry = _entry(reference)
+            calibration = kept_calibration(entry, supply.checkpoint, pack, listener)
         report = convert_source(
             Source(found.repository, supply.checkpoint, supply),
             pack,
@@ -120,6 +138,7 @@ def _convert(
             team_to_convert(None),
             progress=lambda done, total: supply.tell(),
             provenance=Provenance(found.hub, found.repository, found.revision or None),
+            calibration=calibration,
         )
     for remark in report.remarks:
         listener.warn(remark)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
+from ktcli.assembly.convert import convert_entry, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.commands.view.fidelity import calibrated_by
@@ -26,7 +25,7 @@ from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
     from ktcli.assembly.merging import MergedBase
-    from ktcli.weights.conversion import Calibration, Report
+    from ktcli.weights.conversion import Report
     from ktcli.weights.stages import Stages
 
 OutOpt = Annotated[
@@ -45,9 +44,9 @@ CalibrateOpt = Annotated[
     str,
     typer.Option(
         "--calibrate",
-        metavar="auto|off|FILE",
-        help="Make 4-bit formats most precise where activations are large: run the model on this text first, or take an"
-        " importance file or an imatrix in GGUF. Default: auto, what an earlier calibration found.",
+        metavar="auto|built-in|off|FILE",
+        help="Make 4-bit formats most precise where activations are large, as a text (a file or the built-in one), an"
+        " importance file or an imatrix in GGUF tells. Default: auto, what an earlier calibration found.",
     ),
 ]
 AdapterOpt = Annotated[
@@ -82,9 +81,9 @@ def convert(
     Needs little memory, whatever the size of the model. After an interruption, the same command
     continues where it stopped.
 
-    --calibrate with a text runs the model on it, once: which columns of its matrices matter is kept in the
-    library, for all formats. auto uses what is kept there, but not for a model named with its formats;
-    off does not. For a text called auto or off, write ./auto.
+    --calibrate with a text runs the model on it, once, one layer in memory at a time: which columns of its
+    matrices matter is kept in the library, for all formats. auto uses what is kept there, but not for a model
+    named with its formats; off does not. For a text called auto, built-in or off, write ./auto.
 
     --adapter merges a LoRA adapter: its update is added to the checkpoint's weights in f32, before they
     are rounded. The result is a model of its own.
@@ -103,7 +102,7 @@ def convert(
 
       kt convert model-Q4_K_M.gguf --experts int4-g32
 
-      kt convert qwen3-30b-a3b --calibrate notes.txt
+      kt convert qwen3-30b-a3b --calibrate built-in
 
       kt convert kimi-k2 --calibrate imatrix.gguf
 
@@ -129,7 +128,9 @@ def convert(
     merged = _merged(entry, adapter, name, target, calibrate)
     if calibrate == _AUTO and (merged or (reference.formats and not recipe.calibrated)):
         calibrate = _NEVER  # the library knows the model without the adapter; formats by name are those and no others
-    recipe, found = _calibrated(entry, recipe, calibrate, target, threads)
+    from ktcli.assembly.calibration import calibrated
+
+    recipe, found = calibrated(entry, recipe, calibrate, threads, out, target)
     report = convert_entry(
         entry, recipe, target, threads=threads, calibration=found, merged=merged, listener=out
     )
@@ -142,25 +143,6 @@ def convert(
 
 
 convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
-
-
-def _calibrated(
-    entry: Entry, recipe: Recipe, calibrate: str, target: Path | None, threads: int | None
-) -> tuple[Recipe, Calibration | None]:
-    """The recipe with what --calibrate makes of it, and the calibration; None: there is none."""
-    if not recipe.searches:
-        if recipe.calibrated or calibrate not in (_AUTO, _NEVER):
-            recipe = replace(recipe, calibrated=False)
-            out.warn(
-                f"--calibrate has no effect on {recipe.name}: only 4-bit formats choose their scales"
-            )
-        return recipe, None
-    from ktcli.assembly.calibration import calibration
-
-    changed = replace(recipe, calibrated=True)
-    place = target or pack_folder(entry, changed)
-    found = calibration(entry, calibrate, place, threads, out)
-    return (recipe, None) if found is None else (changed, found)
 
 
 def _checkpoint(model: str, *, merging: bool) -> Entry:

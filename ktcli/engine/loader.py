@@ -7,7 +7,7 @@ arena over all nodes. A `TensorSource` provides the bytes; the tensor's role and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -100,11 +100,32 @@ def load(
         skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
             it lies; it takes no memory but for pages shared with others.
     """
-    kept = _kept(model, skip)
+    tensors = [each for each in model.tensors if only is None or each.role is only]
+    return load_tensors(tensors, recipe, source, pool, progress, kept=_kept(model, skip))
+
+
+def load_tensors(
+    tensors: Sequence[Tensor],
+    recipe: Recipe,
+    source: TensorSource,
+    pool: Pool,
+    progress: Progress | None = None,
+    *,
+    kept: Mapping[str, tuple[range, ...]] | None = None,
+) -> Tensors:
+    """Reserves memory for some tensors of a model, fills it, and returns the tensors.
+
+    Args:
+        kept: the runs of consecutive matrices of each that are filled; None: all.
+    """
     places = [
-        _WeightPlace.of(tensor, recipe, pool.node_threads, kept[tensor.name])
-        for tensor in model.tensors
-        if only is None or tensor.role is only
+        _WeightPlace.of(
+            tensor,
+            recipe,
+            pool.node_threads,
+            (range(tensor.count),) if kept is None else kept[tensor.name],
+        )
+        for tensor in tensors
     ]
     nodes = range(len(pool.node_threads))
     node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]

@@ -1,39 +1,58 @@
 """Measures the size of each matrix's inputs while a model reads a text; a calibrated conversion weights errors by it.
 
-The error of a product is the error of each weight times the input of its column; so a column whose inputs are
-large counts more. The model is run in torch, in f32, from a conversion of it, all layers in memory; the text is read
-in windows, several at a time, so that each matrix is un-packed once for some thousand tokens.
+The error of a product is the error of each weight times the input of its column; so a column whose inputs are large
+counts more. The text goes through the model stage by stage, all of it through one stage before the next: a stage is one
+layer, or a few that attend to what the first of them has chosen. Its weights come from the checkpoint, are encoded in 8
+bits, and are forgotten behind it; of the text only the residual is kept. Sums are made row by row, in f64, in the order
+of the text, so they do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ktcli.engine.device.cache import DeviceCache
-from ktcli.engine.device.weights import load_device
-from ktcli.engine.loader import PackSource, expert_rows
+from ktcli.engine.forms import expanded_spans, how_to_read
+from ktcli.engine.kvcache import PageLayout
+from ktcli.engine.loader import load_tensors
 from ktcli.engine.pagetable import pages_for
-from ktcli.models import Model, build
-from ktcli.native import Pool
-from ktcli.ops.kvformat import F32_CACHE
+from ktcli.engine.states import StateLayout
+from ktcli.errors import KtError
+from ktcli.measure.encoded import EncodedSource
+from ktcli.measure.stage_files import StageFiles
+from ktcli.models import Model
+from ktcli.native import Batch, Pool, Program, Run
+from ktcli.ops.layout import layout_of
+from ktcli.ops.native import Apart, Assembled, Places, assemble
 from ktcli.ops.operation import Operation
+from ktcli.ops.part import ModelPart
+from ktcli.ops.passes import reuse_buffers
+from ktcli.ops.recording import Recorder, Recording
+from ktcli.ops.state import LayerState
+from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Linear
-from ktcli.ops.tensors import Cut, Role, Tensor
-from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend
-from ktcli.ops.torch.functions import Rows, product, swiglu
-from ktcli.ops.torch.kernels import EXACT
-from ktcli.ops.torch.packed import PackedStack, unpack
+from ktcli.ops.tensors import Tensor
+from ktcli.weights.check import kept_in_f32
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.importance import Importance, measured, steps_of
-from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe, stored_bytes
+from ktcli.weights.storage import Reader
 
 WINDOW = 512  # tokens read from an empty cache
 AT_ONCE = 4  # windows read together
+# Down is not rotated, so that what it reads can be looked at as it is.
+RECIPE = Recipe(FORMATS["int8"], FORMATS["int8"], down=FORMATS["int8-row"])
+_PAGES = pages_for(WINDOW)
+_BLOCK_ROWS = 64  # squared at a time: they stay in the cache
+
+Rows = NDArray[np.float32]
+Ids = NDArray[np.int32]
+Progress = Callable[[int, int], None]  # stages done, stages in all
 
 
 @dataclass
@@ -47,120 +66,272 @@ class _Sums:
     def of(cls, tensor: Tensor) -> _Sums:
         return cls(np.zeros((tensor.count, tensor.k)), np.zeros(tensor.count))
 
-    def add(self, index: int, x: torch.Tensor) -> None:
-        """Adds the inputs x [T, K] of matrix `index`."""
-        self.squares[index] += x.double().square().sum(0).numpy()
+    def add(self, index: int, x: Rows) -> None:
+        """Adds the inputs x [T, K] of matrix `index`, row by row."""
+        for start in range(0, len(x), _BLOCK_ROWS):
+            block = np.square(x[start : start + _BLOCK_ROWS], dtype=np.float64)
+            self.squares[index] += block.sum(0)
         self.rows[index] += len(x)
 
 
-class _Listener(TorchBackend):
-    """A backend that sums up the inputs of dense matrices."""
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A part of the forward pass whose weights are in memory at the same time.
 
-    sums: dict[str, _Sums]
+    Attributes:
+        recording: its results are the residual behind it, or what the head reads, and the residual before it, if it
+            reads that.
+        layers: the numbers of its decoder layers.
+        head: the matrix that reads its first result; None: another stage does.
+    """
 
-    def do(self, operation: Operation) -> Any:
-        if isinstance(operation, Linear) and operation.weight.name in self.sums:
-            self.sums[operation.weight.name].add(0, operation.x)
-        return super().do(operation)
+    recording: Recording
+    layers: range = range(0)
+    head: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that its operations name."""
+        found = {}
+        for each in self.recording.records:
+            for name in layout_of(type(each.operation)).weights:
+                tensor = getattr(each.operation, name)
+                if tensor is not None:
+                    found[tensor.name] = tensor
+        return list(found.values())
 
 
-class _Experts(ExpertRunner):
-    """Computes all experts, one after the other, and sums up the inputs of both of their matrices."""
+def _stages(model: Model) -> Iterator[_Stage]:
+    """Yields the stages of a forward pass: the embedding, the layers, and what comes before the head."""
+    recorder = Recorder()
+    out = model.part(recorder, None, 0, 0)
+    yield _Stage(recorder.finish(out))
+    width, last = out.width, model.spec.layers
+    for first, end in pairwise((0, *model.borders, last)):
+        recorder = Recorder()
+        x = entry = recorder.given(width)
+        for number in range(first, end):
+            x = model.layer(recorder, x, number)
+        yield _Stage(recorder.finish(x, entry), range(first, end))
+    recorder = Recorder()
+    entry = recorder.given(width)
+    model.part(recorder, entry, last, last)
+    whole = recorder.finish()
+    for i, each in enumerate(whole.records):
+        product = each.operation
+        if isinstance(product, Linear) and product.weight.part is ModelPart.HEAD:
+            before = Recording(whole.records[:i], whole.buffers, (product.x, entry))
+            yield _Stage(before, head=product.weight)
 
-    def __init__(
-        self,
-        stacks: Sequence[PackedStack],
-        names: Sequence[tuple[str, str]],
-        sums: dict[str, _Sums],
-    ) -> None:
-        self._stacks, self._names, self._sums = stacks, names, sums
 
-    def start(
-        self,
-        layer: int,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        gate: torch.Tensor,
-        *,
-        sent: bool = False,
-    ) -> Any:
-        stack = self._stacks[layer]
-        into_gate_up, into_down = (self._sums[name] for name in self._names[layer])
-        out = x.new_zeros(x.shape[0], stack.down.n)
-        for expert in torch.unique(ids[ids >= 0]).tolist():
-            rows, slots = (ids == expert).nonzero(as_tuple=True)
-            own, extras = x[rows], stack.extras
-            wide = product(own, unpack(stack.gate_up, expert, torch.float32), exact=True)
-            if extras.gate_up_bias is not None:
-                wide = wide + extras.gate_up_bias[expert]
-            hidden = swiglu(wide, stack.down.k, extras.glu)
-            y = product(hidden, unpack(stack.down, expert, torch.float32), exact=True)
-            if extras.down_bias is not None:
-                y = y + extras.down_bias[expert]
-            out.index_add_(0, rows, y * gate[rows, slots][:, None])
-            into_gate_up.add(expert, own)
-            into_down.add(expert, hidden)
-        return out
-
-    def finish(self, pending: Any) -> torch.Tensor:
-        found: torch.Tensor = pending
-        return found
+def need_bytes(model: Model, tokens: int) -> int:
+    """Returns the bytes of the largest stage's weights and of a text's residuals, without buffers."""
+    width = largest = 0
+    for stage in _stages(model):
+        width = max(width, stage.recording.results[0].width)
+        largest = max(largest, sum(stored_bytes(tensor, RECIPE) for tensor in stage.tensors))
+    return largest + 4 * width * tokens
 
 
 def calibrate(
-    path: Pack, pool: Pool, ids: Sequence[int], begin: int | None, progress: Callable[[int], None]
+    checkpoint: Reader,
+    model: Model,
+    pool: Pool,
+    ids: Sequence[int],
+    begin: int | None,
+    progress: Progress = lambda done, total: None,
+    files: StageFiles | None = None,
 ) -> Importance:
     """Returns the importance of the columns of a model's matrices.
 
     Args:
-        path: a conversion of the model.
+        checkpoint: the checkpoint of the model, checked.
+        pool: one team, whose memory lies anywhere.
         ids: the ids of the text.
         begin: the id before each window; None: the model has none.
-        progress: called with the tokens read so far.
+        progress: called with the stages done so far, and those in all.
+        files: what an earlier call with the same arguments has left, to go on from; None: nothing is kept.
+    Raises:
+        BadCheckpoint: a value is NaN, Inf or too large for 8 bits, or a file cannot be read.
+        KtError: a layer computes numbers that are not finite.
     """
-    model = build(path.config).at(WINDOW)
+    model = model.at(WINDOW)
+    recipe = replace(RECIPE, in_f32=kept_in_f32(model, checkpoint))
     sums = {tensor.name: _Sums.of(tensor) for tensor in measured(model)}
-    everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
-    device = torch.device("cpu")
-    loaded = load_device(
-        model, path.recipe, PackSource(path, pool), everything, (device,) * model.spec.layers
-    )
-    runner = _Experts(loaded.stacks, _names(model), sums)
-    step = WINDOW - (begin is not None)
-    windows = [ids[at : at + step] for at in range(0, len(ids), step)]
-    done = 0
-    while windows:
-        size = len(windows[0])
-        some = [each for each in windows[:AT_ONCE] if len(each) == size]
-        windows = windows[len(some) :]
-        read = [([] if begin is None else [begin]) + list(each) for each in some]
-        length, pages = len(read[0]), pages_for(len(read[0]))
-        count = len(read)
-        cache = DeviceCache(
-            model.spec, pages * count, (device,) * model.spec.layers, slots=2 * count, fmt=F32_CACHE
-        )
-        table = torch.tensor([cache.pages.take(pages) for _ in read], dtype=torch.int32)
-        slots = torch.arange(2 * count).view(2, count) if cache.states else None
-        tokens = torch.tensor(read).flatten()
-        rows = Rows(torch.arange(length).repeat(count), table, length, slots, tokens)
-        x = loaded.embedding[tokens].float()
-        inputs = StepInputs(x, (rows,), cache.layers, states=cache.states)
-        listener = _Listener(loaded.weights, inputs, EXACT, runner)
-        listener.sums = sums
-        with torch.inference_mode():
-            model.forward(listener)
-        done += size * len(some)
-        progress(done)
+    batches = [_batch(model, each) for each in _windows(ids, begin)]
+    residuals: list[Rows] = [np.empty((0, 0), np.float32)] * len(batches)
+    stages = list(_stages(model))
+    first = _restored(files, stages, sums, batches, residuals) if files else 0
+    progress(first, len(stages))
+    for done, stage in enumerate(stages[first:], first):
+        # The memory of one stage is given back before that of the next is asked for.
+        source = EncodedSource(checkpoint, recipe, pool)
+        _StageRun(model, stage, source, sums).run(batches, residuals)
+        if files:
+            files.add(done, _arrays(stage, sums), residuals)
+        progress(done + 1, len(stages))
     return Importance(
         {t.name: steps_of(t, sums[t.name].squares, sums[t.name].rows) for t in measured(model)}
     )
 
 
-def _names(model: Model) -> list[tuple[str, str]]:
-    """The names of gate_up and down of each layer with experts."""
-    names = []
-    for layer in expert_rows(model):
-        both = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
-        first, second = sorted(both, key=lambda tensor: tensor.cut is Cut.COLUMNS)
-        names.append((first.name, second.name))
-    return names
+def _arrays(stage: _Stage, sums: Mapping[str, _Sums]) -> list[NDArray[np.float64]]:
+    """The sums of a stage's tensors, in place."""
+    tensors = [*stage.tensors, *([stage.head] if stage.head else [])]
+    own = [sums[tensor.name] for tensor in tensors if tensor.name in sums]
+    return [array for each in own for array in (each.squares, each.rows)]
+
+
+def _restored(
+    files: StageFiles,
+    stages: Sequence[_Stage],
+    sums: Mapping[str, _Sums],
+    batches: Sequence[Batch],
+    residuals: list[Rows],
+) -> int:
+    """Takes over what is done, and returns the number of stages that it is; 0 where files do not fit."""
+    done = files.done()
+    if not 0 < done <= len(stages):
+        return 0
+    width = stages[done - 1].recording.results[0].width
+    behind = files.read_residuals(done - 1)
+    found = [(files.read_sums(i), _arrays(stage, sums)) for i, stage in enumerate(stages[:done])]
+    fits = all(values.size == sum(array.size for array in arrays) for values, arrays in found)
+    if not fits or behind.size != width * sum(batch.rows for batch in batches):
+        return 0
+    for values, arrays in found:
+        _scatter(values, arrays)
+    residuals[:] = [np.empty((batch.rows, width), np.float32) for batch in batches]
+    _scatter(behind, residuals)
+    return done
+
+
+def _scatter(values: NDArray[Any], arrays: Sequence[NDArray[Any]]) -> None:
+    """Fills arrays with values that lie one behind the other."""
+    ends = np.cumsum([array.size for array in arrays])
+    for array, part in zip(arrays, np.split(values, ends[:-1]) if arrays else (), strict=True):
+        array[...] = part.reshape(array.shape)
+
+
+def _windows(ids: Sequence[int], begin: int | None) -> Iterator[list[Ids]]:
+    """Yields the windows that are read together."""
+    before = [] if begin is None else [begin]
+    step = WINDOW - len(before)
+    cut = [np.array([*before, *ids[at : at + step]], np.int32) for at in range(0, len(ids), step)]
+    for first in range(0, len(cut), AT_ONCE):
+        yield cut[first : first + AT_ONCE]
+
+
+def _batch(model: Model, windows: Sequence[Ids]) -> Batch:
+    """The windows as sequences of their own, each with the pages and the state of its place; all rows are outputs."""
+    runs = []
+    for i, ids in enumerate(windows):
+        pages = np.arange(i * _PAGES, i * _PAGES + pages_for(ids.size), dtype=np.int32)
+        how = how_to_read(b"", ids.size, latent=model.spec.latent)
+        spans = expanded_spans(how) if model.spec.latent else []
+        runs.append(
+            Run(
+                ids,
+                0,
+                pages,
+                0,
+                next_state=i if model.spec.sequence_elements else -1,
+                window_pages=pages if model.spec.window else None,
+                expanded=spans[0] if spans else (0, 0),
+            )
+        )
+    return Batch(tuple(runs))
+
+
+class _StageRun:
+    """A stage with its weights in memory, and the program that computes it."""
+
+    def __init__(
+        self, model: Model, stage: _Stage, source: EncodedSource, sums: dict[str, _Sums]
+    ) -> None:
+        self._stage, self._sums, self._top_k = stage, sums, model.spec.top_k
+        rows, pool = AT_ONCE * WINDOW, source.pool
+        states = model.spec.states
+        own = tuple(s if i in stage.layers else LayerState() for i, s in enumerate(states))
+        spec = replace(model.spec, states=own)
+        pages, kept = PageLayout.of(spec), StateLayout.of(spec)
+        loaded = load_tensors(stage.tensors, source.recipe, source, pool)
+        places = Places(loaded.by_name, pages.offsets, kept.offsets, pages.windowed)
+        self._program = program = Program(pool, max_tokens=rows, max_outputs=rows, exact=False)
+        program.keep_hidden()
+        self._made: Assembled = assemble(
+            reuse_buffers(stage.recording), program, places, self._is_measured
+        )
+        room, state_bytes = AT_ONCE * _PAGES, kept.size_bytes
+        program.attach(
+            pool.arena(room * pages.page_bytes), pages.page_bytes,
+            pool.arena(AT_ONCE * state_bytes) if state_bytes else None, state_bytes,
+        )  # fmt: skip
+        if spec.window:
+            program.attach_windows(pool.arena(room * pages.window_bytes), pages.window_bytes)
+
+    def _is_measured(self, operation: Operation) -> bool:
+        """Tells whether what an operation reads is summed up."""
+        if isinstance(operation, Linear):
+            return operation.weight.name in self._sums
+        return isinstance(operation, Experts)
+
+    def run(self, batches: Sequence[Batch], residuals: list[Rows]) -> None:
+        """Computes all batches, and puts the residuals behind the stage in the place of those before it.
+
+        Raises:
+            KtError: one holds a number that is not finite.
+        """
+        program, (out, *entry) = self._program, self._made.results
+        apart = {each.part: each for each in self._made.apart}
+        for at, batch in enumerate(batches):
+            for view in entry:
+                program.rows(view, batch.rows)[:] = residuals[at]
+            for part in range(self._made.parts):
+                looked_at = apart.get(part)
+                if looked_at:
+                    self._before(looked_at, batch.rows)
+                program.run_part(batch, part)
+                if looked_at and looked_at.routing is not None:
+                    self._behind(looked_at, batch.rows)
+            residuals[at] = program.rows(out, batch.rows).copy()
+            if not np.isfinite(residuals[at]).all():
+                layers = self._stage.layers
+                what = f"layer {layers[-1]}" if layers else "the embedding or the last norm"
+                raise KtError(
+                    f"{what} gives numbers that are not finite, so nothing can be calibrated",
+                    hint="kt verify checks the model's files; --calibrate off converts without",
+                )
+            if self._stage.head:
+                self._sums[self._stage.head.name].add(0, residuals[at])
+
+    def _before(self, apart: Apart, rows: int) -> None:
+        """Sums up what a product, or the first of experts, is going to read."""
+        operation = apart.operation
+        if isinstance(operation, Linear):
+            x = self._program.rows(operation.x, rows)
+            self._sums[operation.weight.name].add(0, x)
+        elif isinstance(operation, Experts):
+            x = self._program.rows(operation.x, rows)
+            slots, ends = self._slots(apart, rows)
+            tokens = slots // self._top_k
+            for expert, (first, end) in enumerate(pairwise((0, *ends))):
+                if first < end:
+                    self._sums[operation.gate_up.name].add(expert, x[tokens[first:end]])
+
+    def _behind(self, apart: Apart, rows: int) -> None:
+        """Sums up what the second product of experts has read."""
+        operation = apart.operation
+        assert isinstance(operation, Experts)
+        slots, ends = self._slots(apart, rows)
+        hidden = self._program.hidden(slots.size, operation.down.k)
+        for expert, (first, end) in enumerate(pairwise((0, *ends))):
+            if first < end:
+                self._sums[operation.down.name].add(expert, hidden[first:end])
+
+    def _slots(self, apart: Apart, rows: int) -> tuple[NDArray[np.intp], list[int]]:
+        """The slots of a routing by expert, and by token within one; and where those of each expert end."""
+        assert isinstance(apart.operation, Experts) and apart.routing is not None
+        ids = self._program.routing(apart.routing, rows, self._top_k)[0].reshape(-1)
+        counts = np.bincount(ids, minlength=apart.operation.down.count)
+        return np.argsort(ids, kind="stable"), np.cumsum(counts).tolist()

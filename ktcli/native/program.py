@@ -135,6 +135,11 @@ class Program:
         """Begins the next part of the recording; returns its number."""
         return self._check(self._lib.kt_program_part(self.handle))
 
+    def keep_hidden(self) -> None:
+        """Lets experts leave what their down projections read (`hidden`); called before operations are appended, on a
+        pool of one node."""
+        self._check(self._lib.kt_program_keep_hidden(self.handle))
+
     def finish(self) -> int:
         """Reserves buffers and scratch memory; returns their bytes."""
         size = self._ffi.new("size_t *")
@@ -323,6 +328,13 @@ class Program:
         require(ids != self._ffi.NULL, "no such routing")
         shape = (n, top_k)
         return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
+
+    def hidden(self, slots: int, width: int) -> F32Array:
+        """Returns what the down projections of the experts that ran last read, [slots, width] in place: by expert, and
+        by token within one; valid until the next run."""
+        pointer = self._lib.kt_program_hidden(self.handle)
+        require(pointer != self._ffi.NULL, "nothing hidden is kept")
+        return self._array(pointer, (slots, -(-width // 16) * 16), np.float32)[:, :width]
 
     def chosen(self, routing: int) -> NDArray[np.int64]:
         """Returns the number of times that each expert was chosen since the program was made, [E] in place: read

@@ -6,7 +6,7 @@ Each record becomes one call, packed by field name (`Program.append`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,21 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """An operation that is a part of a program by itself.
+
+    Attributes:
+        part: the number of that part.
+        operation: the operation, with views of the program.
+        routing: the number of the routing that it reads; None: it reads none.
+    """
+
+    part: int
+    operation: Operation
+    routing: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Assembled:
     """A program made of a recording, and where its results lie.
 
@@ -57,36 +72,59 @@ class Assembled:
         products: of each tensor that rows are multiplied with, the products that an adapter may change: the number of
             the operation, and the part of it.
         norms: of each gain the norms that have it, by their numbers.
+        parts: the number of parts of the program.
+        apart: the operations that are parts by themselves, as asked.
     """
 
     results: tuple[View, ...]
     routings: tuple[int, ...]
     products: Mapping[str, Sequence[tuple[int, int]]]
     norms: Mapping[str, Sequence[int]]
+    parts: int = 1
+    apart: tuple[Apart, ...] = ()
 
 
-def assemble(recording: Recording, program: Program, places: Places) -> Assembled:
+def assemble(
+    recording: Recording,
+    program: Program,
+    places: Places,
+    is_apart: Callable[[Operation], bool] = lambda operation: False,
+) -> Assembled:
     """Appends every record of a recording to a new program, finishes the program, and returns where its results
-    lie."""
+    lie.
+
+    Args:
+        is_apart: tells whether an operation becomes a part by itself, so that its operands can be looked at.
+    """
     for buffer in recording.buffers:
         program.buffer(buffer.width, outputs=buffer.outputs)
     numbers: dict[Number, int] = {}
     routings: list[int] = []
     products: dict[str, list[tuple[int, int]]] = {}
     norms: dict[str, list[int]] = {}
+    apart: list[Apart] = []
+    part = 0
     for each in recording.records:
         name = each.operation.name
-        for part, tensor in enumerate(_multiplied(each.operation)):
-            products.setdefault(tensor.name, []).append((len(program.labels), part))
+        for which, tensor in enumerate(_multiplied(each.operation)):
+            products.setdefault(tensor.name, []).append((len(program.labels), which))
         if isinstance(each.operation, (Norm, LayerNorm)) and each.operation.gain is not None:
             norms.setdefault(each.operation.gain.name, []).append(len(program.labels))
+        alone = is_apart(each.operation)
+        if program.labels and (alone or (apart and apart[-1].part == part)):
+            part = program.part()
+        if alone:
+            routed = layout_of(type(each.operation)).routing
+            routing = numbers[getattr(each.operation, routed)] if routed else None
+            apart.append(Apart(part, each.operation, routing))
         told = dict(_told(each.operation, places, numbers, FORMATS[program.cache].element_bytes))
         first = program.append(name, (*each.outs, *each.operands), **told)
         numbers |= {number: first + i for i, number in enumerate(each.numbers)}
         if isinstance(each.operation, Route):
             routings.append(first)
     program.finish()
-    return Assembled(recording.results, tuple(routings), products, norms)
+    results, found = recording.results, tuple(routings)
+    return Assembled(results, found, products, norms, part + 1, tuple(apart))
 
 
 def _multiplied(operation: Operation) -> tuple[Tensor, ...]:

@@ -104,6 +104,10 @@ class Recorder(Backend):
         """Returns the recording of all operations so far, with `results` as the views that are read in the end."""
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
+    def given(self, width: int) -> View:
+        """Returns the view of a new buffer, whose rows the caller of the program writes before each run."""
+        return self._buffer(width, False)
+
     def begin_layer(self, layer: int | None) -> None:
         """Sets the decoder layer of the records that follow; None: they belong to no layer."""
         self._layer = layer

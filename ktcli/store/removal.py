@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Collection, Iterator
@@ -122,6 +123,21 @@ def _streams() -> Iterator[Path]:
         lock = places.lock_path(path.parent.name.partition("@")[0])
         if (path.parent / manifest.PACK).is_file() and smallfiles.holder(lock) is None:
             yield path
+
+
+def calibrating_folder(key: str) -> Path:
+    """Returns this process's folder for a calibration, which need not exist: the one that a process that was stopped
+    in the same calibration has left, if there is one.
+
+    Args:
+        key: names the calibration, with letters and digits.
+    """
+    own = config.home() / f"{CALIBRATING}{os.getpid()}-{key}"
+    for path in sorted(config.home().glob(f"{CALIBRATING}[0-9]*-{key}")):
+        if not own.exists() and not _is_running(path.name.split("-")[1]):
+            with contextlib.suppress(OSError):  # another process was faster
+                path.rename(own)
+    return own
 
 
 def _is_running(process: str) -> bool:

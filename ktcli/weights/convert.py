@@ -31,7 +31,7 @@ from ktcli.weights.conversion import (
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
 from ktcli.weights.importance import UNKNOWN
-from ktcli.weights.losses import losses, overall
+from ktcli.weights.losses import losses, overall, weighted
 from ktcli.weights.manifest import format_names
 from ktcli.weights.pack import WeightFile, weight_files
 from ktcli.weights.reader import open_checkpoint
@@ -200,7 +200,9 @@ def _made(work: _Work, file: WeightFile, written: int) -> FileRecord:
             work.progress(written + writer.size_bytes, target.plan.weight_bytes)
         assert writer.size_bytes == file.size_bytes, f"{file.name} differs from the plan"
         digest = writer.finish()
-    record = FileRecord(file.name, file.size_bytes, digest, *losses(encoder.sums))
+    by_importance = weighted(encoder.sums) if target.plan.recipe.calibrated else {}
+    figures = (*losses(encoder.sums), by_importance)
+    record = FileRecord(file.name, file.size_bytes, digest, *figures)
     encoder.sums.clear()
     return record
 

@@ -24,6 +24,12 @@ def losses(sums: Mapping[TensorKind, PackError]) -> tuple[ByKind, ByKind]:
     return errors, {name: _cosine(each) for name, each in there.items()}
 
 
+def weighted(sums: Mapping[TensorKind, PackError]) -> ByKind:
+    """Returns the relative error of each kind of tensor, with each column weighted by its importance."""
+    there = {kind.value: sums[kind] for kind in TensorKind if kind in sums}
+    return {name: _relative(each.out_error, each.out_square) for name, each in there.items()}
+
+
 def overall(files: Sequence[WeightFile], manifest: Manifest) -> ByKind:
     """Returns the relative error of the whole model: root mean square over the files, by elements of each kind of
     tensor.

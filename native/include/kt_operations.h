@@ -302,6 +302,12 @@ typedef struct kt_experts {
     const float *down_bias;         /* [experts][H], or NULL */
 } kt_experts;
 KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view x, const kt_experts *experts);
+/* Called before operations are recorded, on one node: experts leave what down reads, glu(...), to be looked at. */
+KT_API int kt_program_keep_hidden(kt_program *program);
+/* What the experts of the part that ran last left: a row for each slot of their routing, by expert and by token within
+ * one, each I rounded up to 16 floats behind the one before; with a down that rotates what it reads, rotated. NULL:
+ * nothing is kept. */
+KT_API const float *kt_program_hidden(const kt_program *program);
 
 /* out [I] = glu(gate, up);  x [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
  * alternate, as the packed gate_up matrix gives them; without a gate x [I] is up. */

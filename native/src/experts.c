@@ -169,3 +169,19 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *
     record(p, o, x);
     return KT_OK;
 }
+
+int kt_program_keep_hidden(kt_program *p)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    if (p->operations || p->n_nodes > 1)
+        return program_fail(p, KT_ERR_SHAPE, "keep_hidden must be asked for before operations are recorded, on one node");
+    p->keeps_hidden = 1;
+    return KT_OK;
+}
+
+const float *kt_program_hidden(const kt_program *p)
+{
+    return p->keeps_hidden && p->finished ? (const float *)(const void *)p->nodes[0].scratch : NULL;
+}

@@ -194,7 +194,7 @@ static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
 static int has_whole_rows(const moe *o, const worker *w, const groups *g)
 {
     int updated = o->down_updates >= 0 && w->batch->adapted;    /* A reads the rows as they are */
-    return o->kind != ACT_F32 && !o->largest && !o->down->rotation && !updated &&
+    return o->kind != ACT_F32 && !o->largest && !o->down->rotation && !updated && !w->program->keeps_hidden &&
            pairs_per_task(o, w, g) == pairs_of(o, w);
 }
 

@@ -191,6 +191,7 @@ struct kt_program {
     LIST(selection) selections;
     LIST(struct adaptable) adaptables;  /* products that adapters may update (lowrank.h) */
     LIST(struct adaptable_gain) gains;  /* norms that they may replace */
+    int32_t keeps_hidden;           /* experts leave what down reads in the scratch of their node, as f32 */
     int32_t adapters, ranks;        /* that runs may name, and the most ranks of one product's updates; 0: none */
     int32_t inner[2];               /* buffers of what their A make of rows, one for each domain; -1: none yet */
     LIST(phase) phases;

@@ -62,6 +62,21 @@ def test_a_folder_is_converted_once(
     assert ask("--temperature", "5", "--seed", "1")[0]["ids"] != first["ids"]
 
 
+def test_an_importance_in_the_library_is_used(
+    checkpoint: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the conversion that a chat makes, not for one of formats by name."""
+    (tmp_path / "text").write_text("def add(a, b):\n    return a + b\n" * 30)
+    calibrate = ["--calibrate", str(tmp_path / "text"), "--out", str(tmp_path / "pack")]
+    assert main(["convert", str(checkpoint), *calibrate]) == 0
+    for name in (str(checkpoint), f"{checkpoint}@int4-int8"):
+        assert main(["chat", name, "hello", "--max-tokens", "1"]) == 0
+    assert [name.partition("@")[2] for name in packs(home)] == ["int4-calibrated-int8", "int4-int8"]
+    layer = "layer-00001.safetensors"
+    made = home / "packs" / packs(home)[0] / layer
+    assert made.read_bytes() == (tmp_path / "pack" / layer).read_bytes()
+
+
 def test_a_changed_folder_is_converted_again(
     checkpoint: Path, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

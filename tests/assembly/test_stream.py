@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from assembly.streamed import CHUNK, HEADER, N_SHARDS, NAME, Case, contents_of, make_case, weights
 from store.fake_hub import COMMIT, Fault, Hub, serve
@@ -23,11 +24,18 @@ from ktcli.assembly.supply import HubSupply
 from ktcli.errors import BadCheckpoint, HubError
 from ktcli.hardware.disk import read_disk
 from ktcli.main import main
+from ktcli.models import build
+from ktcli.native import Pool
 from ktcli.output import out
-from ktcli.store import contents, library, transfer
+from ktcli.store import contents, importances, library, transfer
 from ktcli.store.partial import PartialFile
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
+from ktcli.weights.conversion import Calibration
+from ktcli.weights.convert import convert
+from ktcli.weights.importance import Importance, measured
+from ktcli.weights.importance_file import ImportanceFile
+from ktcli.weights.recipe import Recipe
 from ktcli.weights.writer import FileWriter
 
 BLOCKS = 2 * 4096  # of a file, of which a block is given back only as a whole
@@ -73,6 +81,30 @@ def test_a_stream_gives_the_pack_of_a_pull_and_a_conversion(hub: Hub, case: Case
     assert entry == library.resolve(NAME)
     for name, size in weights(case[0]).items():
         assert size <= hub.sent[name] <= size + HEADER
+
+
+def test_an_importance_in_the_library_is_used(hub: Hub, case: Case, tmp_path: Path) -> None:
+    model = build(json.loads(case[0]["config.json"]))
+    rng = np.random.default_rng(0)
+    steps = {t.name: rng.integers(-40, 40, (t.count, t.k), np.int8) for t in measured(model)}
+    source = f"the text with SHA-256 {64 * 'a'}, up to 256 tokens, method 3"
+    found, data = ImportanceFile(Importance(steps), model.spec.family, 64 * "b", source).encoded()
+    path = importances.path_of(parse(NAME).name, found.identity)
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    entry = stream_model(parse(NAME))
+    assert entry.formats == "int4-calibrated-int8"
+    for name, content in case[0].items():
+        (tmp_path / "checkpoint" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "checkpoint" / name).write_bytes(content)
+    calibration = Calibration(found.identity, found.importance)
+    convert(
+        tmp_path / "checkpoint", tmp_path / "pack", Recipe.named("int4", "int8"), Pool(1),
+        calibration=calibration,
+    )  # fmt: skip
+    made, wanted = contents_of(entry.path), contents_of(tmp_path / "pack")
+    assert {**made, "kt.json": b""} == {**wanted, "kt.json": b""} != {**case[1], "kt.json": b""}
 
 
 def test_a_stream_has_the_formats_that_the_checkpoint_speaks_for(hub: Hub, capsys) -> None:

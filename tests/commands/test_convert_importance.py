@@ -13,6 +13,7 @@ from commands.test_convert import stopped_at
 from imatrices import write_imatrix
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
+from ktcli.commands.view.fidelity import error_report, render_report
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.native import Pool
@@ -116,6 +117,14 @@ def test_a_calibrated_conversion_is_repaired_and_shown(source: Path, home: Path,
     assert shown["int4-calibrated-int8"].startswith("the imatrix with SHA-256 ")
     assert main(["show", str(source)]) == 0
     assert "  calibrated by the imatrix with SHA-256 " in capsys.readouterr().out
+    for path, calibrated in ((pack, True), (other, False)):
+        report = error_report(path)
+        assert report is not None
+        assert ("by importance" in render_report("", report, layers=True)) is calibrated
+        for row in report["files"]:
+            assert (row.get("weighted", {}).keys() == row["error"].keys()) is calibrated
+            of = row["error"]["experts"] if "layer" in row["file"] else None
+            assert not calibrated or of is None or 0 < row["weighted"]["experts"] < of
     layer = pack / "layer-00001.safetensors"
     layer.write_bytes(layer.read_bytes()[:-9] + bytes(9))
     name = f"{source}@int4-calibrated-int8"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import re
-from dataclasses import replace
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,19 +22,20 @@ import pytest
 from convert import convert_checkpoint
 from imatrices import write_imatrix
 from numpy.typing import NDArray
-from weights.fake_checkpoint import QWEN3, random_checkpoint
+from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
 from ktcli.main import main
 from ktcli.measure import calibrate as under_test
+from ktcli.measure.stage_files import StageFiles
 from ktcli.models import build
+from ktcli.models.model import DecoderModel
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.resources import data_path
-from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.gguf.imatrix import read_imatrix
-from ktcli.weights.importance import MOST_STEPS, measured, numbers_of, steps_of
-from ktcli.weights.manifest import parse_pack
+from ktcli.weights.importance import MOST_STEPS, Importance, measured, numbers_of, steps_of
 from ktcli.weights.pack import Pack
+from ktcli.weights.reader import open_checkpoint
 
 NAMES = {  # in a file of llama.cpp, by the tensor of a layer
     "attn.qkv": ("attn_q", "attn_k", "attn_v"),
@@ -38,16 +46,46 @@ NAMES = {  # in a file of llama.cpp, by the tensor of a layer
 TEXT = "def add(a, b):\n    return a + b\n" * 30
 
 
+Sums = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
 @pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    folder = tmp_path_factory.mktemp("calibrate")
-    checkpoint = random_checkpoint(folder / "checkpoint", QWEN3)
-    return Pack.open(convert_checkpoint(checkpoint, folder / "pack", experts="f32", dense="f32"))
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("calibrate") / "checkpoint", QWEN3)
 
 
-def test_the_first_products_inputs_are_the_normed_embeddings(pack: Pack) -> None:
-    model, ids = build(pack.config), list(range(3, 40))
-    found = under_test.calibrate(pack, Pool(1), ids, None, lambda done: None)
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Sums:
+    """Notes the sums of each tensor."""
+    found: Sums = {}
+
+    def noted(tensor: Tensor, squares: NDArray[Any], rows: NDArray[Any]) -> NDArray[np.int8]:
+        found[tensor.name] = squares.copy(), rows.copy()
+        return steps_of(tensor, squares, rows)
+
+    monkeypatch.setattr(under_test, "steps_of", noted)
+    return found
+
+
+def calibrate(
+    source: Path,
+    ids: Sequence[int],
+    begin: int | None = None,
+    threads: int = 1,
+    progress: under_test.Progress = lambda done, total: None,
+    folder: Path | None = None,
+) -> Importance:
+    files = StageFiles(folder) if folder else None
+    with closing(open_checkpoint(source)) as checkpoint:
+        model = build(checkpoint.config)
+        return under_test.calibrate(checkpoint, model, Pool(threads), ids, begin, progress, files)
+
+
+def test_the_first_products_inputs_are_the_normed_embeddings(source: Path) -> None:
+    ids = list(range(3, 40))
+    found = calibrate(source, ids)
+    pack = Pack.open(convert_checkpoint(source, source.parent / "f32", experts="f32", dense="f32"))
+    model = build(pack.config)
     tensors = {tensor.name: tensor for tensor in model.tensors}
     table, gain = (
         np.fromfile(at.path, kind, at.size_bytes // np.dtype(kind).itemsize, offset=at.offset)
@@ -63,33 +101,104 @@ def test_the_first_products_inputs_are_the_normed_embeddings(pack: Pack) -> None
     np.testing.assert_allclose(row, shares, rtol=2**0.07 - 1)
 
 
-def test_every_expert_has_an_importance(pack: Pack) -> None:
+def test_every_expert_has_an_importance(source: Path) -> None:
     """Whether any token came to it or not; in bounds, with a mean near 1."""
-    model = build(pack.config)
-    found = under_test.calibrate(pack, Pool(1), [5], None, lambda done: None)
-    for tensor in measured(model):
+    found = calibrate(source, [5])
+    with closing(open_checkpoint(source)) as checkpoint:
+        tensors = measured(build(checkpoint.config))
+    for tensor in tensors:
         steps = found.steps[tensor.name]
         assert steps.shape == (tensor.count, tensor.k)
         assert np.abs(steps.astype(int)).max() <= MOST_STEPS
         assert np.abs(numbers_of(steps).mean(1) - 1).max() < 0.1, tensor.name
 
 
+def equal(one: Sums, other: Sums) -> bool:
+    return one.keys() == other.keys() and all(
+        (one[name][i] == other[name][i]).all() for name in one for i in (0, 1)
+    )
+
+
+@pytest.mark.parametrize("config", [QWEN3, DEEPSEEK3], ids=["qwen3", "deepseek"])
+def test_any_number_of_threads_gives_the_same_sums(
+    config: dict[str, Any], tmp_path: Path, sums: Sums
+) -> None:
+    """Windows of 512, the last of them shorter, that share steps and that do not."""
+    source = random_checkpoint(tmp_path / "checkpoint", config)
+    ids = (np.arange(2600) * 37 % 90).tolist()
+    calibrate(source, ids, 1, threads=1)
+    alone = dict(sums)
+    calibrate(source, ids, 1, threads=4)
+    assert len(sums) > 10 and equal(sums, alone)
+
+
+def test_layer_by_layer_is_as_all_layers_at_once(
+    source: Path, sums: Sums, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (np.arange(700) * 37 % 90).tolist()
+    calibrate(source, ids)
+    by_layer = dict(sums)
+    monkeypatch.setattr(DecoderModel, "borders", ())
+    calibrate(source, ids)
+    assert equal(sums, by_layer)
+
+
+@pytest.mark.parametrize("harm", ["", "residuals", "sums", "no room"])
+def test_a_stopped_run_is_continued(
+    harm: str, source: Path, sums: Sums, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was done, and with the same sums; where files are damaged or missing, from the beginning."""
+    ids, told = (np.arange(700) * 37 % 90).tolist(), list[int]()
+    calibrate(source, ids)
+    whole = dict(sums)
+    sums.clear()
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        if harm == "no room":
+            patch.setattr("ktcli.smallfiles.write", full)
+        calibrate(source, ids, progress=stop, folder=tmp_path / "begun")
+    for path in (tmp_path / "begun").glob(f"{harm or 'none'}*"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    calibrate(source, ids, progress=lambda n, _: told.append(n), folder=tmp_path / "begun")
+    assert equal(sums, whole)
+    assert told == list(range(0 if harm else 3, 6))
+
+
+def full(*args: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_windows_are_read_from_an_empty_cache(source: Path, sums: Sums) -> None:
+    """A text of two windows has the sums of each window alone."""
+    ids = (np.arange(1000) * 37 % 90).tolist()
+    calibrate(source, ids)
+    both = dict(sums)
+    parts = []
+    for part in (ids[: under_test.WINDOW], ids[under_test.WINDOW :]):
+        calibrate(source, part)
+        parts.append(dict(sums))
+    for name, (squares, rows) in both.items():
+        assert (rows == parts[0][name][1] + parts[1][name][1]).all(), name
+        np.testing.assert_allclose(squares, parts[0][name][0] + parts[1][name][0], rtol=1e-12)
+
+
 def test_an_imatrix_of_the_same_inputs_gives_the_same_bytes(
-    tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, sums: Sums
 ) -> None:
     """For each expert and each dense matrix; a file has the sums as f32."""
-    sums: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-
-    def noted(tensor: Tensor, squares: NDArray[Any], rows: NDArray[Any]) -> NDArray[np.int8]:
-        for name in NAMES.get(tensor.name.partition(".")[2].partition(".")[2], ()):
-            sums[f"blk.{tensor.layer}.{name}.weight"] = squares, rows
-        return steps_of(tensor, squares, rows)
-
-    monkeypatch.setattr(under_test, "steps_of", noted)
-    found = under_test.calibrate(pack, Pool(1), list(range(3, 60)), None, lambda done: None)
-    path = write_imatrix(tmp_path / "i.gguf", sums)
-    with Checkpoint(pack.path.parent / "checkpoint") as checkpoint:
-        read = read_imatrix(path, build(pack.config), checkpoint, "model")
+    found = calibrate(source, list(range(3, 60)))
+    stored = {
+        f"blk.{name.split('.')[1]}.{other}.weight": both
+        for name, both in sums.items()
+        for other in NAMES.get(name.partition(".")[2].partition(".")[2], ())
+    }
+    path = write_imatrix(tmp_path / "i.gguf", stored)
+    with closing(open_checkpoint(source)) as checkpoint:
+        read = read_imatrix(path, build(checkpoint.config), checkpoint, "model")
     assert read.missing == ("lm_head",)
     assert len(read.importance.steps) == len(found.steps) - 1 == 12
     for name, steps in read.importance.steps.items():
@@ -99,11 +208,10 @@ def test_an_imatrix_of_the_same_inputs_gives_the_same_bytes(
 def test_a_calibrated_conversion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is run once; then its importance is there, also without PyTorch, and gives the same bytes."""
+    """The model is run once; then its importance is there, and gives the same bytes."""
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("ktcli.assembly.calibration.TOKENS", 256)
     (tmp_path / "text").write_text(TEXT)
-    (tmp_path / "other").write_text(TEXT.upper())
     source = str(data_path("profiles", "kt-mini"))
 
     def convert(name: str, *arguments: str) -> tuple[int, str]:
@@ -119,35 +227,46 @@ def test_a_calibrated_conversion(
     digest = kept.stem.rpartition("-")[2]
     assert document["recipe"]["experts"] == "int4-calibrated"
     assert re.fullmatch(
-        rf"the text with SHA-256 \w{{64}}, up to 256 tokens, method 2; importance with SHA-256 {digest}\w{{48}}",
+        rf"the text with SHA-256 \w{{64}}, up to 256 tokens, method 3; importance with SHA-256 {digest}\w{{48}}",
         document["calibration"],
     )
     assert not list((tmp_path / "home").glob("calibrate-*"))
-    monkeypatch.setattr("ktcli.assembly.calibration.torch_installed", lambda: False)
+    monkeypatch.setattr(under_test, "calibrate", None)
     assert convert("two", *text) == (0, "")
     assert convert("three", "--experts", "int4-calibrated")[0] == 0
     for name in ("two", "three"):
         assert (tmp_path / name / "kt.json").read_bytes() == manifest
-    assert (
-        "PyTorch, which is not installed"
-        in convert("no", "--calibrate", str(tmp_path / "other"))[1]
-    )
     kept.unlink()
     assert convert("one", *text) == (0, "")  # nothing is left to be written
-    _as_before(tmp_path / "one", document["calibration"])
-    assert convert("one", *text) == (0, "")
     assert not (tmp_path / "no").exists() and not list(kept.parent.iterdir())
 
 
-def _as_before(pack: Path, identity: str) -> None:
-    """Makes the manifest one of a kt that kept no importance."""
-    was = re.sub(
-        r"the text with (SHA-256 \w+), up to (256 tokens), (method 2);.*",
-        r"\3, \2 of the text with \1",
-        identity,
-    )
-    found, _ = parse_pack((pack / "kt.json").read_bytes())
-    (pack / "kt.json").write_bytes(replace(found, calibration=was).encode())
+@pytest.mark.thorough
+def test_kills_at_any_moment(tmp_path: Path) -> None:
+    """Leave what the next run goes on from; in the end the same bytes, and nothing else."""
+    text, environment = tmp_path / "text", {**os.environ, "KT_HOME": str(tmp_path / "home")}
+    text.write_text(TEXT * 40)
+    line = [sys.executable, "-m", "ktcli", "convert", str(data_path("profiles", "kt-mini"))]
+    line += ["--calibrate", str(text), "--out"]
+    subprocess.run([*line, "whole"], cwd=tmp_path, env=environment, check=True)
+    (kept,) = (tmp_path / "home" / "importance").iterdir()
+    wanted = kept.read_bytes()
+    kept.unlink()
+    draw, behind = random.Random(1), 0
+    for stage in range(6):
+        with subprocess.Popen([*line, "killed"], cwd=tmp_path, env=environment) as running:
+            while running.poll() is None and behind <= stage:
+                with suppress(FileNotFoundError):  # the folder gets the name of the next process
+                    files = (tmp_path / "home").glob("calibrate-*/residuals-*[0-9]")
+                    behind = max((1 + int(path.name[-5:]) for path in files), default=behind)
+            time.sleep(draw.uniform(0, 0.05))
+            running.kill()
+    assert behind == 6
+    subprocess.run([*line, "killed"], cwd=tmp_path, env=environment, check=True)
+    assert kept.read_bytes() == wanted
+    assert not list((tmp_path / "home").glob("calibrate-*"))
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -178,6 +297,22 @@ def test_texts_that_say_nothing(
     assert words in said.err and said.err.count("\n") == 2 and said.out == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"auto", "home"}
     assert not (tmp_path / "home").exists() or not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+def test_the_built_in_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is small, is not what kt eval reads, and has a word of --calibrate."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ktcli.assembly.calibration.TOKENS", 256)
+    path, other = (data_path("profiles", "text", f"{n}.txt") for n in ("calibration", "python"))
+    assert path.stat().st_size <= 256 << 10
+    lines = {line.strip() for line in path.read_text().splitlines() if len(line.strip()) > 30}
+    assert lines.isdisjoint(line.strip() for line in other.read_text().splitlines())
+    arguments = ["--out", str(tmp_path / "pack"), "--calibrate", "built-in"]
+    assert main(["convert", str(data_path("profiles", "kt-mini")), *arguments]) == 0
+    identity = json.loads((tmp_path / "pack" / "kt.json").read_text())["calibration"]
+    assert identity.startswith(f"the text with SHA-256 {sha256(path.read_bytes()).hexdigest()}, ")
 
 
 def test_a_text_from_a_pipe(

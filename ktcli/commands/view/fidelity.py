@@ -44,7 +44,12 @@ def error_report(path: Path) -> dict[str, Any] | None:
     chosen = [format_of_kind(kind, pack.recipe) for kind in WORDS]
     formats = {kind.value: fmt.name for kind, fmt in zip(WORDS, chosen, strict=True)}
     files = [
-        {"file": record.name, "error": dict(record.error), "cosine": dict(record.cosine)}
+        {
+            "file": record.name,
+            "error": dict(record.error),
+            "cosine": dict(record.cosine),
+            **({"weighted": dict(record.weighted)} if record.weighted else {}),
+        }
         for record in pack.manifest.files
     ]
     error = {kind.value: whole[kind.value] for kind in WORDS if kind.value in whole}
@@ -90,16 +95,21 @@ def render_report(
 
 
 def _layers(report: dict[str, Any]) -> str:
-    """The table of errors by layer, and of cosines between the outputs of its matrices and of the checkpoint's."""
+    """The table of errors by layer, of those weighted by importance, and of cosines between the outputs of its matrices
+    and of the checkpoint's."""
     there = [kind for kind in WORDS if any(kind.value in row["error"] for row in report["files"])]
-    head = ("  layer", *(part for kind in there for part in (WORDS[kind], "cosine")))
+    columns = {"error": "{:.2%}", "weighted": "{:.2%}", "cosine": "{:.5f}"}
+    if not any(row.get("weighted") for row in report["files"]):
+        del columns["weighted"]
+    names = {"weighted": "by importance", "cosine": "cosine"}
+    head = ("  layer", *(names.get(key, WORDS[kind]) for kind in there for key in columns))
     rows = []
     for row in report["files"]:
         cells = [f"  {_layer(row['file'])}"]
         for kind in there:
-            error, cosine = row["error"].get(kind.value), row["cosine"].get(kind.value)
-            cells.append("" if error is None else f"{error:.2%}")
-            cells.append("" if cosine is None else f"{cosine:.5f}")
+            for key, form in columns.items():
+                value = row.get(key, {}).get(kind.value)
+                cells.append("" if value is None else form.format(value))
         rows.append(cells)
     return out.table(rows, head, right=range(1, len(head)))
 

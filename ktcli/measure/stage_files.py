@@ -1,0 +1,81 @@
+"""Files from which a calibration that was stopped goes on: the sums of each stage, and the residuals behind the last.
+
+A file is complete when it has its name. What cannot be written is left out, and then less can be continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli import smallfiles
+from ktcli.errors import KtError
+
+Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
+_CHECK_BYTES = 4
+
+
+class StageFiles:
+    """The files of one calibration in a folder of its own, which need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def done(self) -> int:
+        """Returns the number of stages, from the first on, that need not be run again."""
+        behind = [
+            int(path.name.rpartition("-")[2]) for path in self._folder.glob("residuals-*[0-9]")
+        ]
+        for stage in sorted(behind, reverse=True):
+            needed = [self._residuals(stage), *map(self._sums, range(stage + 1))]
+            if all(_content(path) is not None for path in needed):
+                return stage + 1
+        return 0
+
+    def read_sums(self, stage: int) -> Doubles:
+        """Returns the numbers that `add` was given of a stage that is done, one array behind the other."""
+        return np.frombuffer(_content(self._sums(stage)) or b"", np.float64)
+
+    def read_residuals(self, stage: int) -> Floats:
+        """Returns the residuals behind the last stage that is done, one array behind the other."""
+        return np.frombuffer(_content(self._residuals(stage)) or b"", np.float32)
+
+    def add(self, stage: int, sums: Iterable[Doubles], residuals: Sequence[Floats]) -> None:
+        """Writes what a stage has given, and forgets the residuals before it."""
+        with contextlib.suppress(OSError, KtError):
+            smallfiles.make_folder(self._folder)
+            _write(self._sums(stage), sums)
+            _write(self._residuals(stage), residuals)
+            self._residuals(stage - 1).unlink(missing_ok=True)
+
+    def _sums(self, stage: int) -> Path:
+        return self._folder / f"sums-{stage:05}"
+
+    def _residuals(self, stage: int) -> Path:
+        return self._folder / f"residuals-{stage:05}"
+
+
+def _write(path: Path, arrays: Iterable[NDArray[np.generic]]) -> None:
+    check, parts = (
+        0,
+        [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays],
+    )
+    for part in parts:
+        check = zlib.crc32(part, check)
+    smallfiles.write(path, b"".join([check.to_bytes(_CHECK_BYTES, "little"), *parts]))
+
+
+def _content(path: Path) -> memoryview | None:
+    """What was written; None: it is not there, or damaged."""
+    try:
+        data = memoryview(path.read_bytes())
+    except OSError:
+        return None
+    check, content = data[:_CHECK_BYTES], data[_CHECK_BYTES:]
+    return content if check == zlib.crc32(content).to_bytes(_CHECK_BYTES, "little") else None
