@@ -48,7 +48,8 @@ def host_described(wanted: Wanted, described: Path | None = None) -> Host:
     if described is None:
         return host_for(machine_here(), wanted, torch=torch_installed())
     numa = AUTO_NUMA if wanted.numa is None else wanted.numa
-    return host_of(read_machine(described), threads=wanted.threads, numa=numa, torch=True)
+    machine = read_machine(described)
+    return host_of(machine, threads=wanted.threads, isa=wanted.row, numa=numa, torch=True)
 
 
 def plan_subject(

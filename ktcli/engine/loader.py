@@ -23,7 +23,7 @@ from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.memory import drops_cached
 from ktcli.planner.plan import Plan
-from ktcli.planner.slices import Slice, slices_of
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams, Slice, shares_of, slices_of
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
 from ktcli.weights.tables import first_outside
@@ -92,6 +92,7 @@ def load(
     *,
     skip: Mask | None = None,
     only: Role | None = None,
+    experts_on: ExpertTeams = ALL_TEAMS,
 ) -> Tensors:
     """Reserves memory for every tensor of the model, fills it, and returns the tensors.
 
@@ -99,14 +100,16 @@ def load(
         only: the role of the tensors to load; None: all.
         skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
             it lies; it takes no memory but for pages shared with others.
+        experts_on: the teams that have the experts of some layers.
     """
+    threads = pool.node_threads
     kept = _kept(model, skip)
     places = [
-        _WeightPlace.of(tensor, recipe, pool.node_threads, kept[tensor.name])
+        _WeightPlace.of(tensor, recipe, shares_of(tensor, threads, experts_on), kept[tensor.name])
         for tensor in model.tensors
         if only is None or tensor.role is only
     ]
-    nodes = range(len(pool.node_threads))
+    nodes = range(len(threads))
     node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]
     shared_bytes = sum(aligned(place.size_bytes) for place in places if not place.slices)
     memory = NodeMemory(pool, node_bytes, shared_bytes)
