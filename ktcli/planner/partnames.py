@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import UsageError
+from ktcli.hardware.text import numbered
 from ktcli.models.model import Model
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
@@ -21,7 +22,6 @@ from ktcli.planner.rules import EXPERTS, LAYERS, Flags, Rule, Rules, highest, ma
 
 _WORDS = {ModelPart.EXPERTS: EXPERTS, ModelPart.VECTORS: "norms", ModelPart.CACHE: "kv_cache"}
 NO_RULE = -1
-_MOST_NOTES = 5
 _SHOWN = 60
 
 Indices = NDArray[np.int32]  # of rules in a file; NO_RULE: none
@@ -128,7 +128,7 @@ def owners_of(names: PartNames, rules: Rules, key: str) -> tuple[Owners, tuple[s
     Raises:
         UsageError: a rule names a layer or an expert that the model does not have, or matches nothing.
     """
-    owners, notes = names.none(), []
+    owners, hidden, partly = names.none(), list[int](), list[int]()
     for index, rule in enumerate(rules.each):
         if getattr(rule, key) is None:
             continue
@@ -137,11 +137,13 @@ def owners_of(names: PartNames, rules: Rules, key: str) -> tuple[Owners, tuple[s
         if not found and rules.layers is None:
             raise _no_match(names, rule)
         if taken < found:
-            some = f"{found - taken:,} of its {found:,} parts" if taken else "all of its parts"
-            notes.append(f"{rule.name}: an earlier rule already names {some}; the first rule wins")
-    if len(notes) > _MOST_NOTES:
-        more = f"{len(notes) - _MOST_NOTES} more rules name parts that an earlier rule names"
-        notes = [*notes[:_MOST_NOTES], more]
+            (partly if taken else hidden).append(rule.number)
+    words = (("all of the", hidden), ("some", partly))
+    notes = (
+        f"placement {numbered('rule', those)}: earlier rules name {how} parts that match; the first rule wins"
+        for how, those in words
+        if those
+    )
     return owners, tuple(notes)
 
 

@@ -256,7 +256,7 @@ def _ranges(component: str) -> list[tuple[int, int]]:
 
 def rules_text(rules: Rules, *head: str) -> str:
     """Returns the rules as TOML, below comment lines; `parse_rules` is the inverse."""
-    lines = [f"# {line}" for line in head]
+    lines = ["# " + "".join(c if c.isprintable() else " " for c in line) for line in head]
     for rule in rules.each:
         lines += ["", "[[rule]]", f'match = "{rule.match}"']
         said = {
