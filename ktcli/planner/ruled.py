@@ -38,9 +38,14 @@ def require_device(request: Request, said: Constraints) -> None:
         )
     if kind == CPU or (number is not None and said.named != (number,)):
         raise UsageError(
-            f"the placement rules use {words}, but --device is {request.device}",
-            hint="leave out --device, or --placement",
+            f"the placement rules use {words}, but {_asked(kind, request.device)}",
+            hint="leave out --placement, or what asks for that; kt doctor shows the GPUs that kt can use",
         )
+
+
+def _asked(kind: str, device: str) -> str:
+    """What a request asks for instead: an exact engine, and one without a usable GPU, run on the CPU, too."""
+    return "every layer is to run on the CPU" if kind == CPU else f"--device is {device}"
 
 
 def in_order(gpus: Sequence[Gpu], said: Constraints) -> tuple[Gpu, ...]:
