@@ -19,8 +19,8 @@ from ktcli.errors import UsageError
 from ktcli.planner.importing import (
     MODULES,
     TENSORS,
+    ForeignPattern,
     Imported,
-    Pattern,
     device_place,
     translate,
 )
@@ -67,7 +67,7 @@ def import_placement(path: Path, model: PartNames | None = None) -> Imported:
 # --- llama.cpp --------------------------------------------------------------------------------------
 
 
-def _overrides(text: str) -> Iterator[Pattern]:
+def _overrides(text: str) -> Iterator[ForeignPattern]:
     """Yields the overrides of command lines, or of lines that consist of them."""
     for line in text.replace("\\\n", " ").splitlines():
         for said in _values(line.strip()):
@@ -75,7 +75,9 @@ def _overrides(text: str) -> Iterator[Pattern]:
                 pattern, equals, buffer = each.partition("=")
                 if equals and pattern:
                     place = device_place(buffer)
-                    yield Pattern(pattern, place, why=f"{buffer[:_SHOWN]} is not a place of kt")
+                    yield ForeignPattern(
+                        pattern, place, why=f"{buffer[:_SHOWN]} is not a place of kt"
+                    )
 
 
 def _values(line: str) -> list[str]:
@@ -108,7 +110,7 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # which has no types
         return super().compose_node(parent, index)
 
 
-def _injection(text: str, name: str) -> tuple[list[Pattern], list[str]]:
+def _injection(text: str, name: str) -> tuple[list[ForeignPattern], list[str]]:
     """The patterns of an injection file, and what is none."""
     try:
         rows = yaml.load(text, Loader=_PlainLoader)
@@ -119,7 +121,7 @@ def _injection(text: str, name: str) -> tuple[list[Pattern], list[str]]:
         raise UsageError(f"{name} is not valid YAML: {said[:200]}", hint=_HINT) from error
     if not isinstance(rows, list):
         raise UsageError(f"{name} is not a list of match and replace", hint=_HINT)
-    patterns, left = list[Pattern](), list[str]()
+    patterns, left = list[ForeignPattern](), list[str]()
     for number, row in enumerate(rows, 1):
         found = _row(row, number, left)
         if found is not None:
@@ -127,7 +129,7 @@ def _injection(text: str, name: str) -> tuple[list[Pattern], list[str]]:
     return patterns, left
 
 
-def _row(row: Any, number: int, left: list[str]) -> Pattern | None:
+def _row(row: Any, number: int, left: list[str]) -> ForeignPattern | None:
     """The pattern of one row; what it says beside a place goes to `left`."""
     match, replaced = _table(row, "match"), _table(row, "replace")
     kwargs = _table(replaced, "kwargs")
@@ -151,7 +153,7 @@ def _row(row: Any, number: int, left: list[str]) -> Pattern | None:
             " (--prefill-threshold)"
         )
     place = device_place(str(device))
-    return Pattern(name, place, only, f"{str(device)[:_SHOWN]} is not a place of kt")
+    return ForeignPattern(name, place, only, f"{str(device)[:_SHOWN]} is not a place of kt")
 
 
 def _table(row: Any, key: str) -> dict[Any, Any]:

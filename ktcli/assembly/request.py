@@ -17,7 +17,7 @@ from ktcli.planner.memory import AdapterRoom, Use
 from ktcli.planner.plan import Request
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.rules import MAX_BYTES as MAX_RULES_BYTES
-from ktcli.planner.rules import Rules, parse_rules
+from ktcli.planner.rules import PlacementRules, parse_rules
 from ktcli.weights.recipe import Recipe
 
 MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's
@@ -46,7 +46,7 @@ class DeviceWords:
         }
         return tuple(option for option, value in said.items() if value is not None)
 
-    def rules(self) -> Rules | None:
+    def rules(self) -> PlacementRules | None:
         """Returns the placement rules; None: there are none.
 
         Raises:
@@ -159,7 +159,7 @@ def placement_here() -> Path | None:
     return None if said is None else Path(said).expanduser()
 
 
-def read_rules(path: Path) -> Rules:
+def read_rules(path: Path) -> PlacementRules:
     """Returns the placement rules in a file.
 
     Raises:

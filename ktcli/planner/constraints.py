@@ -18,7 +18,7 @@ from ktcli.models.model import Model
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.partnames import NO_RULE, Owners, PartNames, owners_of, word_of
-from ktcli.planner.rules import CPU, CUDA, NODE, Place, Rule, Rules
+from ktcli.planner.rules import CPU, CUDA, NODE, PlacementRule, PlacementRules, RulePlace
 from ktcli.planner.spec import format_name
 from ktcli.weights.recipe import Recipe
 
@@ -71,7 +71,7 @@ class Constraints:
         return found
 
 
-def constraints_of(rules: Rules, model: Model, recipe: Recipe) -> Constraints:
+def constraints_of(rules: PlacementRules, model: Model, recipe: Recipe) -> Constraints:
     """Returns what rules decide of a plan of `model` in the formats of `recipe`.
 
     Raises:
@@ -81,7 +81,7 @@ def constraints_of(rules: Rules, model: Model, recipe: Recipe) -> Constraints:
     names = PartNames.of(model)
     owners, notes = owners_of(names, rules, "place")
     _check_formats(rules, names, model, recipe)
-    places = _Places(rules.each, names, owners)
+    places = _RuledPlaces(rules.each, names, owners)
     gpus = places.layers()
     experts = places.experts(gpus)
     nodes = places.nodes()
@@ -92,14 +92,14 @@ def constraints_of(rules: Rules, model: Model, recipe: Recipe) -> Constraints:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Places:
+class _RuledPlaces:
     """The places of a model's parts as rules say them."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[PlacementRule]
     names: PartNames
     owners: Owners
 
-    def _place(self, index: int) -> Place | None:
+    def _place(self, index: int) -> RulePlace | None:
         return None if index == NO_RULE else self.rules[index].place
 
     def _refused(self, index: int, part: str, why: str, hint: str = "") -> UsageError:
@@ -229,7 +229,7 @@ def _check_order(gpus: NDArray[np.int64], borders: Sequence[int]) -> None:
         done[gpu], before = layer, layer
 
 
-def _check_formats(rules: Rules, names: PartNames, model: Model, recipe: Recipe) -> None:
+def _check_formats(rules: PlacementRules, names: PartNames, model: Model, recipe: Recipe) -> None:
     """Raises UsageError if a rule asks for a number format that the conversion does not have."""
     if not any(rule.format for rule in rules.each):
         return
@@ -253,7 +253,7 @@ def _check_formats(rules: Rules, names: PartNames, model: Model, recipe: Recipe)
                 raise _no_format(rule, word, tensor, have)
 
 
-def _no_format(rule: Rule, word: str, tensor: Tensor, have: str) -> UsageError:
+def _no_format(rule: PlacementRule, word: str, tensor: Tensor, have: str) -> UsageError:
     option = "--experts" if tensor.role is Role.EXPERTS else "--dense"
     hint = f"kt convert MODEL {option} {rule.format} makes a conversion that has it"
     if tensor.role not in (Role.EXPERTS, Role.DENSE):

@@ -41,7 +41,7 @@ class Expression:
         """
         if len(text) > _MOST_CHARS:
             raise NotAnExpression(f"it is longer than {_MOST_CHARS} characters")
-        reader = _Reader(text)
+        reader = _ExpressionReader(text)
         node = reader.choice(0)
         if reader.at < len(text):
             raise NotAnExpression(f"unexpected {text[reader.at]!r} at character {reader.at + 1}")
@@ -52,7 +52,7 @@ class Expression:
         return bool(self._node(text, frozenset(range(len(text) + 1))))
 
 
-class _Reader:
+class _ExpressionReader:
     """Reads an expression from left to right."""
 
     def __init__(self, text: str) -> None:

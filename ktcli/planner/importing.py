@@ -14,7 +14,7 @@ import numpy as np
 from ktcli.hardware.text import cpu_text
 from ktcli.planner.expressions import Expression, NotAnExpression
 from ktcli.planner.partnames import PartNames
-from ktcli.planner.rules import CPU, CUDA, EXPERTS, LAYERS, Place, Rule, Rules
+from ktcli.planner.rules import CPU, CUDA, EXPERTS, LAYERS, PlacementRule, PlacementRules, RulePlace
 
 MOST_LAYERS = 128  # that are asked about where nobody names a model; none has more
 MOST_PATTERNS = 300
@@ -58,7 +58,7 @@ TENSORS: Names = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ForeignPattern:
     """An expression of another program.
 
     Attributes:
@@ -69,7 +69,7 @@ class Pattern:
     """
 
     text: str
-    place: Place | None
+    place: RulePlace | None
     only: tuple[str, ...] = ()
     why: str = ""
 
@@ -88,12 +88,12 @@ class Imported:
         left: what is no rule, a sentence each.
     """
 
-    rules: Rules
+    rules: PlacementRules
     left: tuple[str, ...]
 
 
 def translate(
-    patterns: Sequence[Pattern], names: Names, model: PartNames | None = None
+    patterns: Sequence[ForeignPattern], names: Names, model: PartNames | None = None
 ) -> Imported:
     """Returns the rules that patterns mean; the first that matches a name counts.
 
@@ -105,7 +105,7 @@ def translate(
     left = list[str]()
     if len(patterns) > MOST_PATTERNS:
         left.append(f"{len(patterns) - MOST_PATTERNS} patterns: kt reads {MOST_PATTERNS}")
-    read = list[tuple[Pattern, Expression]]()
+    read = list[tuple[ForeignPattern, Expression]]()
     for each in patterns[:MOST_PATTERNS]:
         try:
             read.append((each, Expression.parse(each.text)))
@@ -113,7 +113,7 @@ def translate(
             left.append(f"{each.shown}: {error}")
     have = {word: forms for word, forms in names.items() if model is None or _has(model, word)}
     owners = {word: _owners(word, forms, read, count) for word, forms in have.items()}
-    said = list[tuple[str, Place]]()
+    said = list[tuple[str, RulePlace]]()
     for index, (pattern, _) in enumerate(read):
         parts = {w: _layers(index, w, have[w], owners[w], read, model) for w in have}
         if pattern.place is None:
@@ -124,8 +124,8 @@ def translate(
             left.append(f"{pattern.shown}: goes on to the last layer, which --model would tell")
         else:
             said += [(match, pattern.place) for match in _matches(parts, have, count)]
-    rules = tuple(Rule(n, match, place) for n, (match, place) in enumerate(said, 1))
-    return Imported(Rules(rules), tuple(dict.fromkeys(left)))
+    rules = tuple(PlacementRule(n, match, place) for n, (match, place) in enumerate(said, 1))
+    return Imported(PlacementRules(rules), tuple(dict.fromkeys(left)))
 
 
 def _has(model: PartNames, word: str) -> bool:
@@ -137,7 +137,7 @@ def _layers(
     word: str,
     forms: Sequence[str],
     own: Sequence[int | None],
-    read: Sequence[tuple[Pattern, Expression]],
+    read: Sequence[tuple[ForeignPattern, Expression]],
     model: PartNames | None,
 ) -> Sequence[int]:
     """The layers whose part of a word a pattern has; where nobody says how many there are, all, if earlier rules have
@@ -160,7 +160,7 @@ def _layers(
     return [n for n in mine if n in there]
 
 
-def _is_rule(owner: int, index: int, read: Sequence[tuple[Pattern, Expression]]) -> bool:
+def _is_rule(owner: int, index: int, read: Sequence[tuple[ForeignPattern, Expression]]) -> bool:
     return owner < index and read[owner][0].place is not None
 
 
@@ -170,7 +170,7 @@ def _is_open(numbers: Sequence[int], count: int) -> bool:
 
 
 def _owners(
-    word: str, forms: Sequence[str], read: Sequence[tuple[Pattern, Expression]], layers: int
+    word: str, forms: Sequence[str], read: Sequence[tuple[ForeignPattern, Expression]], layers: int
 ) -> list[int | None]:
     """The pattern that has the part of a word in each layer; None: none has all of its names."""
     about = [
@@ -203,14 +203,14 @@ def _matches(parts: Mapping[str, Sequence[int]], names: Names, count: int) -> It
     yield from (word for word in names if word not in inner and parts[word])
 
 
-def device_place(text: str) -> Place | None:
+def device_place(text: str) -> RulePlace | None:
     """Returns the place that another program's name of a device means: "cuda:1", "CUDA1", "cuda", "cpu"; None: none."""
     plain = text.strip().lower().replace(":", "")
     if plain == CPU:
-        return Place(CPU)
+        return RulePlace(CPU)
     digits = plain.removeprefix(CUDA)
     if plain.startswith(CUDA) and (
         not digits or (digits.isdecimal() and digits.isascii() and len(digits) < 5)
     ):
-        return Place(CUDA, int(digits or 0))
+        return RulePlace(CUDA, int(digits or 0))
     return None

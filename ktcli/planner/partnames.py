@@ -18,7 +18,16 @@ from ktcli.hardware.text import numbered
 from ktcli.models.model import Model
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
-from ktcli.planner.rules import EXPERTS, LAYERS, Flags, Rule, Rules, highest, matches, numbers
+from ktcli.planner.rules import (
+    EXPERTS,
+    LAYERS,
+    Flags,
+    PlacementRule,
+    PlacementRules,
+    highest,
+    matches,
+    numbers,
+)
 
 _WORDS = {ModelPart.EXPERTS: EXPERTS, ModelPart.VECTORS: "norms", ModelPart.CACHE: "kv_cache"}
 NO_RULE = -1
@@ -79,7 +88,7 @@ class PartNames:
             np.full((len(self.moe), self.experts), NO_RULE, np.int32),
         )
 
-    def take(self, rule: Rule, index: int, owners: Owners) -> tuple[int, int]:
+    def take(self, rule: PlacementRule, index: int, owners: Owners) -> tuple[int, int]:
         """Gives a rule the parts that it matches and no earlier one has; returns how many it matches, and how many it
         was given."""
         first, *rest = rule.components
@@ -122,7 +131,7 @@ def _given(owners: Indices, covered: Flags, index: int, found: int, taken: int) 
     return found + int(covered.sum()), taken + int(new.sum())
 
 
-def owners_of(names: PartNames, rules: Rules, key: str) -> tuple[Owners, tuple[str, ...]]:
+def owners_of(names: PartNames, rules: PlacementRules, key: str) -> tuple[Owners, tuple[str, ...]]:
     """Returns the rule that each part follows in a key, the first that names it, and sentences about later ones.
 
     Raises:
@@ -147,7 +156,7 @@ def owners_of(names: PartNames, rules: Rules, key: str) -> tuple[Owners, tuple[s
     return owners, tuple(notes)
 
 
-def _check_range(names: PartNames, rule: Rule, rules: Rules) -> None:
+def _check_range(names: PartNames, rule: PlacementRule, rules: PlacementRules) -> None:
     rest = rule.components[1:]
     layer, _, expert = (*rest, "*", "*", "*")[:3]
     layers = rules.layers or names.layers
@@ -158,7 +167,7 @@ def _check_range(names: PartNames, rule: Rule, rules: Rules) -> None:
             raise UsageError(f"{rule.name} names {what[:-1]} {most}, but the model has {have}")
 
 
-def _no_match(names: PartNames, rule: Rule) -> UsageError:
+def _no_match(names: PartNames, rule: PlacementRule) -> UsageError:
     """The error of a rule that matches nothing, with the nearest name."""
     first, *rest = rule.components
     if not matches(first, LAYERS):

@@ -22,7 +22,7 @@ from ktcli.planner.host import Host
 from ktcli.planner.memory import TALK, Use
 from ktcli.planner.nodes import NodeNeed
 from ktcli.planner.prefill import NEVER
-from ktcli.planner.rules import Rules
+from ktcli.planner.rules import PlacementRules
 from ktcli.planner.slices import ExpertTeams
 from ktcli.weights.recipe import Recipe
 
@@ -65,7 +65,7 @@ class Request:
     limits: Mapping[int, int] = field(default_factory=dict)
     times: Times | None = None
     use: Use = TALK
-    rules: Rules | None = None
+    rules: PlacementRules | None = None
 
 
 @dataclass(frozen=True, slots=True)

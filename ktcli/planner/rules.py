@@ -44,7 +44,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RulePlace:
     """A memory that a rule names: "cpu", "cuda" with a number, or "node" with one."""
 
     kind: str
@@ -56,7 +56,7 @@ class Place:
         return self.kind if self.kind == CPU else f"{self.kind}:{self.number}"
 
     @classmethod
-    def parse(cls, text: str, where: str) -> Place:
+    def parse(cls, text: str, where: str) -> RulePlace:
         """Returns the place that a text names.
 
         Raises:
@@ -76,7 +76,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PlacementRule:
     """One rule of a file.
 
     Attributes:
@@ -87,7 +87,7 @@ class Rule:
 
     number: int
     match: str
-    place: Place | None = None
+    place: RulePlace | None = None
     format: str | None = None
     kernel: str | None = None
 
@@ -104,7 +104,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PlacementRules:
     """The rules of a file, in its order.
 
     Attributes:
@@ -112,7 +112,7 @@ class Rules:
         layers: the number of layers that patterns may name; None: as many as the model has.
     """
 
-    each: tuple[Rule, ...]
+    each: tuple[PlacementRule, ...]
     source: str = "the file"
     layers: int | None = None
 
@@ -122,7 +122,7 @@ class Rules:
         return next((rule.kernel for rule in self.each if rule.kernel), None)
 
 
-def parse_rules(text: str, source: str = "the file") -> Rules:
+def parse_rules(text: str, source: str = "the file") -> PlacementRules:
     """Returns the rules in a text of TOML.
 
     Raises:
@@ -143,10 +143,10 @@ def parse_rules(text: str, source: str = "the file") -> Rules:
         raise UsageError(f"{source} has {len(rows):,} rules, and kt reads up to {MAX_RULES:,}")
     made = tuple(_rule(row, n, source) for n, row in enumerate(rows, 1))
     _check_kernels(made, source)
-    return Rules(made, source)
+    return PlacementRules(made, source)
 
 
-def _rule(row: Mapping[str, Any], number: int, source: str) -> Rule:
+def _rule(row: Mapping[str, Any], number: int, source: str) -> PlacementRule:
     where = f"{source}, rule {number}"
     for key, value in row.items():
         if key not in ("match", *KEYS):
@@ -168,15 +168,15 @@ def _rule(row: Mapping[str, Any], number: int, source: str) -> Rule:
         raise UsageError(
             f"{where}: {kernel[:_SHOWN]!r} is not a row of kernels", hint=f"rows: {', '.join(ROWS)}"
         )
-    place = Place.parse(row["place"], where) if "place" in row else None
-    return Rule(number, row["match"], place, fmt, kernel)
+    place = RulePlace.parse(row["place"], where) if "place" in row else None
+    return PlacementRule(number, row["match"], place, fmt, kernel)
 
 
 def _strange(where: str, key: str, allowed: str) -> UsageError:
     return UsageError(f"{where} has the unknown key {key[:_SHOWN]!r}", hint=f"possible: {allowed}")
 
 
-def _check_kernels(rules: Sequence[Rule], source: str) -> None:
+def _check_kernels(rules: Sequence[PlacementRule], source: str) -> None:
     """Raises UsageError where rules ask for what one engine cannot do: all its parts use one row of kernels."""
     asked = [rule for rule in rules if rule.kernel]
     for rule in asked:
@@ -254,7 +254,7 @@ def _ranges(component: str) -> list[tuple[int, int]]:
     return [(int(first), int(last or first)) for first, _, last in pairs]
 
 
-def rules_text(rules: Rules, *head: str) -> str:
+def rules_text(rules: PlacementRules, *head: str) -> str:
     """Returns the rules as TOML, below comment lines; `parse_rules` is the inverse."""
     lines = ["# " + "".join(c if c.isprintable() else " " for c in line) for line in head]
     for rule in rules.each:

@@ -7,11 +7,11 @@ import pytest
 from shapes import shape
 
 from ktcli.planner.expressions import Expression, NotAnExpression
-from ktcli.planner.importing import MODULES, TENSORS, Pattern, device_place, translate
+from ktcli.planner.importing import MODULES, TENSORS, ForeignPattern, device_place, translate
 from ktcli.planner.partnames import PartNames
-from ktcli.planner.rules import Place
+from ktcli.planner.rules import RulePlace
 
-CUDA0, CUDA1, CPU = Place("cuda", 0), Place("cuda", 1), Place("cpu")
+CUDA0, CUDA1, CPU = RulePlace("cuda", 0), RulePlace("cuda", 1), RulePlace("cpu")
 
 
 def random_expression(draw: random.Random, depth: int = 3) -> str:
@@ -58,11 +58,11 @@ def rules(found) -> list[tuple[str, str]]:
 
 def test_overrides_of_llama_cpp():
     patterns = [
-        Pattern(r"blk\.(3|4|5)\.ffn_.*_exps\.", CUDA0),
-        Pattern(r"blk\.([6-9]|1[0-9])\.ffn_(up|gate|down)_exps.", CUDA1),
-        Pattern(r"blk\.20\.ffn_up_exps", CUDA0),
-        Pattern("exps", CPU),
-        Pattern("output", None, why="Vulkan0 is not a place of kt"),
+        ForeignPattern(r"blk\.(3|4|5)\.ffn_.*_exps\.", CUDA0),
+        ForeignPattern(r"blk\.([6-9]|1[0-9])\.ffn_(up|gate|down)_exps.", CUDA1),
+        ForeignPattern(r"blk\.20\.ffn_up_exps", CUDA0),
+        ForeignPattern("exps", CPU),
+        ForeignPattern("output", None, why="Vulkan0 is not a place of kt"),
     ]
     found = translate(patterns, TENSORS)
     assert rules(found) == [
@@ -74,26 +74,26 @@ def test_overrides_of_llama_cpp():
 
 
 def test_layers_without_an_end_need_a_model():
-    patterns = [Pattern(r"blk\.([3-9][0-9]|1[0-9][0-9])\.", CUDA1)]
+    patterns = [ForeignPattern(r"blk\.([3-9][0-9]|1[0-9][0-9])\.", CUDA1)]
     assert "--model would tell" in translate(patterns, TENSORS).left[0]
     named = translate(patterns, TENSORS, PartNames.of(shape("qwen3-30b-a3b")))
     assert rules(named) == [("layers.30-47", "cuda:1")] and not named.left
 
 
 def test_what_an_earlier_pattern_has_without_a_place_goes_nowhere():
-    patterns = [Pattern("exps", None, why="no place"), Pattern("blk", CPU)]
+    patterns = [ForeignPattern("exps", None, why="no place"), ForeignPattern("blk", CPU)]
     assert ("layers.*.experts", "cpu") not in rules(translate(patterns, TENSORS))
 
 
 def test_modules_of_an_injection_file():
     patterns = [
-        Pattern(
+        ForeignPattern(
             r"^model\.layers\.(0|[1-9]|[12][0-9])\.(?!self_attn\.kv_b_proj).*$",
             CUDA0,
             ("attention",),
         ),
-        Pattern(r"^model\.layers\..*\.mlp\.experts$", CPU),
-        Pattern("^lm_head", CUDA1),
+        ForeignPattern(r"^model\.layers\..*\.mlp\.experts$", CPU),
+        ForeignPattern("^lm_head", CUDA1),
     ]
     assert rules(translate(patterns, MODULES)) == [
         ("layers.0-29.attention", "cuda:0"), ("layers.*.experts", "cpu"), ("output_head", "cuda:1"),
