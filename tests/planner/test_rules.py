@@ -208,7 +208,7 @@ class Judged:
 
 
 def random_rules(draw: random.Random, model: Model, machine: Host) -> list[tuple[str, str]]:
-    """PlacementRules that mostly can be: layers on GPUs in some order, experts anywhere, and now and then nonsense."""
+    """Rules that mostly can be: layers on GPUs in some order, experts anywhere, and now and then nonsense."""
     layers, experts = model.spec.layers, model.spec.experts
     gpus = [gpu.index for gpu in machine.gpus]
     nodes = [node.id for node in machine.nodes]
