@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat serve route store ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune engine cache chats bench eval config completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat serve route store ps stop doctor plan search pull convert list alias show verify rm prune du path export import adapter finetune placement engine cache chats bench eval config completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        store|adapter|engine|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        store|adapter|placement|engine|cache|chats|bench|config) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -20,21 +20,21 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
+                --placement|--server-key-file|--output|--schema) files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --draft) words='off lookup' ;;
                 --kv-store) words='STORE off' ;;
                 --attach) words='loaded always never' ;;
                 --server) words='URL off' ;;
-                --server-key-file|--output|--schema) files='any' ;;
                 --format) words='json' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --kv-store --kv-store-size --insecure --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --think-budget --hide-thinking --continue --resume --allow-special --context --threads --numa --kv --device --gpus --gpu-experts --placement --defer --prefill-threshold --draft --no-kv-cache --kv-store --kv-store-size --insecure --attach --no-attach --server --server-key-file --stats --explain-cache --json --jsonl --output --schema --format --yes --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'serve')
             case $before in
                 --host) words='ADDRESS' ;;
                 --port) words='PORT' ;;
                 --api-key) words='KEY' ;;
-                --api-key-file|--record-trace) files='any' ;;
+                --api-key-file|--record-trace|--placement) files='any' ;;
                 --allow-origin) words='ORIGIN' ;;
                 --allow-host|--parallel|--model-alias|--kv-store-size|--context|--threads|--defer)  ;;
                 --root-path) words='PATH' ;;
@@ -53,7 +53,7 @@ _kt() {
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --insecure --kv-events --drain --log-json --record-trace --background --print-unit --engine --method --expert-weights --trust-remote-code --dry-run --machine --context --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --yes --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--host --port --ollama --api-key --api-key-file --allow-origin --allow-host --root-path --parallel --max-pause --model-alias --adapter --strict-model --keep-alive --kv-store --kv-store-size --insecure --kv-events --drain --log-json --record-trace --background --print-unit --engine --method --expert-weights --trust-remote-code --dry-run --machine --context --threads --numa --kv --device --gpus --gpu-experts --placement --defer --prefill-threshold --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'route')
             case $before in
@@ -94,10 +94,11 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
+                --placement|--write-placement) files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --want) words='TOK_S' ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' files='any' ;;
-                *) options='--context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --want --machine --json --help' names='all' files='.gguf' ;;
+                *) options='--context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --placement --defer --prefill-threshold --want --machine --write-placement --json --help' names='all' files='.gguf' ;;
             esac ;;
         'search')
             case $before in
@@ -169,6 +170,13 @@ _kt() {
                 --numa) words='auto off' ;;
                 *) options='--data --as --epochs --steps --rank --lr --show --plan --machine --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
+        'placement') options='--help' words='import' ;;
+        'placement import')
+            case $before in
+                --model) names='all' files='.gguf' ;;
+                --output) files='any' ;;
+                *) options='--model --output --json --quiet --help' files='any' ;;
+            esac ;;
         'engine') options='--help' words='install list rm' ;;
         'engine install')
             case $before in
@@ -219,10 +227,10 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
+                --placement|--trace) files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
-                --trace) files='any' ;;
-                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --kv --device --gpus --gpu-experts --placement --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench prefill')
             case $before in
@@ -234,9 +242,10 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
+                --placement) files='any' ;;
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
-                *) options='--layers --tokens --context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --experts --dense --threads --numa --kv --device --gpus --gpu-experts --placement --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench resume')
             case $before in
@@ -272,8 +281,9 @@ _kt() {
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
+                --placement) files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpus --gpu-experts --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --streams --tokens --experts --dense --threads --numa --device --gpus --gpu-experts --placement --defer --prefill-threshold --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench serve')
             case $before in
@@ -304,7 +314,7 @@ _kt() {
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;
-        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit isa tile-min debug' ;;
+        'config get') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus placement defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit isa tile-min debug' ;;
         'config set')
             case $before in
                 home|libraries) files='folders' ;;
@@ -314,7 +324,7 @@ _kt() {
                 when-full) words='drop stop' ;;
                 attach) words='loaded always never' ;;
                 server) words='URL off' ;;
-                server-key-file|api-key-file) files='any' ;;
+                server-key-file|placement|api-key-file) files='any' ;;
                 kv) words='bf16 fp8' ;;
                 draft) words='off lookup' ;;
                 device) words='auto cpu cuda' names='gpus' ;;
@@ -326,9 +336,9 @@ _kt() {
                 keep-alive) words='TIME' ;;
                 kv-store) words='STORE off' ;;
                 kv-events) words='ADDRESS off' ;;
-                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit' ;;
+                *) options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus placement defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit' ;;
             esac ;;
-        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit' ;;
+        'config unset') options='--json --quiet --help' words='home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus placement defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit' ;;
         'config edit') options='--help' ;;
         'config path') options='--json --quiet --help' ;;
         'completion')

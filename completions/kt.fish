@@ -26,6 +26,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l kv -d 'Number format of 
 complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l placement -d 'File with rules that say where parts of the model go; what no rule names is the plan’s' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Draft up to N tokens from repeated text and check them in one step. lookup: as many as pay off; answers stay the same' -x -a 'off lookup'
@@ -85,6 +86,7 @@ complete -c kt -n '__fish_seen_subcommand_from serve' -l kv -d 'Number format of
 complete -c kt -n '__fish_seen_subcommand_from serve' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from serve' -l placement -d 'File with rules that say where parts of the model go; what no rule names is the plan’s' -r -F
 complete -c kt -n '__fish_seen_subcommand_from serve' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from serve' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from serve' -l yes -d 'Pull the model without asking if it is missing'
@@ -148,10 +150,12 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l kv -d 'Number format of 
 complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l placement -d 'File with rules that say where parts of the model go; what no rule names is the plan’s' -r -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l want -d 'Tokens per second that you want; kt suggests how to reach this speed' -x -a 'TOK_S'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt, or for one described by a file or in words: ’cpu=2x8452Y ram=512G gpu=4090’' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l write-placement -d 'Write where the parts go as rules for --placement' -r -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a search -d 'Find models by name, in the catalogue and on the hubs'
@@ -314,6 +318,15 @@ complete -c kt -n '__fish_seen_subcommand_from finetune' -l yes -d 'Pull the mod
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from finetune' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a placement -d 'Translate placements of other programs into rules for --placement'
+complete -c kt -n '__fish_seen_subcommand_from placement' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from placement' -a import -d 'Translate another program’s placement into rules, and list what means no place'
+complete -c kt -n '__fish_seen_subcommand_from placement; and __fish_seen_subcommand_from import' -F
+complete -c kt -n '__fish_seen_subcommand_from placement; and __fish_seen_subcommand_from import' -l model -d 'Model that the rules are for' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from placement; and __fish_seen_subcommand_from import' -l output -d 'Write the rules to this file' -r -F
+complete -c kt -n '__fish_seen_subcommand_from placement; and __fish_seen_subcommand_from import' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from placement; and __fish_seen_subcommand_from import' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from placement; and __fish_seen_subcommand_from import' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a engine -d 'Install programs by others that kt starts, each in an environment of its own'
 complete -c kt -n '__fish_seen_subcommand_from engine' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from engine' -a install -d 'Install a program into an environment of its own'
@@ -403,6 +416,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l placement -d 'File with rules that say where parts of the model go; what no rule names is the plan’s' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how the CPU and GPU share the experts, in kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
@@ -424,6 +438,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l placement -d 'File with rules that say where parts of the model go; what no rule names is the plan’s' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how the CPU and GPU share the experts, in kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
@@ -478,6 +493,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpus -d 'GPUs that may be used, by number, such as 0,1' -x -a 'all'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l placement -d 'File with rules that say where parts of the model go; what no rule names is the plan’s' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l defer -d 'Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l prefill-threshold -d 'Prompt length from which experts are streamed through the GPU, in tokens' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from mixed' -l json -d 'Print one JSON document on stdout'
@@ -543,12 +559,12 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a get -d 'Show one setting: its value on standard output, its meaning and possible values on standard error'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit isa tile-min debug'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus placement defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit isa tile-min debug'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from get' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a set -d 'Change a setting for all commands from now on'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus placement defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = home' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = libraries' -a '(__fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = model' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
@@ -564,6 +580,7 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = draft' -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = device' -a 'auto cpu cuda (kt names --gpus 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = gpus' -a 'all'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = placement' -F
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = numa' -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = host' -a 'ADDRESS'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set; and test (commandline -opc)[-1] = port' -a 'PORT'
@@ -578,7 +595,7 @@ complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcomman
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from set' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from config' -a unset -d 'Reset a setting to its default'
-complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit'
+complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -a 'home libraries model system temperature top-k top-p min-p seed stop max-tokens think think-budget thoughts markdown status when-full attach server server-key-file context kv draft device gpus placement defer threads numa host port api-key-file parallel max-pause keep-alive heat cache kv-store kv-store-size kv-insecure kv-events pull-limit'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from config; and __fish_seen_subcommand_from unset' -l help -d 'Show this message and exit'

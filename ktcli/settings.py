@@ -288,6 +288,11 @@ TABLE: tuple[Setting, ...] = (
         option="--gpus",
     ),
     Setting(
+        "placement", FOLDERS, "FILE", "none",
+        "File with rules that say where parts of the model go; what no rule names is the plan's.",
+        option="--placement",
+    ),
+    Setting(
         "defer", whole_numbers(0, 64), "N", "as few as keep the CPU busy",
         "Let N experts per token finish one layer later: faster, slightly different answers. 0 turns this off.",
         option="--defer",

@@ -19,7 +19,7 @@ from ktcli.api.result import GenerationResult
 from ktcli.api.settings import settings_over
 from ktcli.assembly.listener import Silent
 from ktcli.assembly.presets import preset_over
-from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.request import DeviceWords, Wanted, placement_here
 from ktcli.assembly.talking import Opening, OpenModel, give_back_memory, open_model, prepared
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.dialogue.local import LocalBackend
@@ -86,7 +86,7 @@ def load(
         threads,
         cache=kv,
         streams=parallel,
-        device=DeviceWords(device, config.value("gpus")),
+        device=DeviceWords(device, config.value("gpus"), placement=placement_here()),
     )
     how = Opening(wanted, 0, False, listener=_Logged())
     return TextEngine(open_model(prepared(name, how), name, how), Limits(active=parallel))

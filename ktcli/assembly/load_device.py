@@ -82,7 +82,7 @@ def load_as_planned(
                 return _timed(attempt, request, Loaded(engine, plan, lowered))
             lower = step_down(attempt.planner.model, request, plan)
         except DeviceError as error:
-            if request.device != AUTO:
+            if request.device != AUTO or request.rules is not None:
                 raise
             sentence = f"{plan.device.names} is not used: {error}"
             lower = Lower(replace(request, device=CPU), sentence)

@@ -20,6 +20,8 @@ from ktcli.models import Model, build
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.placement import advised, place
 from ktcli.planner.plan import Plan, Request
+from ktcli.planner.planrules import rules_of
+from ktcli.planner.rules import rules_text
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.scheme import loss_of
 
@@ -48,7 +50,8 @@ def host_described(wanted: Wanted, described: Path | None = None) -> Host:
     if described is None:
         return host_for(machine_here(), wanted, torch=torch_installed())
     numa = AUTO_NUMA if wanted.numa is None else wanted.numa
-    return host_of(read_machine(described), threads=wanted.threads, numa=numa, torch=True)
+    machine = read_machine(described)
+    return host_of(machine, threads=wanted.threads, isa=wanted.row, numa=numa, torch=True)
 
 
 def plan_subject(
@@ -87,6 +90,15 @@ def plan_subject(
     made = place(model, host, request)
     exact = made.fits and _is_exact(subject, model, request.recipe)
     return advised(model, host, request, made, exact=exact, tok_s=tok_s)
+
+
+def placement_text(subject: Subject, made: Plan) -> str:
+    """Returns the placement of a plan as rules that give the same plan when they are read back."""
+    head = (
+        f"Where kt plan puts {subject.title[:200]} on {made.host.name[:200]}, with {made.context} positions.",
+        "The first rule that names a part counts; docs/placement.md has more.",
+    )
+    return rules_text(rules_of(made, build(subject.config)), *head)
 
 
 def _is_exact(subject: Subject, model: Model, recipe: Recipe) -> bool:

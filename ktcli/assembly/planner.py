@@ -69,7 +69,7 @@ def planner_of(
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     where = where_now(wanted.where)
-    if where == AUTO and is_small(model, recipe):
+    if where == AUTO and wanted.device.placement is None and is_small(model, recipe):
         where = CPU  # before torch is asked, which takes seconds
     machine = machine_here(gpus=where != CPU)
     if where != CPU and not usable(machine, where, listener):
@@ -84,9 +84,10 @@ def planner_of(
 def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
     """Returns the host that an engine would use: an exact engine runs in one team, on the plainest row unless one is
     named."""
+    row = wanted.row
     if wanted.exact:
-        return host_here(machine, wanted.threads, OFF, torch=False, isa=wanted.isa or EXACT_ROW)
-    return host_here(machine, wanted.threads, wanted.numa, torch=torch, isa=wanted.isa)
+        return host_here(machine, wanted.threads, OFF, torch=False, isa=row or EXACT_ROW)
+    return host_here(machine, wanted.threads, wanted.numa, torch=torch, isa=row)
 
 
 def informed(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ktcli import smallfiles
+from ktcli import config, smallfiles
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.gpu import AUTO, CPU, gpu_numbers
 from ktcli.hardware.numa import Numa
@@ -16,10 +16,13 @@ from ktcli.planner.experts import WISHES, Wish, parse_mask
 from ktcli.planner.memory import AdapterRoom, Use
 from ktcli.planner.plan import Request
 from ktcli.planner.prefill import NEVER
+from ktcli.planner.rules import MAX_BYTES as MAX_RULES_BYTES
+from ktcli.planner.rules import PlacementRules, parse_rules
 from ktcli.weights.recipe import Recipe
 
 MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's
 _MOST = NEVER - 1
+_SHOWN = 60
 _EXPERTS = f"--gpu-experts takes a number per layer, {', '.join(WISHES)}, or a file"
 
 
@@ -32,6 +35,7 @@ class DeviceWords:
     gpu_experts: str | None = None
     defer: int | None = None
     prefill_threshold: str | None = None
+    placement: Path | None = None
 
     def of_gpu(self) -> tuple[str, ...]:
         """Returns the given options that mean something only with a GPU. One that says which may be used, and may
@@ -41,6 +45,14 @@ class DeviceWords:
             "--prefill-threshold": self.prefill_threshold,
         }
         return tuple(option for option, value in said.items() if value is not None)
+
+    def rules(self) -> PlacementRules | None:
+        """Returns the placement rules; None: there are none.
+
+        Raises:
+            UsageError, NotFound: as `read_rules`.
+        """
+        return None if self.placement is None else read_rules(self.placement)
 
     def apply(self, request: Request, spec: Spec) -> Request:
         """Returns `request` with what these options ask for.
@@ -55,6 +67,7 @@ class DeviceWords:
             gpus=None if self.gpus is None else gpu_numbers(self.gpus),
             gpu_experts=_wish(self.gpu_experts, spec),
             defer=self.defer,
+            rules=self.rules(),
             prefill_threshold=_threshold(self.prefill_threshold),
         )
 
@@ -117,7 +130,15 @@ class Wanted:
             UsageError, NotFound: as `DeviceWords.apply`.
         """
         request = Request(recipe, self.context, where, defer=self.device.defer, use=self.use)
-        return request if where == CPU else self.device.apply(request, spec)
+        if where == CPU:
+            return replace(request, rules=self.device.rules())
+        return self.device.apply(request, spec)
+
+    @property
+    def row(self) -> str | None:
+        """The row of kernels that is asked for; None: nobody says."""
+        rules = self.device.rules()
+        return self.isa or (rules.kernel if rules else None)
 
 
 def _wish(said: str | None, spec: Spec) -> Wish:
@@ -127,20 +148,45 @@ def _wish(said: str | None, spec: Spec) -> Wish:
         return number
     if not said.strip():
         raise UsageError("--gpu-experts is empty", hint=_EXPERTS)
-    return parse_mask(_read(Path(said)), spec.moe_layers, spec.experts)
+    return parse_mask(
+        read_text(Path(said), MAX_BYTES, "GPU experts", _EXPERTS), spec.moe_layers, spec.experts
+    )
 
 
-def _read(path: Path) -> str:
+def placement_here() -> Path | None:
+    """Returns the file of placement rules that this machine's settings name; None: they name none."""
+    said = config.value("placement")
+    return None if said is None else Path(said).expanduser()
+
+
+def read_rules(path: Path) -> PlacementRules:
+    """Returns the placement rules in a file.
+
+    Raises:
+        UsageError: it has no rules that mean something.
+        NotFound: it cannot be read.
+    """
+    hint = "kt plan MODEL --write-placement FILE writes one"
+    text = read_text(path, MAX_RULES_BYTES, "placement rules", hint)
+    return parse_rules(text, path.name[:_SHOWN])
+
+
+def read_text(path: Path, most: int, what: str, hint: str) -> str:
+    """Returns the text of a small file of `what`.
+
+    Raises:
+        UsageError: it is larger than `most` bytes, or is no file.
+        NotFound: it cannot be read.
+    """
     try:
-        return smallfiles.read_bounded(path, MAX_BYTES).decode("utf-8", "replace")
+        return smallfiles.read_bounded(path, most).decode("utf-8", "replace")
     except smallfiles.NotSmall as error:
         raise UsageError(
-            f"{str(path)[:300]} is not a file of GPU experts: {error.strerror}", hint=_EXPERTS
+            f"{str(path)[:300]} is not a file of {what}: {error.strerror}", hint=hint
         ) from error
     except OSError as error:
         raise NotFound(
-            f"cannot read the file of GPU experts {str(path)[:300]}: {error.strerror}",
-            hint=_EXPERTS,
+            f"cannot read the file of {what} {str(path)[:300]}: {error.strerror}", hint=hint
         ) from error
 
 

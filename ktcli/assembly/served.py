@@ -8,7 +8,7 @@ from ktcli import config
 from ktcli.assembly.kvpages import cache_quota
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.plan import plan_subject
-from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.request import DeviceWords, Wanted, placement_here
 from ktcli.assembly.subject import Subject
 from ktcli.errors import UsageError
 from ktcli.hardware import measured
@@ -55,7 +55,7 @@ def served_facts(subject: Subject, listener: Listener = SILENT) -> ServedFacts:
         cache=config.value("kv"),
         streams=config.value("parallel") or int(SETTINGS["parallel"].default),
         served=True,
-        device=DeviceWords(config.value("device") or AUTO),
+        device=DeviceWords(config.value("device") or AUTO, placement=placement_here()),
     )
     plan = plan_subject(subject, wanted, listener=listener)
     token_bytes, _ = plan.use.kind_bytes(spec)

@@ -11,7 +11,7 @@ import typer
 
 from ktcli import config
 from ktcli.assembly.disk import DiskNeed, disk_need
-from ktcli.assembly.plan import host_described, plan_subject
+from ktcli.assembly.plan import host_described, placement_text, plan_subject
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import Subject, find_with_adapter
 from ktcli.assembly.survey import (
@@ -31,10 +31,11 @@ from ktcli.commands.cli.options import (
     ExpertsOpt,
     JsonOpt,
     MachineOpt,
+    writable,
 )
 from ktcli.commands.view.plan import document, render
 from ktcli.commands.view.survey import render_survey, survey_document
-from ktcli.errors import ExitCode, gib
+from ktcli.errors import ExitCode, UsageError, gib
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.numa import parse_numa
 from ktcli.models.pooling import KEY
@@ -73,6 +74,15 @@ def plan(
         ),
     ] = None,
     machine: MachineOpt = None,
+    write_placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-placement",
+            metavar="FILE",
+            callback=writable,
+            help="Write where the parts go as rules for --placement.",
+        ),
+    ] = None,
     json: JsonOpt = False,
 ) -> None:
     """Show which models run here, or where one model goes and how fast it is.
@@ -92,12 +102,19 @@ def plan(
       kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb --numa off
 
       kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
+
+      kt plan qwen3-30b-a3b --write-placement rules.toml
     """
     # The settings of the environment are those of this machine only.
     teams = None if machine is None else parse_numa(options.numa or "auto")
     wanted = options.wanted(context, numa=teams)
     auto = experts == BY_MEMORY
     if model is None:
+        if write_placement is not None or options.placement is not None:
+            raise UsageError(
+                "placement rules are about one model",
+                hint="name it: kt plan MODEL --placement FILE",
+            )
         _plan_all(wanted, Formats(None if auto else experts, dense, auto), machine)
         return
     formats = None if auto else experts, dense
@@ -106,6 +123,9 @@ def plan(
     made = plan_subject(
         subject, wanted, described=machine, by_memory=auto, tok_s=want, listener=out
     )
+    if write_placement is not None:
+        write_placement.write_text(placement_text(subject, made), encoding="utf-8")
+        out.note(f"wrote the plan's placement to {safe(str(write_placement))}")
     slow = want is not None and made.speed.decode < want
     others = _smaller(subject, wanted, machine, want) if slow or not made.fits else ()
     disk = disk_need(subject, made.recipe) if machine is None else None

@@ -78,7 +78,9 @@ class CpuEngine:
         self.recipe, self.pool, self.plan = plan.recipe, pool, plan
         self.spec: Spec = model.spec
         self.context = plan.context
-        self._tensors: Tensors = load(model, plan.recipe, source, pool, progress)
+        self._tensors: Tensors = load(
+            model, plan.recipe, source, pool, progress, experts_on=plan.experts_on
+        )
         self.warnings = tuple(refusals(pool, self._tensors.unbound))
         key = seed(_facts(model, plan, pool, source.identity))
         self.max_tokens = min(PREFILL_CHUNK, plan.use.streams * self.context)

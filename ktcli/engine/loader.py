@@ -23,7 +23,7 @@ from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.memory import drops_cached
 from ktcli.planner.plan import Plan
-from ktcli.planner.slices import Slice, slices_of
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams, Slice, shares_of, slices_of
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
 from ktcli.weights.tables import first_outside
@@ -92,6 +92,7 @@ def load(
     *,
     skip: Mask | None = None,
     only: Role | None = None,
+    experts_on: ExpertTeams = ALL_TEAMS,
 ) -> Tensors:
     """Reserves memory for every tensor of the model, fills it, and returns the tensors.
 
@@ -99,9 +100,11 @@ def load(
         only: the role of the tensors to load; None: all.
         skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
             it lies; it takes no memory but for pages shared with others.
+        experts_on: the teams that have the experts of some layers.
     """
     tensors = [each for each in model.tensors if only is None or each.role is only]
-    return load_tensors(tensors, recipe, source, pool, progress, kept=_kept(model, skip))
+    kept = _kept(model, skip)
+    return load_tensors(tensors, recipe, source, pool, progress, kept=kept, experts_on=experts_on)
 
 
 def load_tensors(
@@ -112,22 +115,25 @@ def load_tensors(
     progress: Progress | None = None,
     *,
     kept: Mapping[str, tuple[range, ...]] | None = None,
+    experts_on: ExpertTeams = ALL_TEAMS,
 ) -> Tensors:
     """Reserves memory for some tensors of a model, fills it, and returns the tensors.
 
     Args:
         kept: the runs of consecutive matrices of each that are filled; None: all.
+        experts_on: the teams that have the experts of some layers.
     """
+    threads = pool.node_threads
     places = [
         _WeightPlace.of(
             tensor,
             recipe,
-            pool.node_threads,
+            shares_of(tensor, threads, experts_on),
             (range(tensor.count),) if kept is None else kept[tensor.name],
         )
         for tensor in tensors
     ]
-    nodes = range(len(pool.node_threads))
+    nodes = range(len(threads))
     node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]
     shared_bytes = sum(aligned(place.size_bytes) for place in places if not place.slices)
     memory = NodeMemory(pool, node_bytes, shared_bytes)

@@ -50,7 +50,8 @@ def fitting_plan(
     _require_layers(whole.spec, layers)
     chosen = place(whole, host, _rows_of(request, whole.spec)).device
     numbers = tuple(gpu.index for gpu in chosen.gpus) if chosen else None
-    asked = replace(request, device=CUDA if chosen else CPU, gpus=numbers)
+    rules = request.rules and replace(request.rules, layers=whole.spec.layers)
+    asked = replace(request, device=CUDA if chosen else CPU, gpus=numbers, rules=rules)
 
     def plan(n: int) -> tuple[Model, Plan]:
         model = build(cut(config, n))

@@ -6,8 +6,8 @@ Memory is the sum of what `memory` and `nodes` count, time the roofline of `cost
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from ktcli.errors import gib
@@ -27,6 +27,7 @@ from ktcli.planner.memory import (
 )
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs
 from ktcli.planner.plan import Line, Request, Speed, early_position
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
 from ktcli.planner.spec import (
     STATES_REASON,
     PartWork,
@@ -39,22 +40,33 @@ from ktcli.weights.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """The memory and speed of a model with every layer on the CPU of a host."""
+    """The memory and speed of a model with every layer on the CPU of a host.
+
+    Attributes:
+        experts_on: the teams that have the experts of some layers.
+    """
 
     model: Model
     host: Host
     recipe: Recipe
     use: Use
+    experts_on: ExpertTeams = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Model, host: Host, request: Request) -> Alone:
+    def of(
+        cls, model: Model, host: Host, request: Request, experts_on: ExpertTeams = ALL_TEAMS
+    ) -> Alone:
         """Returns the memory and speed of a model on a host, in the formats and for the use of a request."""
-        return cls(model, host, request.recipe, request.use)
+        return cls(model, host, request.recipe, request.use, experts_on)
 
     @property
     def extra_bytes(self) -> int:
         """The bytes that cutting weights between teams adds to the weights."""
-        return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
+        return sum(self._extra.values())
+
+    @property
+    def _extra(self) -> Mapping[ModelPart, int]:
+        return extra_bytes(self.model, self.recipe, self.host.teams, self.experts_on)
 
     @property
     def room_bytes(self) -> int:
@@ -62,7 +74,13 @@ class Alone:
         host = self.host
         room = host.room_bytes - self.extra_bytes
         fullest = node_room_bytes(
-            self.model, self.recipe, host.teams, host.nodes, host.margin_bytes, self.use
+            self.model,
+            self.recipe,
+            host.teams,
+            host.nodes,
+            host.margin_bytes,
+            self.use,
+            self.experts_on,
         )
         return room if fullest is None else min(room, fullest)
 
@@ -89,13 +107,25 @@ class Alone:
         if not host.nodes:
             return ()
         others = beside_bytes(self.model, context, self.use) + host.margin_bytes
-        return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
+        return node_needs(self.model, self.recipe, host.teams, host.nodes, others, self.experts_on)
 
     def step_s(self, n_tokens: int, start: int = 0) -> float:
         """The predicted seconds of a step of `n_tokens` behind `start` positions."""
         step = StepShape(n_tokens, start, cache=self.use.cache_format)
         works = _works(self.model, self.recipe, step, self.use)
-        return step_seconds(works, self.model.operations, self.host.rates, n_tokens)
+        whole = step_seconds(works, self.model.operations, self.host.rates, n_tokens)
+        longer = self._experts_longer - 1.0
+        experts = (work for work in works if longer and work.part is ModelPart.EXPERTS)
+        return whole + longer * sum(seconds(work, self.host.rates, n_tokens) for work in experts)
+
+    @property
+    def _experts_longer(self) -> float:
+        """How many times as long the experts take as with all teams at work in each layer, on average."""
+        layers = self.model.spec.moe_layers
+        if not self.experts_on or not layers:
+            return 1.0
+        more = (slowed(self.host, teams) - 1.0 for teams in self.experts_on.values())
+        return 1.0 + sum(more) / layers
 
     def speed(self, context: int) -> Speed:
         """The predicted speed within a context."""
@@ -109,8 +139,8 @@ class Alone:
         """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines
         for what is not weights."""
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
-        spec, line = model.spec, _Timing.of(model, recipe, context, host.rates, use).line
-        extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
+        spec, line = model.spec, _Timing.of(self, context).line
+        extra, teams = self._extra, len(host.teams)
         spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
         split = f"{node_words(host.nodes)}, cut between {teams} teams"
         for part in parts(model, recipe):
@@ -147,9 +177,11 @@ class _Timing:
     prefill: Mapping[ModelPart, PartWork]
     chunk: int
     rates: Rates
+    experts_longer: float
 
     @classmethod
-    def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates, use: Use) -> _Timing:
+    def of(cls, alone: Alone, context: int) -> _Timing:
+        model, recipe, use = alone.model, alone.recipe, alone.use
         chunk, cache = min(PREFILL_CHUNK, context), use.cache_format
         decode, prefill = (
             {work.part: work for work in _works(model, recipe, step, use)}
@@ -158,20 +190,27 @@ class _Timing:
                 StepShape(chunk, cache=cache),
             )
         )
-        return cls(decode, prefill, chunk, rates)
+        return cls(decode, prefill, chunk, alone.host.rates, alone._experts_longer)
 
     def line(self, part: ModelPart, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
         one, many = self.decode.get(part), self.prefill.get(part)
+        longer = self.experts_longer if part is ModelPart.EXPERTS else 1.0
         return Line(
             part=part.value,
             format=fmt,
             where=where,
             size_bytes=size_bytes,
             decode_bytes=one.read_bytes if one else 0,
-            decode_s=seconds(one, self.rates, 1) if one else 0.0,
-            prefill_s=seconds(many, self.rates, self.chunk) / self.chunk if many else 0.0,
+            decode_s=longer * seconds(one, self.rates, 1) if one else 0.0,
+            prefill_s=longer * seconds(many, self.rates, self.chunk) / self.chunk if many else 0.0,
             reason=reason,
         )
+
+
+def slowed(host: Host, teams: Sequence[int]) -> float:
+    """Returns how many times as long some of the teams take for what all of them would do together."""
+    own = sum(host.teams[team].threads for team in teams)
+    return sum(team.threads for team in host.teams) / max(1, own)
 
 
 def _works(model: Model, recipe: Recipe, step: StepShape, use: Use) -> tuple[PartWork, ...]:

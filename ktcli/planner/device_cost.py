@@ -120,6 +120,7 @@ class Hybrid:
         resident: the number of experts on the GPU, for each MoE layer.
         measured: t_e and T_g of an average MoE layer at MEASURED_AT positions; None: nobody measured.
         gpus: how many GPUs have the layers, one after the other.
+        cpu_slower: for each layer, how many times as long its experts take on the CPU as with all teams; (): no longer.
     """
 
     stack: ModelLoads
@@ -129,6 +130,7 @@ class Hybrid:
     resident: tuple[int, ...]
     measured: Times | None = None
     gpus: int = 1
+    cpu_slower: tuple[float, ...] = ()
 
     def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
         """Returns values of MoE layers spread over all layers, zero elsewhere, [L]."""
@@ -216,7 +218,8 @@ class Hybrid:
                     PartWork(ModelPart.EXPERTS, unit, int(size), int(ops)), self.cpu, 1
                 )
         pairs = zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True)
-        return [cache[pair] for pair in pairs]
+        found = [cache[pair] for pair in pairs]
+        return [a * b for a, b in zip(found, self.cpu_slower or [1.0] * len(found), strict=True)]
 
     def head_s(self, answers: int = 1) -> float:
         """Returns the seconds of the graphs' launches, the output head, the copy of the logits, and the borders

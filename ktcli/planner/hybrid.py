@@ -18,6 +18,8 @@ from ktcli.errors import NotEnoughMemory
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model
 from ktcli.planner import deferral, experts
+from ktcli.planner.alone import slowed
+from ktcli.planner.constraints import Constraints
 from ktcli.planner.device import Budget, chunk_limit
 from ktcli.planner.device_cost import MEASURED_AT, Hybrid, device_rates, slowest
 from ktcli.planner.experts import Hits, ResidentChoice
@@ -29,6 +31,7 @@ from ktcli.planner.plan import DevicePlan, Plan, Request, SegmentPlan, Speed, ea
 from ktcli.planner.prefill import NEVER, Prefill
 from ktcli.planner.segments import Devices
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
 from ktcli.planner.spec import (
     weight_bytes,
 )
@@ -46,29 +49,53 @@ class _Case:
     request: Request
     stack: ModelLoads
     context: int
+    constraints: Constraints | None
+    experts_on: ExpertTeams
 
     def hybrid(self, mask: experts.Mask, hits: Hits, gpus: Sequence[Gpu] = ()) -> Hybrid:
         """The times of the layers under a mask, on these GPUs; (): on all that there are."""
         resident = tuple(int(n) for n in mask.sum(axis=1))
         each = gpus or self.devices.gpus
         rates, times = slowest([device_rates(gpu) for gpu in each]), self.request.times
-        return Hybrid(self.stack, self.host.rates, rates, hits, resident, times, max(1, len(gpus)))
+        slower = tuple(
+            slowed(self.host, self.experts_on[n]) if n in self.experts_on else 1.0
+            for n in range(self.stack.layers)
+        )
+        return Hybrid(
+            self.stack,
+            self.host.rates,
+            rates,
+            hits,
+            resident,
+            times,
+            max(1, len(gpus)),
+            slower if self.experts_on else (),
+        )
 
 
-def plan_with(model: Model, host: Host, gpus: Sequence[Gpu], request: Request) -> Plan:
+def plan_with(
+    model: Model,
+    host: Host,
+    gpus: Sequence[Gpu],
+    request: Request,
+    constraints: Constraints | None = None,
+    experts_on: ExpertTeams = ALL_TEAMS,
+) -> Plan:
     """Returns the plan of `model` on the CPU of `host` (`Host.beside`) and GPUs, as many of these as help; without
     advice.
 
     Args:
         gpus: one or more, in the order in which they take layers.
+        constraints: what the request's rules decide; None: nothing.
+        experts_on: the teams that have the experts of some layers in main memory.
     Raises:
         NotEnoughMemory: the GPUs cannot hold what must lie on them.
         UsageError: the request does not fit this model.
     """
     stack = stack_of(model, request.recipe, request.use.cache_format)
-    devices = _devices(model, host, gpus, request, stack)
+    devices = _devices(model, host, gpus, request, stack, constraints)
     context = request.context or devices.default_context(served=request.use.served)
-    case = _Case(model, host, devices, request, stack, context)
+    case = _Case(model, host, devices, request, stack, context, constraints, experts_on)
     budgets = devices.budgets(context, streams=_wants_stream(case))
     if not all(each.fits for each in budgets):
         raise _too_small(case, budgets)
@@ -76,7 +103,12 @@ def plan_with(model: Model, host: Host, gpus: Sequence[Gpu], request: Request) -
 
 
 def _devices(
-    model: Model, host: Host, gpus: Sequence[Gpu], request: Request, stack: ModelLoads
+    model: Model,
+    host: Host,
+    gpus: Sequence[Gpu],
+    request: Request,
+    stack: ModelLoads,
+    constraints: Constraints | None,
 ) -> Devices:
     """The GPUs, with what is worth having on them where nobody says what is to be there."""
     worth = Worth()
@@ -86,7 +118,9 @@ def _devices(
         conditions = Conditions(stack, host.rates, rates, request.times, request.defer, position)
         worth = conditions.worth()
     answers = request.use.streams
-    return Devices(model.spec, model.borders, stack, tuple(gpus), worth, answers, request.limits)
+    return Devices(
+        model.spec, model.borders, stack, tuple(gpus), worth, answers, request.limits, constraints
+    )
 
 
 def _planned(case: _Case, choice: ResidentChoice, budgets: Sequence[Budget]) -> Plan:
@@ -164,14 +198,14 @@ def _chosen(case: _Case, budgets: Sequence[Budget]) -> tuple[ResidentChoice, tup
     whole = [each.without_stream() for each in budgets]
     rooms = [stack.room(each.experts_bytes, each.layers) for each in whole]
     every = wish is None or (isinstance(wish, int) and wish == stack.experts)
+    every = every and (case.constraints is None or not (case.constraints.experts == 0).any())
     if not (every and all(room.all_bytes <= room.budget_bytes for room in rooms)):
         rooms = [stack.room(each.experts_bytes, each.layers) for each in budgets]
     fit = all(room.all_bytes <= room.budget_bytes for room in rooms)
     worth = case.devices.worth
     most = 1.0 if fit and worth.all else worth.some
     chosen = [
-        experts.choose(_rows(wish, rows), _rows(case.request.heat, rows), room, most)
-        for room, rows in zip(rooms, (stack.routed(each.layers) for each in budgets), strict=True)
+        _chosen_on(case, budget, room, most) for room, budget in zip(rooms, budgets, strict=True)
     ]
     kept = zip(chosen, budgets, whole, strict=True)
     rules = [each.rule for each in chosen if not each.mask.all()] or ["all"]
@@ -181,7 +215,39 @@ def _chosen(case: _Case, budgets: Sequence[Budget]) -> tuple[ResidentChoice, tup
     return ResidentChoice(mask, rules[0], reason), taken
 
 
-def _rows(given: Any, rows: slice) -> Any:
+def _chosen_on(case: _Case, budget: Budget, room: experts.Room, most: float) -> ResidentChoice:
+    """Chooses the experts of one GPU: those that rules place there, and in what is left as if there were no others."""
+    rows = case.stack.routed(budget.layers)
+    wish, heat = _rows(case.request.gpu_experts, rows), _rows(case.request.heat, rows)
+    if case.constraints is None:
+        return experts.choose(wish, heat, room, most)
+    resident, free = case.constraints.resident[rows], case.constraints.free[rows]
+    if resident.all():  # nothing is streamed to it
+        room = case.stack.room(budget.without_stream().experts_bytes, budget.layers)
+    sizes = np.array(room.sizes, np.int64)
+    left = room.budget_bytes - int(resident.sum(axis=1) @ sizes)
+    if left < 0:
+        raise _rules_too_large(budget, room.budget_bytes - left, room.budget_bytes)
+    some = np.flatnonzero(free.any(axis=1))
+    mask, rule, reason = resident.copy(), "rules", ""
+    if some.size:
+        among = experts.Room(tuple(sizes[some].tolist()), room.experts, left)
+        chosen = experts.choose(_rows(wish, some), _rows(heat, some), among, most)
+        mask[some] |= chosen.mask & free[some]
+        rule, reason = chosen.rule if free.all() else "rules", chosen.reason
+    return ResidentChoice(mask, rule, reason)
+
+
+def _rules_too_large(budget: Budget, need: int, room: int) -> NotEnoughMemory:
+    what = (
+        f"the experts that rules place on cuda:{budget.gpu.index}, beside what every token needs,"
+    )
+    return NotEnoughMemory(
+        what, budget.need.total + need, budget.need.total + room, hint="place fewer of them there"
+    )
+
+
+def _rows(given: Any, rows: Any) -> Any:
     """A wish or a heat map for some layers; what has no rows is for any."""
     return given[rows] if isinstance(given, np.ndarray) else given
 
@@ -225,7 +291,17 @@ def _assembled(
     model, host, recipe = case.model, case.host, case.request.recipe
     here, there = split(model, choice.mask)
     account = HybridAccount(
-        model, host, case.request, case.stack, case.context, device, prefill, choice, here, there
+        model,
+        host,
+        case.request,
+        case.stack,
+        case.context,
+        device,
+        prefill,
+        choice,
+        here,
+        there,
+        case.experts_on,
     )
     others = account.other_bytes
     return Plan(
@@ -236,9 +312,12 @@ def _assembled(
         need_bytes=weight_bytes(here, recipe) + account.extra_bytes + others,
         speed=speed,
         advice=(),
-        nodes=node_needs(here, recipe, host.teams, host.nodes, others) if host.nodes else (),
+        nodes=node_needs(here, recipe, host.teams, host.nodes, others, case.experts_on)
+        if host.nodes
+        else (),
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams)), here.tensors),
         device=replace(device, reasons=tuple(account.reasons())),
         notes=host.notes,
         use=case.request.use,
+        experts_on=case.experts_on,
     )

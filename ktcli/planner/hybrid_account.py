@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES, Use
 from ktcli.planner.nodes import extra_bytes
 from ktcli.planner.plan import DevicePlan, Line, Request, early_position
 from ktcli.planner.prefill import Prefill
+from ktcli.planner.slices import ExpertTeams
 from ktcli.planner.spec import (
     STATES_REASON,
     PartSize,
@@ -50,6 +51,7 @@ class HybridAccount:
 
     Attributes:
         here, there: the tensors in main memory, and those in the GPU's memory.
+        experts_on: the teams that have the experts of some layers in main memory.
     """
 
     model: Model
@@ -62,6 +64,7 @@ class HybridAccount:
     choice: ResidentChoice
     here: Share
     there: Share
+    experts_on: ExpertTeams = field(default_factory=dict)
 
     @property
     def _chunk(self) -> int:
@@ -87,7 +90,8 @@ class HybridAccount:
     @property
     def extra_bytes(self) -> int:
         """The bytes that cutting weights between teams adds to the weights."""
-        return sum(extra_bytes(self.here, self.request.recipe, self.host.teams).values())
+        teams, recipe = self.host.teams, self.request.recipe
+        return sum(extra_bytes(self.here, recipe, teams, self.experts_on).values())
 
     @property
     def other_bytes(self) -> int:

@@ -132,6 +132,8 @@ class Levers:
         if request.gpu_experts is not None:
             free = replace(request, gpu_experts=None)
             yield Change("without --gpu-experts", free, host)
+        if request.rules is not None:
+            yield Change("without --placement", replace(request, rules=None), host)
         if host.nodes:
             remark = ", but reads most weights from far memory"
             yield Change("--numa off", request, host.on_one_team(), remark)

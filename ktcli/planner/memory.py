@@ -18,6 +18,7 @@ from ktcli.ops.kvformat import BF16, F32_CACHE, FORMATS, CacheFormat
 from ktcli.ops.part import ModelPart
 from ktcli.ops.state import ABSORBED_TOKENS, SNAPSHOTS
 from ktcli.planner.nodes import node_needs
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
 from ktcli.planner.spec import (
     PartWork,
     Unit,
@@ -243,6 +244,7 @@ def node_room_bytes(
     nodes: Sequence[Node],
     margin_bytes: int,
     use: Use = TALK,
+    experts_on: ExpertTeams = ALL_TEAMS,
 ) -> int | None:
     """Returns the largest `need_bytes` with which no node runs full; None: nothing is bound.
 
@@ -251,11 +253,12 @@ def node_room_bytes(
     Args:
         nodes: the nodes that the teams are bound to.
         margin_bytes: the bytes left free, over all nodes.
+        experts_on: the teams that have the experts of some layers.
     """
     if not nodes:
         return None
     others = beside_bytes(model, 0, use) + margin_bytes
-    needs = node_needs(model, recipe, teams, nodes, others)
+    needs = node_needs(model, recipe, teams, nodes, others, experts_on)
     spare = min(need.free_bytes - need.need_bytes for need in needs)
     return need_bytes(model, recipe, 0, use) + len(nodes) * spare
 

@@ -14,7 +14,7 @@ from ktcli.models.model import Model
 from ktcli.native import Team
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
-from ktcli.planner.slices import slices_of
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams, shares_of, slices_of
 from ktcli.planner.spec import HasTensors
 from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 
@@ -42,13 +42,13 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
 
 
 def extra_bytes(
-    model: HasTensors, recipe: Recipe, teams: Sequence[Team]
+    model: HasTensors, recipe: Recipe, teams: Sequence[Team], experts_on: ExpertTeams = ALL_TEAMS
 ) -> Mapping[ModelPart, int]:
     """Returns the bytes that cutting adds to each part."""
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
     for tensor in model.tensors if len(teams) > 1 else ():
-        slices = slice_bytes(tensor, recipe, shares)
+        slices = slice_bytes(tensor, recipe, shares_of(tensor, shares, experts_on))
         if slices:
             more = sum(slices) - stored_bytes(tensor, recipe)
             extra[tensor.part] = extra.get(tensor.part, 0) + more
@@ -61,6 +61,7 @@ def node_needs(
     teams: Sequence[Team],
     nodes: Sequence[Node],
     interleaved_bytes: int,
+    experts_on: ExpertTeams = ALL_TEAMS,
 ) -> tuple[NodeNeed, ...]:
     """Returns the bytes that each of `nodes` must hold.
 
@@ -68,11 +69,12 @@ def node_needs(
         teams: the bound teams; a team on several nodes has an equal share of its slices on each.
         nodes: the nodes that the teams are bound to.
         interleaved_bytes: the bytes of the cache, buffers and whatever else is not a weight.
+        experts_on: the teams that have the experts of some layers.
     """
     shares = [team.threads for team in teams]
     owned = [0] * len(teams)
     for tensor in model.tensors:
-        slices = slice_bytes(tensor, recipe, shares)
+        slices = slice_bytes(tensor, recipe, shares_of(tensor, shares, experts_on))
         if slices:
             owned = [bytes_ + size for bytes_, size in zip(owned, slices, strict=True)]
         else:

@@ -10,24 +10,28 @@ Plans that use a GPU are made in `hybrid`; this is the CPU alone, and the choice
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
 from ktcli.errors import NotEnoughMemory, UsageError, gib
-from ktcli.hardware.gpu import AUTO, CPU, parse_device
+from ktcli.hardware.gpu import AUTO, CPU, CUDA, parse_device
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
 from ktcli.ops.kvformat import FP8
 from ktcli.planner import deferral
 from ktcli.planner.alone import Alone
+from ktcli.planner.constraints import Constraints, constraints_of
 from ktcli.planner.host import Host
 from ktcli.planner.hybrid import plan_with
 from ktcli.planner.levers import Levers
 from ktcli.planner.nodes import traffic_bytes
 from ktcli.planner.plan import Cost, Plan, Request
 from ktcli.planner.prefill import NEVER
+from ktcli.planner.ruled import experts_on, in_order, require_device
+from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
 from ktcli.planner.spec import (
     weight_bytes,
 )
@@ -35,6 +39,7 @@ from ktcli.weights.recipe import Recipe
 
 # With `auto` such a model stays on the CPU: it answers before torch and CUDA have started.
 SMALL_BYTES = 256 << 20
+_MOST_COSTED = 8  # rules that are planned without, one after the other
 
 
 def place(model: Model, host: Host, request: Request) -> Plan:
@@ -103,6 +108,8 @@ def _check(spec: Spec, request: Request) -> None:
 
 def _placed(model: Model, host: Host, request: Request) -> Plan:
     """Makes the plan on GPUs or on the CPU alone, whichever is asked for or faster."""
+    if request.rules is not None and request.rules.each:
+        return _ruled(model, host, request, constraints_of(request.rules, model, request.recipe))
     gpus = candidates(host.gpus, request)
     if not gpus:
         why = (
@@ -129,6 +136,31 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
                 else "because main memory would be too small"
             )
             return _on_cpu(model, host, request, _unused(host.gpus, why))
+    return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))
+
+
+def _ruled(model: Model, host: Host, request: Request, said: Constraints) -> Plan:
+    """Makes the plan within what rules decide. Where they name a GPU it is as if it was asked for."""
+    require_device(request, said)
+    named, where = said.named, CPU if said.on_cpu else request.device
+    own = None if named else _placed(model, host, replace(request, rules=None, device=where))
+    if own is None or own.device is not None:
+        for number in named:
+            candidates(host.gpus, replace(request, device=f"{CUDA}:{number}"))
+        gpus = in_order(candidates(host.gpus, request), said)
+        made = _with_gpus(model, host, gpus, request, said)
+    else:
+        kept = _unused(host.gpus, "because the placement rules keep every layer on the CPU")
+        notes = kept if said.on_cpu else own.notes
+        made = _on_cpu(model, host, request, notes, experts_on(host, said))
+    return replace(made, notes=(*dict.fromkeys((*said.notes, *made.notes)),))
+
+
+def _with_gpus(
+    model: Model, host: Host, gpus: Sequence[Gpu], request: Request, said: Constraints
+) -> Plan:
+    assert host.beside is not None
+    made = plan_with(model, host.beside, gpus, request, said, experts_on(host.beside, said))
     return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))
 
 
@@ -191,9 +223,15 @@ def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
     return (f"{each} stay{'s' if len(gpus) == 1 else ''} unused, {why}",)
 
 
-def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) -> Plan:
+def _on_cpu(
+    model: Model,
+    host: Host,
+    request: Request,
+    notes: Sequence[str],
+    experts_on: ExpertTeams = ALL_TEAMS,
+) -> Plan:
     """Makes the plan with every layer on the CPU."""
-    recipe, alone = request.recipe, Alone.of(model, host, request)
+    recipe, alone = request.recipe, Alone.of(model, host, request, experts_on)
     context = alone.context(request.context)
     return Plan(
         host=host,
@@ -208,6 +246,7 @@ def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) ->
         notes=(*notes, *host.notes),
         use=request.use,
         defer=request.defer or 0,
+        experts_on=experts_on,
     )
 
 
@@ -220,6 +259,29 @@ def _costs(model: Model, host: Host, request: Request, made: Plan) -> Iterator[C
         plan = _placed(model, host, own)
         before, after = getattr(plan.speed, what), getattr(made.speed, what)
         yield Cost(option, what, before, after)
+    for option, own in _forced_by_rules(request):
+        with suppress(NotEnoughMemory, UsageError):  # the other rules alone may be impossible
+            plan = _placed(model, host, own)
+            speeds = plan.speed.decode, made.speed.decode
+            more = (now - before for now, before in zip(_bytes(made), _bytes(plan), strict=True))
+            yield Cost(option, "decode", *speeds, *more)
+
+
+def _bytes(plan: Plan) -> tuple[int, int]:
+    """The bytes of main memory and of all GPUs that a plan takes."""
+    return plan.need_bytes, 0 if plan.device is None else plan.device.need.total
+
+
+def _forced_by_rules(request: Request) -> Iterator[tuple[str, Request]]:
+    """Yields the placement rules as a whole, and each of a few, with the request without them."""
+    rules = request.rules
+    if rules is None or not rules.each:
+        return
+    yield "--placement", replace(request, rules=None)
+    if 1 < len(rules.each) <= _MOST_COSTED:
+        for index, rule in enumerate(rules.each):
+            others = (*rules.each[:index], *rules.each[index + 1 :])
+            yield rule.name, replace(request, rules=replace(rules, each=others))
 
 
 def _forced(host: Host, request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:

@@ -22,6 +22,8 @@ from ktcli.planner.host import Host
 from ktcli.planner.memory import TALK, Use
 from ktcli.planner.nodes import NodeNeed
 from ktcli.planner.prefill import NEVER
+from ktcli.planner.rules import PlacementRules
+from ktcli.planner.slices import ExpertTeams
 from ktcli.weights.recipe import Recipe
 
 EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
@@ -49,6 +51,7 @@ class Request:
         limits: the most bytes of a GPU's memory that the plan may take, by its number; of others, all that are free.
         times: t_e and T_g at `device_cost.MEASURED_AT` positions, measured with this machine.
         use: what the engine is used for; with a GPU all but `streams` is as in TALK.
+        rules: what somebody placed; the plan decides the rest. None: everything.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -62,6 +65,7 @@ class Request:
     limits: Mapping[int, int] = field(default_factory=dict)
     times: Times | None = None
     use: Use = TALK
+    rules: PlacementRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +268,15 @@ class Cost:
         option: the option as typed, e.g. "--defer 0".
         what: the speed: "decode" or "prefill".
         own, forced: the predicted tokens per second as the plan would choose, and as it was forced.
+        memory_bytes, device_bytes: by how much it changes the bytes of main memory and of all GPUs; None: not said.
     """
 
     option: str
     what: str
     own: float
     forced: float
+    memory_bytes: int | None = None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +310,7 @@ class Plan:
         costs: the effects of the forced options.
         use: what the engine is used for.
         defer: the depth of deferral where every layer runs on the CPU.
+        experts_on: the teams that have the experts of some layers in main memory; of the others all teams have a share.
     """
 
     host: Host
@@ -319,6 +327,7 @@ class Plan:
     costs: tuple[Cost, ...] = ()
     use: Use = TALK
     defer: int = 0
+    experts_on: ExpertTeams = field(default_factory=dict)
 
     @property
     def depths(self) -> tuple[tuple[int, int], ...]:

@@ -106,7 +106,8 @@ class Prefill:
         read = touched(experts, k_cpu, n_tokens)
         reading = read * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
         computing = n_tokens * k_cpu * expert.ops / h.cpu.reached(h.stack.expert_unit, n_tokens)
-        return np.asarray(together(reading, computing, n_tokens))
+        slower = np.array(h.cpu_slower or 1.0)
+        return np.asarray(slower * together(reading, computing, n_tokens))
 
     def _streamed_chunk(self, n_tokens: int, start: int) -> float:
         h, stack = self.hybrid, self.hybrid.stack

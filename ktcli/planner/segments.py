@@ -16,6 +16,7 @@ import numpy as np
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.planner.constraints import Constraints
 from ktcli.planner.device import Budget, DeviceSizes, cache_bytes, share_out
 from ktcli.planner.memory import (
     DEFAULT_CONTEXT,
@@ -44,6 +45,7 @@ class Devices:
         worth: the shares of the chosen experts that are worth having on them.
         answers: the sequences that are decoded together, each with the whole context.
         limits: the most bytes that may be taken of a GPU, by its number; of others, all that are free.
+        constraints: what rules say about the layers; None: nothing.
     """
 
     spec: Spec
@@ -53,6 +55,7 @@ class Devices:
     worth: Worth = field(default_factory=Worth)
     answers: int = 1
     limits: Mapping[int, int] = field(default_factory=dict)
+    constraints: Constraints | None = None
 
     def limit(self, gpu: Gpu) -> int:
         """Returns the most bytes that may be taken of a GPU."""
@@ -149,6 +152,7 @@ class Devices:
             left = self.limit(gpu) - lasting[gpu.index] - near
             left[:-1, -1] -= head[gpu.index] - lasting[gpu.index]
             every = best[:, None] + self._lacking(left, experts * most, sparse)
+            every += self._forbidden(gpu)
             begins.append(
                 layers - every[::-1].argmin(axis=0)
             )  # of equal ones the fewest layers here
@@ -183,6 +187,14 @@ class Devices:
         always = stack.near_bytes[:-1] + [caches[state] for state in spec.states]
         experts = stack.expert.size_bytes * stack.experts
         return _between(always), _between(experts), _between((experts > 0).astype(np.float64))
+
+    def _forbidden(self, gpu: Gpu) -> F64Array | float:
+        """Infinite for layers [first, last) of which rules place one on another GPU, else 0."""
+        if self.constraints is None:
+            return 0.0
+        return np.where(
+            _between((~self.constraints.allowed(gpu.index)).astype(np.float64)) > 0, np.inf, 0.0
+        )
 
     def _lacking(self, left: F64Array, experts: F64Array, sparse: F64Array) -> F64Array:
         """What the wanted experts lack on one GPU whose other parts leave so many bytes, for layers [first, last);

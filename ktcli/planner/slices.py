@@ -7,7 +7,7 @@ weight can only be cut there; a narrow matrix over many teams leaves some of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -16,6 +16,20 @@ from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, format_of_kind
 
 ROW_UNIT = PANEL_ROWS  # rows of a dense matrix
+
+# The teams that share the experts of a layer, by its number; layers that are not named are shared by all teams.
+ExpertTeams = Mapping[int, tuple[int, ...]]
+ALL_TEAMS: ExpertTeams = {}
+
+
+def shares_of(
+    tensor: Tensor, shares: Sequence[int], teams: ExpertTeams = ALL_TEAMS
+) -> Sequence[int]:
+    """Returns each team's share of a tensor: its threads, or 0 if others have the experts of that layer."""
+    if tensor.role is not Role.EXPERTS or tensor.layer is None or tensor.layer not in teams:
+        return shares
+    own = teams[tensor.layer]
+    return [share if team in own else 0 for team, share in enumerate(shares)]
 
 
 def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:

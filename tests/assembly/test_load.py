@@ -124,6 +124,44 @@ def test_options_reach_the_engine(say: Say, made: list[DeviceEngine], tmp_path: 
     assert np.flatnonzero(made[1].placement.mask[0]).tolist() == [0, 1]
 
 
+def test_placement_rules_reach_the_engine(
+    say: Say, made: list[DeviceEngine], tmp_path: Path
+) -> None:
+    """Also of a model so small that it would stay on the CPU, and with the row of kernels that they name."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        '[[rule]]\nmatch = "layers.0.experts.0-1"\nplace = "cuda:0"\n'
+        '[[rule]]\nmatch = "layers.*.experts"\nplace = "cpu"\n'
+        '[[rule]]\nmatch = "*"\nkernel = "portable"\n'
+    )
+    code, _, err = say("--placement", str(rules))
+    assert code == 0 and len(made) == 1, err
+    assert np.flatnonzero(made[0].placement.mask).tolist() == [0, 1]
+    assert made[0].pool.isa == "portable"
+    code, out, err = say("--placement", str(rules), "--device", "cpu")
+    assert (code, out) == (2, "") and "every layer is to run on the CPU" in err and len(made) == 1
+    rules.write_text('[[rule]]\nmatch = "layers.0"\nplace = "cuda:3"\n')
+    code, out, err = say("--placement", str(rules))
+    assert (code, out) == (2, "") and "there is no GPU cuda:3" in err and len(made) == 1
+    assert say("--placement", str(tmp_path / "none"))[0] == 3
+
+
+def test_what_a_gpu_cannot_hold_by_rules_is_refused(
+    say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing is placed elsewhere without a word: neither fewer experts nor the CPU."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nmatch = "layers.*.experts"\nplace = "cuda:0"\n')
+
+    class Full(DeviceEngine):
+        def _load(self, source: object, progress: object) -> None:
+            raise OutOfDeviceMemory("full")
+
+    monkeypatch.setattr(loading, "DeviceEngine", Full)
+    code, out, err = say("--placement", str(rules))
+    assert (code, out) == (4, "") and "the experts that rules place on cuda:0" in err
+
+
 def test_a_small_model_needs_no_gpu(say: Say, made: list[DeviceEngine]) -> None:
     assert say()[0] == 0 and made == []
     code, _, err = say("--gpu-experts", "2")

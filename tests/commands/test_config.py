@@ -50,7 +50,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "host": ("::1", "::1"), "port": ("8000", 8000),
     "api-key-file": ("~/key", "~/key"), "parallel": ("8", 8), "keep-alive": ("1h30m", "1h30m"),
     "pull-limit": ("20M", 20 << 20), "think-budget": ("200", 200), "when-full": ("stop", "stop"),
-    "max-pause": ("0.2", 0.2),
+    "max-pause": ("0.2", 0.2), "placement": ("~/rules.toml", "~/rules.toml"),
 }  # fmt: skip
 WRONG = {
     "home": "models", "libraries": "/a:b",
@@ -62,7 +62,7 @@ WRONG = {
     "top-k": "x", "top-p": "1.1", "min-p": "x", "seed": "x", "stop": " ", "host": "a b", "port": "0",
     "api-key-file": "key", "parallel": "65", "max-pause": "0", "keep-alive": "for ever",
     "gpus": "0,x", "defer": "65", "thoughts": "loud", "markdown": "html", "status": "x",
-    "pull-limit": "fast", "think-budget": "0", "when-full": "burst",
+    "pull-limit": "fast", "think-budget": "0", "when-full": "burst", "placement": "rules.toml",
 }  # fmt: skip
 
 

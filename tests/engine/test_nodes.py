@@ -163,10 +163,10 @@ def test_a_file_that_shrinks_while_it_is_loaded(
     copy = shutil.copytree(pack, tmp_path / "pack")
     real = engine_module.load
 
-    def shrink(*given: object) -> object:
+    def shrink(*given: object, **named: object) -> object:
         for path in copy.glob("layer-*.safetensors"):
             os.truncate(path, path.stat().st_size // 2)
-        return real(*given)
+        return real(*given, **named)
 
     monkeypatch.setattr(engine_module, "load", shrink)
     with pytest.raises(BadPack, match=r"layer-00000.* the file ends at offset"):

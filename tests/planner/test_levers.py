@@ -159,6 +159,38 @@ def test_wanted_speed_orders_the_levers(capsys: pytest.CaptureFixture[str]) -> N
     assert "no tried configuration reaches 90000 tokens/s here" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "where", "words"),
+    [
+        ("qwen3-30b-a3b", "laptop-8gb-gpu", ()),
+        ("qwen3-30b-a3b", "workstation-2x4090", ("--gpus", "0")),
+        ("kimi-k2", "xeon-2x32-512gb", ()),
+        pytest.param("deepseek-v3", "server-8xl20-1tb", (), marks=pytest.mark.thorough),
+        pytest.param("gpt-oss-120b", "desktop-24gb-gpu", (), marks=pytest.mark.thorough),
+        ("qwen3-235b-a22b", "workstation-4090-512gb", ("--experts", "int8", "--want", "9")),
+        ("qwen3-30b-a3b", "desktop-24gb-gpu", ("--device", "cpu", "--experts", "int8", "--want", "30")),
+    ],
+)  # fmt: skip
+def test_every_lever_that_is_applied_gives_what_it_promised(
+    name: str, where: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command with its options: memory and speed are those of the lever, to far less than 5 %."""
+
+    def planned(*more: str) -> dict:
+        main(["plan", name, "--machine", where, "--json", *words, *more])
+        return json.loads(capsys.readouterr().out)
+
+    levers = [each for each in planned()["levers"] if "without" not in each["options"]]
+    assert levers
+    for lever in levers:
+        made = planned(*lever["options"].split())
+        assert made["fits"], lever
+        assert made["predicted"]["decode_tok_s"] == pytest.approx(lever["decode_tok_s"], rel=1e-9)
+        assert made["predicted"]["prefill_tok_s"] == pytest.approx(lever["prefill_tok_s"], rel=1e-9)
+        assert (made["need_bytes"], made["context"]) == (lever["need_bytes"], lever["context"])
+        assert made.get("device", {}).get("need_bytes", 0) == lever["device_need_bytes"]
+
+
 def test_more_than_one_change_is_found_where_one_is_not_enough() -> None:
     """A GPU that holds the rest of the model leaves too little memory for the process's other buffers; so does a long
     context beside large experts."""

@@ -30,6 +30,7 @@ _OWN = (
     "device",
     "gpus",
     "gpu_experts",
+    "placement",
     "defer",
     "prefill_threshold",
     "no_kv_cache",
@@ -42,7 +43,7 @@ _TRIALS = (
     "tile-min",
 )  # settings that only a variable gives, for a trial: it is about an engine of its own
 # Settings whose variable may hold for every command of a shell: the server's own hold there, and that is said.
-_SERVERS = ("threads numa kv device gpus defer heat cache kv-store kv-store-size").split()
+_SERVERS = ("threads numa kv device gpus placement defer heat cache kv-store kv-store-size").split()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ OFF = "off"  # of the setting server
 _KEY_FILE = "server-key-file"
 # Parameters of kt chat that are about a model loaded on this machine: a server gets texts, and no ids.
 _LOCAL = (
-    "threads numa kv device gpus gpu_experts defer prefill_threshold context draft no_kv_cache kv_store kv_store_size"
-    " insecure attach no_attach"
+    "threads numa kv device gpus gpu_experts placement defer prefill_threshold context draft no_kv_cache kv_store"
+    " kv_store_size insecure attach no_attach"
     " explain_cache allow_special"
 ).split()
 

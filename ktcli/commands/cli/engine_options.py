@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -33,6 +34,20 @@ def _gpus(context: typer.Context, option: typer.CallbackParam, value: str | None
     return value
 
 
+def _placement(
+    context: typer.Context, option: typer.CallbackParam, value: Path | None
+) -> Path | None:
+    """Refuses a file that has no rules, as early."""
+    from ktcli.assembly.request import read_rules
+
+    said = preferred(context, option, value)
+    if said is None:
+        return None
+    path = Path(said).expanduser()
+    read_rules(path)
+    return path
+
+
 def _cache(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
     value = preferred(context, option, value)
     return str(SETTINGS["kv"].read(value, "--kv", "leave it out"))
@@ -50,6 +65,7 @@ GpuExpertsOpt = Annotated[
         " Default: as many as fit, busiest first.",
     ),
 ]
+PlacementOpt = Annotated[Path | None, setting_option("placement", callback=_placement)]
 DeferOpt = Annotated[int | None, setting_option("defer", min=0, callback=preferred)]
 PrefillThresholdOpt = Annotated[
     str | None,
@@ -72,6 +88,7 @@ class EngineOptions:
     device: DeviceOpt = AUTO
     gpus: GpusOpt = None
     gpu_experts: GpuExpertsOpt = None
+    placement: PlacementOpt = None
     defer: DeferOpt = None
     prefill_threshold: PrefillThresholdOpt = None
 
@@ -91,7 +108,12 @@ class EngineOptions:
         from ktcli.assembly.request import DeviceWords, Wanted
 
         device = DeviceWords(
-            self.device, self.gpus, self.gpu_experts, self.defer, self.prefill_threshold
+            self.device,
+            self.gpus,
+            self.gpu_experts,
+            self.defer,
+            self.prefill_threshold,
+            self.placement,
         )
         return Wanted(
             context,

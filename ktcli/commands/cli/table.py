@@ -137,6 +137,12 @@ COMMANDS: dict[str, Row] = {
         "Models",
         least_bytes=_ENGINE,
     ),
+    "placement": Row(
+        "ktcli.commands.placement:app",
+        "Translate placements of other programs into rules for --placement.",
+        "Models",
+        least_bytes=_ARRAYS,
+    ),
     "engine": Row(
         "ktcli.commands.engine:app",
         "Install programs by others that kt starts, each in an environment of its own.",

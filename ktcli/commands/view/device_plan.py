@@ -89,4 +89,10 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 def cost_words(cost: Cost) -> str:
     """Returns the sentence "--defer 0: decode at 12.1 instead of 15.3 tokens/s"."""
     own, forced = predicted(cost.own), predicted(cost.forced)
-    return f"{cost.option}: {cost.what} at {forced} instead of {own} tokens/s"
+    changes = {"memory": cost.memory_bytes, "GPU memory": cost.device_bytes}
+    more = "".join(
+        f", {gib(abs(size))} {'more' if size > 0 else 'less'} {what}"
+        for what, size in changes.items()
+        if size
+    )
+    return f"{cost.option}: {cost.what} at {forced} instead of {own} tokens/s{more}"

@@ -39,6 +39,7 @@ def document(name: str, made: Plan) -> dict[str, Any]:
         },
         "nodes": [{**asdict(need), "fits": need.fits} for need in made.nodes],
         "traffic_bytes": made.traffic_bytes,
+        **({"experts_on": _experts_on(made)} if made.experts_on else {}),
         "rates": {
             "read_gb_s": host.rates.read_bps / 1e9,
             "int8_gop_s": host.rates.int8_ops / 1e9,
@@ -204,6 +205,10 @@ def _facts(made: Plan) -> str:
     ]
     if made.device:
         rows += device_rows(made.device)
+    rows += [
+        ("Experts", f"of {numbered('layer', each['layers'])} on node {each['node']}")
+        for each in _experts_on(made)
+    ]
     if made.traffic_bytes:
         what = "nodes" if len(made.nodes) == len(host.teams) else "teams"
         rows.append((f"Between {what}", _traffic_words(made)))
@@ -217,6 +222,14 @@ def _facts(made: Plan) -> str:
     if not made.measured:
         rows.append(("", "~ marks estimates: these rates are assumed"))
     return out.table(rows)
+
+
+def _experts_on(made: Plan) -> list[dict[str, Any]]:
+    """The nodes that hold the experts of whole layers, each with the numbers of these."""
+    layers: dict[int, list[int]] = {}
+    for layer, teams in made.experts_on.items():
+        layers.setdefault(made.host.teams[teams[0]].memory[0], []).append(layer)
+    return [{"node": node, "layers": numbers} for node, numbers in sorted(layers.items())]
 
 
 def _prefill_step(made: Plan) -> int:

@@ -266,7 +266,14 @@ class DeviceEngine:
             self.model, self.recipe, source, mask, devices, first
         )
         loaded = load(
-            self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
+            self.model,
+            self.recipe,
+            source,
+            self.pool,
+            then,
+            skip=mask,
+            only=Role.EXPERTS,
+            experts_on=self.placement.experts_on,
         )
         self.warnings = tuple(refusals(self.pool, loaded.unbound))
         # In each layer gate_up comes before down.

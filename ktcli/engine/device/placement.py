@@ -12,6 +12,7 @@ from ktcli.engine.device.passes import LongPrompts
 from ktcli.ops.kvformat import BF16
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import DevicePlan, Plan
+from ktcli.planner.slices import ExpertTeams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Placement:
         handoff: the way to the CPU's experts and back; None: the fastest that works here.
         borders: the first layer of each device but the first.
         streams: the sequences that can have the whole context, and be decoded, at the same time.
+        experts_on: the teams that have the experts of some layers that are in main memory.
     """
 
     mask: NDArray[np.bool_]
@@ -41,6 +43,7 @@ class Placement:
     streams: int = 1
     cache: str = BF16.name
     borders: tuple[int, ...] = ()
+    experts_on: ExpertTeams = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:
@@ -57,4 +60,5 @@ class Placement:
             streams=plan.use.streams,
             cache=plan.use.cache_format.name,
             borders=device.borders,
+            experts_on=plan.experts_on,
         )

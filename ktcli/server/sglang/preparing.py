@@ -128,7 +128,7 @@ def _planned(
     host = host_of(machine, threads=wanted.threads, torch=True)
     request = Request(recipe, wanted.context, AUTO, use=wanted.use, defer=words.defer)
     # How many experts lie on the GPUs is decided where their memory is counted as this engine uses it.
-    alone = replace(words, device=AUTO, gpu_experts=None)
+    alone = replace(words, device=AUTO, gpu_experts=None, placement=None)
     plan = place(model, host, alone.apply(request, model.spec))
     wishes = replace(
         asked.wishes,

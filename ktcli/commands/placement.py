@@ -1,0 +1,82 @@
+"""`kt placement`: rules that say where parts of a model go, from files of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, writable
+from ktcli.output import out, safe
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Translate placements of other programs into rules for --placement.",
+)
+
+
+@app.callback()
+def _family() -> None:
+    """Make `import` a command of a family even while it is the only one."""
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="KTransformers' YAML, or llama.cpp's -ot patterns or command lines.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="Model that the rules are for. Default: any model."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            callback=writable,
+            help="Write the rules to this file.",
+        ),
+    ] = None,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Translate another program's placement into rules, and list what means no place.
+
+    Nothing of the file is executed or imported. The rules go to standard output unless --output names
+    a file; kt plan MODEL --placement FILE shows what they do.
+
+    Examples:
+
+      kt placement import DeepSeek-V3-Chat-multi-gpu.yaml --model deepseek-v3 -o rules.toml
+      kt placement import llama-server.sh
+    """
+    from ktcli.assembly.placements import import_placement
+    from ktcli.assembly.subject import find_subject
+    from ktcli.models import build
+    from ktcli.planner.partnames import PartNames
+    from ktcli.planner.rules import rules_text
+
+    parts = None
+    if model is not None:
+        parts = PartNames.of(build(find_subject(model, ask_hub=True, tell=out.note).config))
+    found = import_placement(file, parts)
+    text = rules_text(found.rules, f"From {file.name[:200]}.")
+    for each in found.left:
+        out.warn(f"left out: {safe(each)}")
+    rules = [
+        {"match": rule.match, "place": rule.place.text} for rule in found.rules.each if rule.place
+    ]
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+        text = f"Wrote {len(rules)} rules to {safe(str(output))}"
+    out.result({"rules": rules, "left": list(found.left)}, lambda: text.rstrip())

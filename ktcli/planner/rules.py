@@ -1,0 +1,268 @@
+"""Placement rules as they are written: patterns of parts, each with a place, a number format or a row of kernels.
+
+    [[rule]]
+    match = "layers.0-9.experts"
+    place = "cuda:0"
+
+A part's name has up to four components: `embedding`, `output_head`, `layers.3.attention`, `layers.3.experts.17`. A
+pattern is compared component by component, and covers everything below what it names. Numbers are lists of ranges,
+words globs with `*`, which are matched from left to right without going back. What rules mean for a model is decided in
+`constraints`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import UsageError
+from ktcli.hardware.text import whole
+from ktcli.planner.cost import ROWS
+from ktcli.weights.formats import FORMATS
+from ktcli.weights.recipe import names_experts
+
+MAX_BYTES = 1 << 20  # of a file of rules; ten times that of the largest model's plan
+MAX_RULES = 2048
+LAYERS, EXPERTS = "layers", "experts"
+KEYS = ("place", "format", "kernel")
+PLACES = "cuda:N, cpu or node:N"
+CPU, CUDA, NODE = "cpu", "cuda", "node"
+PLAIN_FORMATS = ("bf16", "f32")
+_DIGITS = 5
+_MOST_CHARS = 4000  # of a pattern: a list of all experts of a layer has fewer
+_NUMBERS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
+_WORD = re.compile(r"[a-z_*-]{1,40}", re.ASCII)
+_SHOWN = 60
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RulePlace:
+    """A memory that a rule names: "cpu", "cuda" with a number, or "node" with one."""
+
+    kind: str
+    number: int = 0
+
+    @property
+    def text(self) -> str:
+        """The place as it is written in a rule."""
+        return self.kind if self.kind == CPU else f"{self.kind}:{self.number}"
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> RulePlace:
+        """Returns the place that a text names.
+
+        Raises:
+            UsageError: it names none, or the disk; `where` says which rule it is of.
+        """
+        if text == CPU:
+            return cls(CPU)
+        kind, _, digits = text.partition(":")
+        number = whole(digits)
+        if kind in (CUDA, NODE) and number is not None and len(digits) <= _DIGITS:
+            return cls(kind, number)
+        if text == "disk":
+            raise UsageError(
+                f"{where}: kt cannot keep parts of a model on disk yet", hint=f"use {PLACES}"
+            )
+        raise UsageError(f"{where}: {text[:_SHOWN]!r} is not a place", hint=f"use {PLACES}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRule:
+    """One rule of a file.
+
+    Attributes:
+        number: its number in the file, from 1.
+        match: the pattern as written.
+        place, format, kernel: what it asks for; None: the rule does not say.
+    """
+
+    number: int
+    match: str
+    place: RulePlace | None = None
+    format: str | None = None
+    kernel: str | None = None
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components of the pattern."""
+        return tuple(self.match.split("."))
+
+    @property
+    def name(self) -> str:
+        """The words for the rule in sentences: 'rule 3 ("layers.*.experts")'."""
+        shown = self.match if len(self.match) <= _SHOWN else f"{self.match[:_SHOWN]}…"
+        return f'rule {self.number} ("{shown}")'
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRules:
+    """The rules of a file, in its order.
+
+    Attributes:
+        source: the name of the file, for sentences.
+        layers: the number of layers that patterns may name; None: as many as the model has.
+    """
+
+    each: tuple[PlacementRule, ...]
+    source: str = "the file"
+    layers: int | None = None
+
+    @property
+    def kernel(self) -> str | None:
+        """The row of kernels that the rules ask for; None: they do not say."""
+        return next((rule.kernel for rule in self.each if rule.kernel), None)
+
+
+def parse_rules(text: str, source: str = "the file") -> PlacementRules:
+    """Returns the rules in a text of TOML.
+
+    Raises:
+        UsageError: it is not TOML, has keys or values that mean nothing, or too many rules.
+    """
+    try:
+        found = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UsageError(f"{source} is not a file of placement rules: {words[:200]}") from error
+    unknown = next((key for key in found if key != "rule"), None)
+    rows = found.get("rule", [])
+    if unknown is not None:
+        raise _strange(source, unknown, "[[rule]] sections only")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{source}: a rule is a section that begins with [[rule]]")
+    if len(rows) > MAX_RULES:
+        raise UsageError(f"{source} has {len(rows):,} rules, and kt reads up to {MAX_RULES:,}")
+    made = tuple(_rule(row, n, source) for n, row in enumerate(rows, 1))
+    _check_kernels(made, source)
+    return PlacementRules(made, source)
+
+
+def _rule(row: Mapping[str, Any], number: int, source: str) -> PlacementRule:
+    where = f"{source}, rule {number}"
+    for key, value in row.items():
+        if key not in ("match", *KEYS):
+            raise _strange(where, key, f"match, {', '.join(KEYS)}")
+        if not isinstance(value, str):
+            raise UsageError(f"{where}: {key} must be a text in quotes")
+    if "match" not in row:
+        raise UsageError(f"{where} has no match", hint='for example: match = "layers.0-9.experts"')
+    if not any(key in row for key in KEYS):
+        raise UsageError(f"{where} asks for nothing", hint=f"add {', '.join(KEYS)}")
+    check_pattern(row["match"], where)
+    fmt, kernel = row.get("format"), row.get("kernel")
+    if fmt is not None and fmt not in PLAIN_FORMATS and not names_experts(fmt):
+        raise UsageError(
+            f"{where}: {fmt[:_SHOWN]!r} is not a number format",
+            hint=f"formats: {', '.join(FORMATS)}",
+        )
+    if kernel is not None and kernel not in ROWS:
+        raise UsageError(
+            f"{where}: {kernel[:_SHOWN]!r} is not a row of kernels", hint=f"rows: {', '.join(ROWS)}"
+        )
+    place = RulePlace.parse(row["place"], where) if "place" in row else None
+    return PlacementRule(number, row["match"], place, fmt, kernel)
+
+
+def _strange(where: str, key: str, allowed: str) -> UsageError:
+    return UsageError(f"{where} has the unknown key {key[:_SHOWN]!r}", hint=f"possible: {allowed}")
+
+
+def _check_kernels(rules: Sequence[PlacementRule], source: str) -> None:
+    """Raises UsageError where rules ask for what one engine cannot do: all its parts use one row of kernels."""
+    asked = [rule for rule in rules if rule.kernel]
+    for rule in asked:
+        if rule.match != "*" or rule.kernel != asked[0].kernel:
+            raise UsageError(
+                f"{source}, {rule.name}: all parts of a model use one row of kernels",
+                hint=f'use match = "*" with kernel = "{asked[0].kernel}"',
+            )
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Raises UsageError if a pattern has a component that is neither a list of ranges nor a glob.
+
+    Raises:
+        UsageError: see above; `where` says which rule it is of.
+    """
+    if len(pattern) > _MOST_CHARS or not pattern:
+        raise UsageError(f"{where}: match must have 1 to {_MOST_CHARS:,} characters")
+    components = pattern.split(".")
+    for each in components:
+        if _NUMBERS.fullmatch(each):
+            for first, last in _ranges(each):
+                if last < first:
+                    raise UsageError(f"{where}: the range {first}-{last} ends before it begins")
+        elif not _WORD.fullmatch(each):
+            raise UsageError(
+                f"{where}: {pattern[:_SHOWN]!r} is not a pattern",
+                hint="components are separated by dots: a word, which may contain *, or numbers such as 0-9,12",
+            )
+    if len(components) > 4 or any(_NUMBERS.fullmatch(each) for each in components[::2]):
+        raise UsageError(
+            f"{where}: {pattern[:_SHOWN]!r} is not a pattern",
+            hint="parts have names such as layers.3.attention or layers.3.experts.17",
+        )
+
+
+def matches(glob: str, word: str) -> bool:
+    """Tells whether a glob, in which each `*` stands for any characters, covers a word; in linear time."""
+    first, *rest = glob.split("*")
+    if not rest:
+        return glob == word
+    *middle, last = rest
+    if len(word) < len(first) + len(last) or not word.startswith(first) or not word.endswith(last):
+        return False
+    at, end = len(first), len(word) - len(last)
+    for piece in middle:  # the first place is as good as any later one
+        at = word.find(piece, at, end)
+        if at < 0:
+            return False
+        at += len(piece)
+    return True
+
+
+def numbers(component: str | None, count: int) -> Flags:
+    """Returns which of the numbers 0 to `count` - 1 a component covers; None covers all, a word but `*` none."""
+    found = np.zeros(count, np.bool_)
+    if component is None or (component and not component.strip("*")):
+        return ~found
+    if _NUMBERS.fullmatch(component):
+        for first, last in _ranges(component):
+            found[first : last + 1] = True
+    return found
+
+
+def highest(component: str) -> int:
+    """Returns the highest number that a component names; -1: it is a word."""
+    if not _NUMBERS.fullmatch(component):
+        return -1
+    return max(last for _, last in _ranges(component))
+
+
+def _ranges(component: str) -> list[tuple[int, int]]:
+    """The ranges of a list of numbers, with both ends."""
+    pairs = (part.partition("-") for part in component.split(","))
+    return [(int(first), int(last or first)) for first, _, last in pairs]
+
+
+def rules_text(rules: PlacementRules, *head: str) -> str:
+    """Returns the rules as TOML, below comment lines; `parse_rules` is the inverse."""
+    lines = ["# " + "".join(c if c.isprintable() else " " for c in line) for line in head]
+    for rule in rules.each:
+        lines += ["", "[[rule]]", f'match = "{rule.match}"']
+        said = {
+            "place": rule.place and rule.place.text,
+            "format": rule.format,
+            "kernel": rule.kernel,
+        }
+        lines += [f'{key} = "{value}"' for key, value in said.items() if value]
+    return "\n".join(lines) + "\n"
