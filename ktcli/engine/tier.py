@@ -127,6 +127,12 @@ class Tier:
         return dict(self._restored)
 
     @property
+    def read_bps(self) -> dict[str, float]:
+        """The bytes read per second from each store, by its name; without those from which nothing was read yet."""
+        rates = {store.name: store.rate.bps for store in self._stores.all}
+        return {name: bps for name, bps in rates.items() if bps is not None}
+
+    @property
     def is_shared(self) -> bool:
         """Whether other servers, on whatever machine, find what is stored."""
         return any(store.name != _OWN for store in self._stores.all)

@@ -63,6 +63,10 @@ def test_one_server_reads_the_prompt_and_another_answers(
         assert (
             f'kt_prefix_cache_tier_hits_total{{tier="store"}} {details["cached_tokens"]}' in metrics
         )
+        speeds = [line for line in metrics.splitlines() if "_per_second{" in line]
+        read = [line for line in speeds if 'tier="store"' in line]
+        assert len(read) == 1 and float(read[0].split()[-1]) > 0
+        assert 'tier="store"' not in requests.get(f"{prefill}/metrics", timeout=60).text
         assert ask(prefill, PROMPT)[1] == text
         # A router that says nothing of pages.
         third = [{"role": "user", "content": "How does kt pull? " * 30}]

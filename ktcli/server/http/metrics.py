@@ -128,3 +128,26 @@ class _Now(Collector):
         for each in residency.loaded:
             sizes.add_metric([each.model.name], each.fit.taken_bytes)
         yield sizes
+        yield from self._speeds()
+
+    def _speeds(self) -> Iterator[GaugeMetricFamily]:
+        """Yields the measured speeds by which it is decided whether pages are read or computed."""
+        prompts = GaugeMetricFamily(
+            "kt_prompt_tokens_per_second",
+            "Measured speed of computing prompts.",
+            labels=["model"],
+        )
+        reads = GaugeMetricFamily(
+            "kt_prefix_cache_tier_read_bytes_per_second",
+            "Measured speed of reading pages, by where they were.",
+            labels=["model", "tier"],
+        )
+        for each in self._residency.loaded:
+            if (tier := each.model.backend.engine.pools.tier) is None:
+                continue
+            if tier.prompt_tok_s is not None:
+                prompts.add_metric([each.model.name], tier.prompt_tok_s)
+            for name, bps in tier.read_bps.items():
+                reads.add_metric([each.model.name, name], bps)
+        yield prompts
+        yield reads
