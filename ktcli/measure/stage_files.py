@@ -29,9 +29,8 @@ class StageFiles:
 
     def done(self) -> int:
         """Returns the number of stages, from the first on, that need not be run again."""
-        behind = [
-            int(path.name.rpartition("-")[2]) for path in self._folder.glob("residuals-*[0-9]")
-        ]
+        stems = [path.stem for path in self._folder.glob("*.residuals")]
+        behind = [int(stem) for stem in stems if stem.isdecimal()]
         for stage in sorted(behind, reverse=True):
             needed = [self._residuals(stage), *map(self._sums, range(stage + 1))]
             if all(_content(path) is not None for path in needed):
@@ -55,17 +54,15 @@ class StageFiles:
             self._residuals(stage - 1).unlink(missing_ok=True)
 
     def _sums(self, stage: int) -> Path:
-        return self._folder / f"sums-{stage:05}"
+        return self._folder / f"{stage:05}.sums"
 
     def _residuals(self, stage: int) -> Path:
-        return self._folder / f"residuals-{stage:05}"
+        return self._folder / f"{stage:05}.residuals"
 
 
 def _write(path: Path, arrays: Iterable[NDArray[np.generic]]) -> None:
-    check, parts = (
-        0,
-        [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays],
-    )
+    parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays]
+    check = 0
     for part in parts:
         check = zlib.crc32(part, check)
     smallfiles.write(path, b"".join([check.to_bytes(_CHECK_BYTES, "little"), *parts]))

@@ -82,7 +82,7 @@ class CallStyle:
 
 # gpt-oss names the tool in the head of a message, whose text is the arguments: `Channels` puts both between these.
 IN_CHANNELS = CallStyle(
-    "gpt-oss", ("<|channel|>commentary", "functions."), Arguments.JSON,
+    "gpt-oss", ("<|channel|>", "functions."), Arguments.JSON,
     "<|start|>functions.", "<|end|>", "<|message|>",
 )  # fmt: skip
 # The first row counts of which a template has all that tells it.
