@@ -138,6 +138,8 @@ def convert(
     words["adapter"] = report.manifest.adapter or None
     named = f"{merged.name}@{recipe.name}" if merged and target is None else ""
     words["talk"] = f"kt {_command(report.path)} {named or _named(entry, recipe, target)}"
+    could = recipe.searches and found is None and calibrate == _AUTO and target is None
+    words["calibrate"] = _calibrating(entry, recipe) if could else None
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
 
@@ -254,6 +256,8 @@ def render(words: dict[str, Any]) -> str:
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files already existed")
     lines.append(_use(words))
+    if words["calibrate"]:
+        lines.append(f"Scales that a text has chosen usually lose less: {safe(words['calibrate'])}")
     return "\n".join(lines)
 
 
@@ -263,6 +267,16 @@ def _command(pack: Path) -> str:
     from ktcli.weights.pack import Pack
 
     return "serve" if build(Pack.open(pack).config).spec.embeds else "chat"
+
+
+def _calibrating(entry: Entry, recipe: Recipe) -> str:
+    """The command of the same conversion with scales that a text has chosen."""
+    usual = recipe_for(entry)
+    experts = (
+        "" if recipe.experts_name == usual.experts_name else f" --experts {recipe.experts_name}"
+    )
+    dense = "" if recipe.dense == usual.dense else f" --dense {recipe.dense.name}"
+    return f"kt convert {quote(entry.label)}{experts}{dense} --calibrate built-in"
 
 
 def _use(words: dict[str, Any]) -> str:

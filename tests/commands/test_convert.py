@@ -151,6 +151,17 @@ def test_show_of_a_folder_names_its_conversions(source: Path, capsys):
     assert len(json.loads(capsys.readouterr().out)["on_disk"]) == 1
 
 
+def test_what_would_lose_less_is_a_command_that_can_be_typed(source: Path, capsys):
+    """Only where scales are searched for, and nothing said how."""
+    said = {}
+    for formats in ((), ("--experts", "nl4"), ("--experts", "int8"), ("--calibrate", "off")):
+        assert main(["convert", str(source), *formats, "--json"]) == 0
+        said[formats[-1:]] = json.loads(capsys.readouterr().out)["calibrate"]
+    assert said["nl4",] == f"kt convert {source} --experts nl4 --calibrate built-in"
+    assert said[()] == f"kt convert {source} --calibrate built-in"
+    assert said["int8",] is None and said["off",] is None
+
+
 def test_a_conversion_by_its_name(source: Path, capsys):
     """What `kt list` says of an interrupted conversion goes on with it, and a conversion is not converted."""
     again = ["convert", "kt-mini@nl4-g32-mixed-int8"]
