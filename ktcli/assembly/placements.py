@@ -116,7 +116,8 @@ def _injection(text: str, name: str) -> tuple[list[ForeignPattern], list[str]]:
         rows = yaml.load(text, Loader=_PlainLoader)
     except RecursionError as error:
         raise UsageError(f"{name} is nested too deeply", hint=_HINT) from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+        # The last two: the loader's, of values that are not what their tags say (`!!bool x`).
         said = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UsageError(f"{name} is not valid YAML: {said[:200]}", hint=_HINT) from error
     if not isinstance(rows, list):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ class StageFiles:
         stems = [path.stem for path in self._folder.glob("*.residuals")]
         behind = [int(stem) for stem in stems if stem.isdecimal()]
         for stage in sorted(behind, reverse=True):
-            needed = [self._residuals(stage), *map(self._sums, range(stage + 1))]
+            # One by one: the number is that of a file's name, and may be any.
+            needed = chain([self._residuals(stage)], map(self._sums, range(stage + 1)))
             if all(_content(path) is not None for path in needed):
                 return stage + 1
         return 0
@@ -69,8 +71,10 @@ def _write(path: Path, arrays: Iterable[NDArray[np.generic]]) -> None:
 
 
 def _content(path: Path) -> memoryview | None:
-    """What was written; None: it is not there, or damaged."""
+    """What was written; None: it is not there, damaged, or no plain file: a pipe would block."""
     try:
+        if not path.is_file():
+            return None
         data = memoryview(path.read_bytes())
     except OSError:
         return None

@@ -94,9 +94,10 @@ class _ExpressionReader:
 
     def _repeated(self, depth: int) -> Node:
         node = self._atom(depth)
-        while self._next() and self._next() in "*+?":
-            sign = self._take()
-            node = {"*": _star(node), "+": _plus(node), "?": _maybe(node)}[sign]
+        if self._next() and self._next() in "*+?":
+            node = {"*": _star, "+": _plus, "?": _maybe}[self._take()](node)
+            if self._next() == "?":  # prefers the shortest; what occurs is the same
+                self._take()
         if self._next() == "{":
             raise NotAnExpression(f"counted repetition at character {self.at + 1} is not known")
         return node
@@ -134,7 +135,7 @@ class _ExpressionReader:
             ahead = self._take()
             if ahead not in ":=!":
                 raise NotAnExpression(f"the group at character {self.at - 2} is not known")
-        node = self.choice(depth + 1)
+        node = _remembered(self.choice(depth + 1))
         self._take(")")
         if ahead in ("=", "!"):
             wanted = ahead == "="
@@ -165,6 +166,22 @@ class _ExpressionReader:
 def _one(covers: Callable[[str], bool]) -> Node:
     """The node of one character."""
     return lambda text, at: frozenset(n + 1 for n in at if n < len(text) and covers(text[n]))
+
+
+def _remembered(node: Node) -> Node:
+    """The node, which is asked once about each position of a text, however deep groups are nested."""
+    about, known = "", dict[int, Ends]()
+
+    def run(text: str, at: Ends) -> Ends:
+        nonlocal about
+        if text != about:
+            about = text
+            known.clear()
+        for n in at - known.keys():
+            known[n] = node(text, frozenset((n,)))
+        return frozenset[int]().union(*(known[n] for n in at))
+
+    return run
 
 
 def _maybe(node: Node) -> Node:

@@ -36,6 +36,7 @@ CPU, CUDA, NODE = "cpu", "cuda", "node"
 PLAIN_FORMATS = ("bf16", "f32")
 _DIGITS = 5
 _MOST_CHARS = 4000  # of a pattern: a list of all experts of a layer has fewer
+_MOST_LINE = _MOST_CHARS + 500  # the time that dotted keys take grows with the square
 _NUMBERS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 _WORD = re.compile(r"[a-z_*-]{1,40}", re.ASCII)
 _SHOWN = 60
@@ -128,6 +129,10 @@ def parse_rules(text: str, source: str = "the file") -> PlacementRules:
     Raises:
         UsageError: it is not TOML, has keys or values that mean nothing, or too many rules.
     """
+    if len(max(text.splitlines(), key=len, default="")) > _MOST_LINE:
+        raise UsageError(
+            f"{source} is not a file of placement rules: a line has more than {_MOST_LINE:,} characters"
+        )
     try:
         found = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

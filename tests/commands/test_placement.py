@@ -67,6 +67,7 @@ def test_command_lines_of_llama_cpp(run):
     ("text", "words"),
     [
         ("- match: {name: !!python/object/apply:os.getcwd []}\n", "is not valid YAML"),
+        ("- match: {name: !!bool x}\n", "is not valid YAML"),
         ("- match: &a {name: x}\n- match: *a\n", "aliases are not allowed"),
         ("- match: " + "[" * 5000, "theirs is"),
         ("- match: x\n", "names a class"),

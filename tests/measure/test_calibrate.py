@@ -172,6 +172,13 @@ def full(*args: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def test_strange_files_of_stages_are_passed_over(tmp_path: Path) -> None:
+    files = StageFiles(tmp_path)
+    files.add(10**12, [np.ones(1)], [np.ones(1, np.float32)])
+    os.mkfifo(tmp_path / "00000.residuals")
+    assert files.done() == 0
+
+
 def test_windows_are_read_from_an_empty_cache(source: Path, sums: Sums) -> None:
     """A text of two windows has the sums of each window alone."""
     ids = (np.arange(1000) * 37 % 90).tolist()

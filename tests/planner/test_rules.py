@@ -367,3 +367,8 @@ def test_more_layers_on_another_gpu_are_more_bytes_there():
         and (np.diff(needs[:, 0]) > 0).all()
         and (np.diff(needs[:, 1]) < 0).all()
     )
+
+
+def test_a_line_that_no_rule_needs_is_refused():
+    with pytest.raises(UsageError, match="a line has more than"):
+        parse_rules("a" + ".a" * 250_000 + " = 1")
