@@ -147,6 +147,23 @@ def write(
         raise
 
 
+def write_named(path: Path, data: bytes | str) -> None:
+    """Writes a file that somebody named: as `write` does, through a link; a device, such as /dev/stdout, is written to
+    and stays.
+
+    Raises:
+        KtError: the system refuses.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data.encode() if isinstance(data, str) else data)
+        else:
+            write(target, data)
+    except OSError as error:
+        raise KtError(f"cannot write {str(path)[:300]}: {error.strerror}") from error
+
+
 def meant_name(name: str) -> str:
     """Returns the name that a file was to get which `write` had begun, as its own name says; empty: it is none of
     these."""

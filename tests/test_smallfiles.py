@@ -14,7 +14,7 @@ import pytest
 
 from ktcli import smallfiles
 from ktcli.errors import Busy, KtError
-from ktcli.smallfiles import Holder, NotSmall
+from ktcli.smallfiles import Holder, NotSmall, write_named
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10])
@@ -84,6 +84,20 @@ def test_a_file_is_written_as_a_whole(tmp_path: Path) -> None:
     smallfiles.append_line(path, b"er")
     assert path.read_bytes() == b"newer" and path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_somebody_named_keeps_what_it_is(tmp_path: Path) -> None:
+    """A device stays one and is written to, which root could otherwise replace; a link stays a link."""
+    (device := tmp_path / "null").symlink_to("/dev/null")
+    write_named(device, "text")
+    assert device.is_symlink() and Path("/dev/null").is_char_device()
+    (link := tmp_path / "link").symlink_to("meant")
+    write_named(link, "text")
+    assert link.is_symlink() and (tmp_path / "meant").read_text() == "text"
+    (full := tmp_path / "full").symlink_to("/dev/full")
+    for path, why in ((full, "No space left"), (tmp_path / "no" / "file", "No such file")):
+        with pytest.raises(KtError, match=f"cannot write .*: {why}"):
+            write_named(path, "text")
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename"])

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktcli.adapters.packed import PackedAdapter
 from ktcli.assembly.adapted import read_adapter, with_room
 from ktcli.assembly.host import machine_here, torch_device
 from ktcli.assembly.listener import SILENT, Bar, Listener
@@ -26,6 +25,9 @@ from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.store import contents, experience, library, places, usage
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
 if TYPE_CHECKING:
     from ktcli.engine.device.engine import DeviceEngine

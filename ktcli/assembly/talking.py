@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ktcli.adapters.packed import PackedAdapter
 from ktcli.answers.format import AnswerFormat
 from ktcli.assembly.adapted import identity, read_adapter, with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
@@ -33,6 +33,9 @@ from ktcli.planner.plan import Plan
 from ktcli.store import heat
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.weights.pack import Pack
+
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)

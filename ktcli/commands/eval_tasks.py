@@ -16,7 +16,7 @@ from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import require_text
 from ktcli.commands.eval_data import read_words
-from ktcli.errors import ExitCode, KtError, UsageError
+from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.numa import asked_numa
 from ktcli.models import Model, build
 from ktcli.output import out
@@ -128,8 +128,5 @@ def _require_questions(sets: Sequence[QuestionSet]) -> None:
 
 def _write(path: Path, rows: Sequence[object]) -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    try:
-        smallfiles.write(path, text)
-    except OSError as error:
-        raise KtError(f"cannot write {path}: {error.strerror}") from error
+    smallfiles.write_named(path, text)
     out.note(f"answers written to {path}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ktcli import smallfiles
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, writable
 from ktcli.output import out, safe
 
@@ -77,6 +78,6 @@ def import_(
         {"match": rule.match, "place": rule.place.text} for rule in found.rules.each if rule.place
     ]
     if output is not None:
-        output.write_text(text, encoding="utf-8")
+        smallfiles.write_named(output, text)
         text = f"Wrote {len(rules)} rules to {safe(str(output))}"
     out.result({"rules": rules, "left": list(found.left)}, lambda: text.rstrip())

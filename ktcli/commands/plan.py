@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.plan import host_described, placement_text, plan_subject
 from ktcli.assembly.request import Wanted
@@ -124,7 +124,7 @@ def plan(
         subject, wanted, described=machine, by_memory=auto, tok_s=want, listener=out
     )
     if write_placement is not None:
-        write_placement.write_text(placement_text(subject, made), encoding="utf-8")
+        smallfiles.write_named(write_placement, placement_text(subject, made))
         out.note(f"wrote the plan's placement to {safe(str(write_placement))}")
     slow = want is not None and made.speed.decode < want
     others = _smaller(subject, wanted, machine, want) if slow or not made.fits else ()

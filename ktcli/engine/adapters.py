@@ -4,12 +4,14 @@ number."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ktcli.adapters.packed import PackedAdapter
 from ktcli.errors import NativeError, UsageError
 from ktcli.native import Program
 from ktcli.planner.memory import AdapterRoom
+
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
 Products = Mapping[str, Sequence[tuple[int, int]]]
 Norms = Mapping[str, Sequence[int]]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.adapters.packed import PackedAdapter
 from ktcli.engine.adapters import Adapters
 from ktcli.engine.arenas import refusals
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
@@ -38,6 +38,9 @@ from ktcli.planner.deferral import depth_at
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import Recipe, format_of
+
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)

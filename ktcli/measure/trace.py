@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli import smallfiles
 from ktcli.engine import Engine
-from ktcli.errors import KtError
 
 CPU, DEVICE, LAUNCHES = "CPU team", "GPU", "launches"
 
@@ -71,10 +71,7 @@ class Trace:
         Raises:
             KtError: the file cannot be written.
         """
-        try:
-            path.write_text(json.dumps(self.document()), encoding="utf-8")
-        except OSError as error:
-            raise KtError(f"cannot write {path}: {error.strerror}") from error
+        smallfiles.write_named(path, json.dumps(self.document()))
 
     def document(self) -> dict[str, Any]:
         """Returns the trace as a JSON object: microseconds from the first event on."""

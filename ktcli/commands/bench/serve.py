@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ktcli import smallfiles
 from ktcli.commands.bench.plotting import PlotOpt, draw_into
 from ktcli.commands.cli.api_key import given_key
 from ktcli.commands.cli.options import JsonOpt, writable
@@ -136,7 +137,7 @@ def serve(
     with out.progress(f"serve {endpoint.model}", num_prompts, unit="requests") as bar:
         driven = drive(endpoint, traffic, lambda done: bar.update(done=done))
     if output_file is not None:
-        _write(output_file, serving.request_lines(driven))
+        smallfiles.write_named(output_file, serving.request_lines(driven))
     errors = Counter(each.error for each in driven.answers if each.error)
     first = errors.most_common(1)[0][0] if errors else ""
     served = Served.of(driven)
@@ -152,10 +153,3 @@ def serve(
         draw_into(plot, lambda beside: serving.draw_percentiles(served, title, beside))
     if errors:
         out.warn(f"{counted(served.failed, 'request')} failed: {first}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise KtError(f"cannot write {path}: {error.strerror}") from error

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
-from ktcli.errors import UsageError
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.profile import document
 from ktcli.hardware.redaction import names_of, redacted
@@ -59,7 +58,4 @@ def _user() -> str:
 
 
 def _write(path: Path, found: Any) -> None:
-    try:
-        smallfiles.write(path, json.dumps(found, indent=2, ensure_ascii=True) + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {str(path)[:300]}: {error.strerror}") from error
+    smallfiles.write_named(path, json.dumps(found, indent=2, ensure_ascii=True) + "\n")
