@@ -164,7 +164,7 @@ def test_a_dry_run_shows_the_command_and_starts_nothing(
     words = [*(each.url for each in pair), "--api-key-file", str(keys), "--port", "8000"]
     assert run(*words, "--dry-run") == 0
     shown = capsys.readouterr().out
-    assert "threshold  0.6 of a prompt: not learned yet" in shown
+    assert "threshold  0.1 of a prompt: not learned yet" in shown
     assert "--port 8000" in shown and "--prometheus-port 8001" in shown and "SECRET" not in shown
     assert run(*words, "--dry-run", "--json", "--host", "0.0.0.0") == 0
     found = json.loads(capsys.readouterr().out)

@@ -17,19 +17,16 @@ from ktcli.server.router.smg import Worker, here
 ONE = ServerFacts("http://a:1", "m", 2048, 4)
 # facts beside those of ONE -> threshold, spill, seconds of a request
 CASES = {
-    "nothing learned": ({}, 0.6, 1, 1800),
+    "nothing learned": ({}, 0.1, 1, 1800),
     "a common text": ({"common": 0.4}, 0.5, 1, 1800),
     "most is common": ({"common": 0.95}, 0.8, 1, 1800),
-    "nothing is common": ({"common": 0.0}, 0.3, 1, 1800),
-    "conversations know more than the sum": ({"common": 0.5, "cached": 0.1}, 0.6, 1, 1800),
-    "little was cached": ({"cached": 0.25}, 0.35, 1, 1800),
-    "much was cached, by whatever": ({"cached": 0.9}, 0.6, 1, 1800),
-    "many streams": ({"streams": 64}, 0.6, 16, 1800),
-    "one stream": ({"streams": 1}, 0.6, 1, 1800),
-    "streams unknown": ({"streams": None}, 0.6, 1, 1800),
-    "slow": ({"context": 32768, "token_s": 0.1}, 0.6, 1, 13108),
-    "slower than a day": ({"context": 1 << 20, "token_s": 1.0}, 0.6, 1, 86400),
-    "context unknown": ({"context": None, "token_s": 1.0}, 0.6, 1, 1800),
+    "nothing is common": ({"common": 0.0}, 0.1, 1, 1800),
+    "many streams": ({"streams": 64}, 0.1, 16, 1800),
+    "one stream": ({"streams": 1}, 0.1, 1, 1800),
+    "streams unknown": ({"streams": None}, 0.1, 1, 1800),
+    "slow": ({"context": 32768, "token_s": 0.1}, 0.1, 1, 13108),
+    "slower than a day": ({"context": 1 << 20, "token_s": 1.0}, 0.1, 1, 86400),
+    "context unknown": ({"context": None, "token_s": 1.0}, 0.1, 1, 1800),
 }
 
 

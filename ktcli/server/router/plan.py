@@ -13,9 +13,11 @@ from math import ceil
 
 from ktcli.server.router.facts import ServerFacts
 
-UNKNOWN_THRESHOLD = 0.6
+# Until it is learned what conversations begin with. With 0.6, eight clients without anything in common found 95 % of
+# what one cache has, with 0.1 98 %; where more is in common, the spill keeps the servers even.
+UNKNOWN_THRESHOLD = 0.1
 _MARGIN = 0.1  # of the threshold above the common share
-_LEAST_THRESHOLD, _MOST_THRESHOLD = 0.3, 0.8
+_MOST_THRESHOLD = 0.8
 _STREAMS = 4  # of a server that does not say: the default of kt serve
 _SPILL_PART = 4  # a quarter of the streams
 # Of the mean, above which a server spills, too. With 1.0 conversations move by chance (eight clients found 83 to 89 %
@@ -93,19 +95,11 @@ def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
 
 def _threshold(servers: Sequence[ServerFacts]) -> tuple[float, str]:
     common = [each.common for each in servers if each.common is not None]
-    if common:
-        most = max(common)
-        said = f"conversations begin alike in {most:.0%} of their first prompt"
-        return _bounded(most), said
-    cached = [each.cached for each in servers if each.cached is not None]
-    # What all have in common is in every cache: it is no more than what was found there.
-    if cached and _bounded(max(cached)) < UNKNOWN_THRESHOLD:
-        return _bounded(max(cached)), f"at most {max(cached):.0%} of prompts was in a cache"
-    return UNKNOWN_THRESHOLD, "not learned yet"
-
-
-def _bounded(share: float) -> float:
-    return round(min(_MOST_THRESHOLD, max(_LEAST_THRESHOLD, share + _MARGIN)), 2)
+    if not common:
+        return UNKNOWN_THRESHOLD, "not learned yet"
+    most = max(common)
+    said = f"conversations begin alike in {most:.0%} of their first prompt"
+    return round(min(_MOST_THRESHOLD, most + _MARGIN), 2), said
 
 
 def _timeout_s(servers: Sequence[ServerFacts]) -> int:
