@@ -24,7 +24,8 @@ FAMILIES = (
     "minimax-m2",
     "glm4-moe",
     "olmoe",
-    "qwen3-next",
+    "lfm2-moe",
+    "qwen3.5-moe",
 )
 # (experts, dense): what may be lost of a gradient's length, through three layers: 1 % where activations are bf16, 2.5 %
 # where they are int8. Measured: 0.9 and 2.3 %.
