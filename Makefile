@@ -6,6 +6,7 @@ VENV   ?= .venv
 BENCH  ?=
 PEERS  ?=
 PASSED ?=
+TURNS  ?= commit
 PYTHONS ?=
 
 # Processes that share the tests, a file of them at a time.
@@ -49,11 +50,11 @@ uninstall: ## take it off again; models, chats and settings stay
 check: $(CHECKED) ## under a minute, after each edit: the rules of the tree, the pure parts, one model; no torch
 	@$(BIN)/python -m pytest --tier=check $(SHARED)
 
-test: $(VENV)/.kt-test ## about 9 minutes on two cores, from a fresh clone: every part once, parity and laws in turns
+test: $(VENV)/.kt-test ## about 8 minutes on two cores, from a fresh clone: every part once, parity and laws in turns
 	@$(BIN)/python -m pytest --tier=test $(SHARED)
 
-test-all: $(VENV)/.kt-test-all build/fakecuda/.installed ## about 50 minutes on two cores: everything, C tests under sanitizers, Triton's kernels; PASSED=test leaves out what `make test` ran
-	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) $(SHARED)
+test-all: $(VENV)/.kt-test-all build/fakecuda/.installed ## about 36 minutes on two cores: the rest in turns, C tests under sanitizers, Triton's kernels; PASSED=test leaves out what `make test` ran, TURNS=all nothing
+	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all) --turns=$(TURNS) $(SHARED)
 
 published: $(VENV)/.kt-test ## what published models answer: pip fetches two (350 MB) into the user's cache, once
 	@$(BIN)/python -m pytest --tier=published tests/published

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ktcli.adapters.factors import hash_of
 from ktcli.adapters.folder import open_adapter
 from ktcli.adapters.packed import PackedAdapter, pack_adapter
 from ktcli.adapters.targets import Targets
@@ -48,6 +49,7 @@ from ktcli.server.models.adapters import ServedAdapters
 from ktcli.server.models.enginethread import EngineThread
 
 PROMPT, STREAMS, STEPS, WARM_UP, CONTEXT = 512, 8, 12, 3, 1024
+QUIET_TOKENS = 64  # whose gaps are compared with those while adapters come
 
 
 def _update(tensor: Tensor, rank: int, draw: np.random.Generator) -> Update:
@@ -202,8 +204,10 @@ def measure_swap(name: str, layers: int, rounds: int) -> dict[str, Any]:
         folder = write_adapter(Path(temporary) / "made", engine.model, 8)
         size = sum(each.stat().st_size for each in folder.iterdir())
 
+        hashes = {each.name: hash_of(each) for each in folder.iterdir()}  # as an import knows them
+
         def read(name: str) -> PackedAdapter:
-            with open_adapter(folder, engine.model) as adapter:
+            with open_adapter(folder, engine.model, hashes) as adapter:
                 return replace(
                     pack_adapter(adapter, name, subject.recipe, exact=False), digest=name
                 )
@@ -219,7 +223,8 @@ def measure_swap(name: str, layers: int, rounds: int) -> dict[str, Any]:
 
         prompt = np.random.default_rng(1).integers(0, engine.spec.vocab, 64).tolist()
         thread.submit(GenerationRequest(prompt, max_tokens=4000), heard)
-        time.sleep(10.0)
+        while len(token_s) < QUIET_TOKENS:
+            time.sleep(0.1)
         before = len(token_s)
         asyncio.run(swap())
         during = len(token_s)

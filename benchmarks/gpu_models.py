@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ktcli.assembly.planner import EXACT_ROW
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import RandomSource, TensorSource
@@ -34,7 +34,7 @@ from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import Room, uniform
 from ktcli.planner.forecast import Forecast, Known
 from ktcli.planner.host import Host
-from ktcli.planner.memory import TALK, Use
+from ktcli.planner.memory import TALK, AdapterRoom, Use
 from ktcli.planner.placement import place as planned
 from ktcli.planner.plan import Request
 from ktcli.store import catalog
@@ -142,6 +142,7 @@ class Wish:
         threshold: tokens from which a prompt's experts are streamed; None: never.
         answers: that go on at the same time.
         cache: the number format of the cache.
+        adapters: the room for adapters; None: there is none.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Wish:
     threshold: int | None = None
     answers: int = 1
     cache: str = "bf16"
+    adapters: AdapterRoom | None = None
 
 
 def tiny(name: str) -> dict[str, Any]:
@@ -193,6 +195,7 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
         handoff=wish.handoff,
         streams=wish.answers,
         cache=wish.cache,
+        adapters=wish.adapters,
     )
     known = Known(place.ceilings.rates(), place.rates, placed.mask)
     on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_adapters import made
 from gpu_models import (
     DEEPSEEK,
     QWEN,
@@ -28,12 +29,13 @@ from gpu_models import (
 from ktcli.commands.view.device_figures import hit_rate, trace_figures
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import ExpertShape, Handoff, HostExperts, LayerWeights
+from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.stream import Stream, stream_on
 from ktcli.engine.loader import load
 from ktcli.hardware.gpu import CUDA
 from ktcli.measure.baselines import policy_of
-from ktcli.measure.bench import Job, Phase, Yardstick, run, traced
+from ktcli.measure.bench import Job, Phase, Roofline, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings
 from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
 from ktcli.measure.device_trace import trace
@@ -43,7 +45,7 @@ from ktcli.measure.reader import Piece, TextReader
 from ktcli.measure.synthetic import ApartSource, fitting_plan
 from ktcli.measure.trace import DEVICE, Trace
 from ktcli.models import build
-from ktcli.ops.tensors import Role
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.deferral import Times, layer_seconds
 from ktcli.planner.host import host_of
 from ktcli.planner.plan import DevicePlan, Request
@@ -117,12 +119,16 @@ def handoff(place: Place) -> Iterator[Row]:
         }
 
 
+def _is_of_experts(tensor: Tensor) -> bool:
+    return tensor.role is Role.EXPERTS
+
+
 def _idle_host(
     place: Place, layers: int, kind: Handoff, stream: Stream
 ) -> tuple[HostExperts, ExpertShape]:
     config = {**replace(place.scale, smoke=True).config(QWEN), "num_hidden_layers": layers}
     model, pool = build(config), place.pool
-    loaded = load(model, Recipe(), ApartSource(pool, 1), pool, only=Role.EXPERTS)
+    loaded = load(model, Recipe(), ApartSource(pool, 1), pool, only=_is_of_experts)
     slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
     weights = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
     spec = model.spec
@@ -198,25 +204,25 @@ def decode(place: Place, name: str) -> Iterator[Row]:
     for share in place.scale.counts:
         depths = place.scale.depths(most) if share < 1 else (0,)
         engine = device_engine(place, Wish(name, share))
-        yardstick = yardstick_of(place, engine)
+        roofline = roofline_of(place, engine)
         rows = []
         for depth in depths:
             engine.follow(((0, depth),))
-            rows.append(_decode_row(place, engine, yardstick))
+            rows.append(_decode_row(place, engine, roofline))
             yield rows[-1]
         if share == 0:
             yield from _gain(engine, rows)
         if share == 1:
             yield _kernels(engine, traced(engine, _AFTER, partial(trace, engine)))
-        del engine, yardstick
+        del engine, roofline
         free(place)
 
 
-def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -> Row:
+def _decode_row(place: Place, engine: DeviceEngine, roofline: DeviceCeilings) -> Row:
     job = Job(Phase.DECODE, place.scale.tokens, _AFTER)
-    found = run(engine, job, yardstick, pairs=place.scale.pairs)
+    found = run(engine, job, roofline, pairs=place.scale.pairs)
     mask, seconds = engine.placement.mask, found.measured.seconds
-    device_bytes = yardstick.split(engine, job, _last_step(job)).device_bytes
+    device_bytes = roofline.split(engine, job, _last_step(job)).device_bytes
     return {
         "work": "decode",
         "policy": policy_of(engine).value,
@@ -244,9 +250,9 @@ def caches(place: Place) -> Iterator[Row]:
     context = 256 if place.scale.smoke else _LONG
     for cache in ("bf16", "fp8"):
         engine = device_engine(place, Wish(QWEN, 1.0, context=context, cache=cache))
-        yardstick = yardstick_of(place, engine)
+        roofline = roofline_of(place, engine)
         job = Job(Phase.DECODE, place.scale.tokens, engine.context - place.scale.tokens - 1)
-        found = run(engine, job, yardstick, pairs=place.scale.pairs)
+        found = run(engine, job, roofline, pairs=place.scale.pairs)
         yield {
             "work": "cache",
             "cache": engine.cache_format.name,
@@ -257,8 +263,25 @@ def caches(place: Place) -> Iterator[Row]:
             "percent_of_ceiling": 100 * found.measured.share,
             "noisy": found.measured.noisy,
         }
-        del engine, yardstick
+        del engine, roofline
         free(place)
+
+
+def adapters(place: Place) -> Iterator[Row]:
+    """The same engine without room for adapters, and with an adapter: of dense parts, with all experts on the GPU; of
+    experts, too, with none there."""
+    for share in (1.0, 0.0):
+        adapter, room = made(model_of(place, QWEN), experts=share == 0)
+        for given in (None, room):
+            engine = device_engine(place, Wish(QWEN, share, adapters=given))
+            if engine.adapters is not None:
+                engine.pools.adapter = engine.adapters.attach(adapter)
+            roofline = roofline_of(place, engine)
+            with_adapter = {"adapter": given is not None}
+            yield with_adapter | _decode_row(place, engine, roofline) | {"work": "adapters"}
+            yield with_adapter | next(_prompts(place, engine, roofline, "adapters"))
+            del engine, roofline
+            free(place)
 
 
 def _seen(engine: DeviceEngine) -> Row:
@@ -273,10 +296,10 @@ def answers(place: Place) -> Iterator[Row]:
     """Tokens per second of several answers at once, with no and with all experts on the GPU."""
     for share in (0.0, 1.0):
         engine = device_engine(place, Wish(QWEN, share, answers=place.scale.answers[-1]))
-        yardstick = yardstick_of(place, engine)
+        roofline = roofline_of(place, engine)
         for n in place.scale.answers:
             job = Job(Phase.DECODE, place.scale.tokens, _AFTER, n)
-            found = run(engine, job, yardstick, pairs=place.scale.pairs)
+            found = run(engine, job, roofline, pairs=place.scale.pairs)
             yield {
                 "work": "answers",
                 "layers": engine.spec.layers,
@@ -288,7 +311,7 @@ def answers(place: Place) -> Iterator[Row]:
                 "experts_touched": found.job.touched or float(engine.spec.top_k),
                 "noisy": found.measured.noisy,
             }
-        del engine, yardstick
+        del engine, roofline
         free(place)
 
 
@@ -342,13 +365,13 @@ def prefill(place: Place) -> Iterator[Row]:
     context = min(2 * max(place.scale.prompts), model_of(place, QWEN).spec.context)
     for threshold in (0, None):
         engine = device_engine(place, Wish(QWEN, context=context, threshold=threshold))
-        yardstick, way = yardstick_of(place, engine), "CPU experts"
+        roofline, way = roofline_of(place, engine), "CPU experts"
         if threshold is not None:
             engine.pinned.wanted = False
-            yield from _prompts(place, engine, yardstick, "streamed, gathered first")
+            yield from _prompts(place, engine, roofline, "streamed, gathered first")
             yield _pinned(engine)
             way = "streamed"
-        yield from _prompts(place, engine, yardstick, way)
+        yield from _prompts(place, engine, roofline, way)
         del engine
         free(place)
     alone = cpu_engine(place, QWEN, context)
@@ -364,10 +387,10 @@ def _pinned(engine: DeviceEngine) -> Row:
     return {"work": "pinning", "gb": engine.pinned.size_bytes / 1e9, "seconds": seconds}
 
 
-def _prompts(place: Place, engine: Engine, yardstick: Yardstick, way: str) -> Iterator[Row]:
+def _prompts(place: Place, engine: Engine, roofline: Roofline, way: str) -> Iterator[Row]:
     for n in place.scale.prompts:
         pairs = place.scale.pairs if n <= 2048 else 1
-        found = run(engine, Job(Phase.PREFILL, n), yardstick, pairs=pairs)
+        found = run(engine, Job(Phase.PREFILL, n), roofline, pairs=pairs)
         yield {
             "work": "prefill",
             "way": way,
@@ -398,13 +421,13 @@ def policies(place: Place) -> Iterator[Row]:
     """The same experts on the GPU under each policy."""
     for policy in Policy:
         engine = device_engine(place, Wish(QWEN, 0.5, defer=2, policy=policy))
-        yardstick = yardstick_of(place, engine)
-        yield _decode_row(place, engine, yardstick)
-        for row in _prompts(place, engine, yardstick, policy.value):
+        roofline = roofline_of(place, engine)
+        yield _decode_row(place, engine, roofline)
+        for row in _prompts(place, engine, roofline, policy.value):
             if row["n_tokens"] == place.scale.prompts[0]:
                 yield row
                 break
-        del engine, yardstick
+        del engine, roofline
         free(place)
 
 
@@ -412,7 +435,7 @@ def handoffs(place: Place) -> Iterator[Row]:
     """A real step by both ways in."""
     for kind in Handoff:
         engine = device_engine(place, Wish(QWEN, 0.5, defer=2, handoff=kind))
-        row = _decode_row(place, engine, yardstick_of(place, engine))
+        row = _decode_row(place, engine, roofline_of(place, engine))
         yield {"handoff": kind.value, **row}
         del engine
         free(place)
@@ -440,7 +463,7 @@ def plans(place: Place) -> Iterator[Row]:
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
             engine = planned_engine(model, plan, place.pool, DeviceSetting((place.device,)))
-            row = _decode_row(place, engine, yardstick_of(place, engine))
+            row = _decode_row(place, engine, roofline_of(place, engine))
             yield {
                 **row,
                 "model": name,
@@ -457,7 +480,7 @@ def plans(place: Place) -> Iterator[Row]:
             free(place)
 
 
-def yardstick_of(place: Place, engine: DeviceEngine) -> DeviceCeilings:
+def roofline_of(place: Place, engine: DeviceEngine) -> DeviceCeilings:
     """What an engine is compared with."""
     return DeviceCeilings(place.ceilings, place.rates, engine.placement)
 
@@ -476,6 +499,7 @@ SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
     "decode deepseek-v3-shaped": lambda place: decode(place, DEEPSEEK),
     "answers at once": answers,
     "caches": caches,
+    "adapters": adapters,
     "plans": plans,
     "policies": policies,
     "handoffs of a real step": handoffs,

@@ -120,6 +120,7 @@ STEPS: tuple[Step, ...] = (
         alike=True,
     ),
     _tests("engine", 240, "tests/engine/device", 4, 100),
+    _tests("training", 120, "tests/training/test_device.py", 4, 100),
     _hybrid("qwen", 430, "decode qwen3-30b-a3b"),
     _hybrid("logits", 150, "logits"),
     _hybrid("handoff", 60, "handoff"),
@@ -128,6 +129,7 @@ STEPS: tuple[Step, ...] = (
     _tests("rows", 270, "tests/ops/torch", 10, 280),
     _hybrid("answers", 200, "answers at once"),
     _hybrid("caches", 120, "caches"),
+    _hybrid("adapters", 200, "adapters"),
     _hybrid("plans", 300, "plans"),
     _hybrid("steps", 120, "handoffs of a real step"),
     Step(

@@ -29,12 +29,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def kt(*words: str, port: int, core: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A server or a router that is ready; a server's threads stay on the cores that it may use, the first ones."""
+def kt(
+    *words: str, port: int, core: int | None = None, **environ: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A server or a router that is ready; a server's threads stay on the cores that it may use, the first ones.
+
+    Args:
+        environ: what differs from this program's environment and `KT_CACHE=0`.
+    """
     run = "import sys; from ktcli.start import run; sys.exit(run())"
     alone = [] if core is None else ["taskset", "--cpu-list", str(core)]
     command = [*alone, sys.executable, "-c", run, *words, "--port", str(port)]
-    environment = {**os.environ, "KT_CACHE": "0"}
+    environment = {**os.environ, "KT_CACHE": "0", **environ}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stderr is not None
         if not any("press Ctrl-C to stop" in line for line in child.stderr):
@@ -46,7 +52,7 @@ def kt(*words: str, port: int, core: int | None = None) -> Iterator[subprocess.P
         try:
             yield child
         finally:
-            child.send_signal(signal.SIGINT)
+            child.send_signal(signal.SIGTERM)  # SIGINT is ignored by whoever runs behind nohup
             reader.join()
             child.wait()
 
@@ -75,10 +81,14 @@ class Asked:
 
 
 def ask(
-    port: int, messages: list[dict[str, str]], tokens: int = ANSWER_TOKENS, model: str = MODEL
+    port: int,
+    messages: list[dict[str, str]],
+    tokens: int = ANSWER_TOKENS,
+    model: str = MODEL,
+    **more: Any,
 ) -> tuple[Asked, str]:
     """Asks a question; returns what came of it, and the answer."""
-    body = {"model": model, "messages": messages, "max_tokens": tokens, "ignore_eos": True}
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "ignore_eos": True, **more}
     began = time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:

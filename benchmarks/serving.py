@@ -400,11 +400,11 @@ def measure_cancel(server: Server, ends: list[int]) -> dict[str, Any]:
     }
 
 
-def written(folder: Path, layers: int) -> Path:
+def written(folder: Path, config: dict[str, Any]) -> Path:
     """A pack of random weights with kt-mini's tokenizer."""
     source, pack = folder / "source", folder / "pack"
     source.mkdir()
-    write_checkpoint(source, {**CONFIG, "num_hidden_layers": layers})
+    write_checkpoint(source, config)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(MINI / name, source / name)
     convert(source, pack, Recipe(), Pool(len(probe().cpu.cores)))
@@ -437,7 +437,7 @@ def main() -> None:
     machine, found = probe(), {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KT_HOME"] = str(Path(folder) / "home")
-        pack = written(Path(folder), options.layers)
+        pack = written(Path(folder), {**CONFIG, "num_hidden_layers": options.layers})
         with serving(str(pack)) as server:
             tokenizer = json.loads((MINI / "generation_config.json").read_text())
             ends: list[int] = tokenizer["eos_token_id"]

@@ -87,8 +87,8 @@ _kt() {
         'plan')
             case $before in
                 --context|--threads|--defer)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -115,8 +115,8 @@ _kt() {
         'convert')
             case $before in
                 --out) files='folders' ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --calibrate) words='auto built-in off' files='any' ;;
                 --adapter) words='ADAPTER' ;;
                 --as|--threads)  ;;
@@ -168,7 +168,9 @@ _kt() {
                 --as|--epochs|--steps|--rank|--lr|--show|--threads)  ;;
                 --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb xeon-2x36-2x4090-1tb xeon-2x36-4090-512gb WORDS' files='any' ;;
                 --numa) words='auto off' ;;
-                *) options='--data --as --epochs --steps --rank --lr --show --plan --machine --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
+                --device) words='auto cpu cuda' names='gpus' ;;
+                --gpus) words='all' ;;
+                *) options='--data --as --epochs --steps --rank --lr --show --plan --machine --threads --numa --device --gpus --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'placement') options='--help' words='import' ;;
         'placement import')
@@ -220,8 +222,8 @@ _kt() {
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -235,8 +237,8 @@ _kt() {
         'bench prefill')
             case $before in
                 --layers|--tokens|--context|--threads|--defer|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --kv) words='bf16 fp8' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
@@ -250,8 +252,8 @@ _kt() {
         'bench resume')
             case $before in
                 --layers|--tokens|--threads|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 *) options='--layers --tokens --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
@@ -259,7 +261,7 @@ _kt() {
             case $before in
                 --work) words='decode prefill linear' ;;
                 --shape) words='A B C' ;;
-                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --tokens|--threads|--isa|--runs)  ;;
                 --numa) words='auto off' ;;
                 *) options='--work --shape --format --tokens --threads --numa --isa --runs --json --help' ;;
@@ -267,16 +269,16 @@ _kt() {
         'bench finetune')
             case $before in
                 --layers|--tokens|--length|--rank|--threads|--runs)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 *) options='--layers --tokens --length --rank --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench mixed')
             case $before in
                 --layers|--streams|--tokens|--threads|--defer)  ;;
-                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
-                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' names='gpus' ;;
                 --gpus) words='all' ;;
@@ -304,13 +306,15 @@ _kt() {
             esac ;;
         'eval')
             case $before in
-                --data|--tasks|--out|--text|--plot) files='any' ;;
+                --data|--tasks|--out|--text|--plot|--placement) files='any' ;;
                 --max-tokens|--defer|--tokens|--context|--stride|--threads)  ;;
                 --against) names='all' files='.gguf' ;;
-                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 int8-row fp8 mxfp8 bf16 f32' ;;
+                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 nl4-s8 int4-row-had mxfp4 int6 int8 int8-row fp8 mxfp8 bf16 f32' ;;
                 --kv) words='bf16 f32 fp8' ;;
                 --numa) words='auto off' ;;
-                *) options='--data --tasks --max-tokens --out --against --formats --defer --kv --split --text --tokens --context --stride --plot --allow-special --threads --numa --yes --json --quiet --help' names='all' files='.gguf' ;;
+                --device) words='auto cpu' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                *) options='--data --tasks --max-tokens --out --against --formats --defer --kv --split --text --tokens --context --stride --plot --allow-special --threads --numa --device --gpu-experts --placement --yes --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'config') options='--help' words='list get set unset edit path' ;;
         'config list') options='--json --quiet --help' ;;

@@ -35,7 +35,7 @@ def authorities() -> Path:
 
 
 def context() -> ssl.SSLContext:
-    """Returns a context that trusts these authorities. Raises: UsageError: as `authorities`."""
+    """Returns an SSL context that trusts these authorities. Raises: UsageError: as `authorities`."""
     found = str(authorities())
     folder = os.path.isdir(found)
     return ssl.create_default_context(
@@ -44,7 +44,9 @@ def context() -> ssl.SSLContext:
 
 
 def environment() -> dict[str, str]:
-    """Returns the variable by which another program trusts the same, wherever it is started; empty: the system's."""
+    """Returns the environment variable by which a child process trusts the same authorities; empty: those of the
+    system.
+    """
     if (named := _named()) is None:
         return {}
     path = named[1].absolute()
@@ -52,7 +54,7 @@ def environment() -> dict[str, str]:
 
 
 def unverified(url: str, error: ssl.SSLCertVerificationError) -> ServerFailed:
-    """Returns the error of a server whose certificate these authorities do not confirm."""
+    """Returns the error for a server whose certificate these authorities do not confirm."""
     return ServerFailed(
         f"the certificate of {url} cannot be verified: {error.verify_message}",
         hint=f"{VARIABLES[0]} names a file with certificates of your own that you trust",
@@ -83,5 +85,5 @@ def _checked(name: str, path: Path) -> Path:
 
 
 def _indexed(folder: Path) -> bool:
-    """Tells whether a folder has certificates under the names by which they are looked up."""
+    """Returns whether a folder has certificates under the names by which they are looked up."""
     return any(folder.glob("*.[0-9]"))

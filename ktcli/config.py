@@ -8,7 +8,6 @@ file may be another version's, and is only warned of, but for the settings that 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from shlex import quote
@@ -16,13 +15,14 @@ from typing import Any
 
 from ktcli import homes, settingsfile
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS, Setting
 
 SYSTEM_LIBRARY = "/usr/local/share/kt"  # where an administrator puts models for everybody
 
 
 class Origin(Enum):
-    """Where the value of a setting comes from."""
+    """The sources of a setting's value."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -31,7 +31,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The value of a setting as somebody stated it, before any option.
+    """The value of a setting as the environment or the file has it, before any option.
 
     Attributes:
         text: as somebody wrote it; empty: nobody did.
@@ -45,28 +45,28 @@ class Stated:
 
     @property
     def source(self) -> str:
-        """The words for who says it, as the subject of a sentence: "KT_THREADS"."""
+        """The source of the value, as the subject of a sentence: "KT_THREADS"."""
         if self.origin is Origin.FILE:
             return f"{self.setting.name} in {settingsfile.shown(settingsfile.path())}"
         return self.setting.variable
 
     @property
     def words(self) -> str:
-        """What was said, as it was: "KT_THREADS=8"."""
+        """The assignment as it was written: "KT_THREADS=8"."""
         if self.origin is Origin.FILE:
             return f"{self.setting.name} = {self.text} in {settingsfile.shown(settingsfile.path())}"
         return f"{self.setting.variable}={self.text}"
 
     @property
     def undo(self) -> str:
-        """The command that takes it back."""
+        """The command that removes the setting."""
         if self.origin is Origin.FILE:
             return f"kt config unset {self.setting.name}"
         return f"unset {self.setting.variable}"
 
     @property
     def value(self) -> Any:
-        """The value; None: nobody says one.
+        """The value; None: it is not set.
 
         Raises:
             UsageError: it can have no such value.
@@ -75,7 +75,7 @@ class Stated:
         return self.setting.read(self.text, self.source, self.undo) if self.text else None
 
     def require(self) -> None:
-        """Checks that the line of the file can be read.
+        """Raises UsageError if the line of the file cannot be read.
 
         Raises:
             UsageError: it cannot, and the default would be another place than a person meant.
@@ -88,7 +88,7 @@ class Stated:
 
 
 def stated(name: str) -> Stated:
-    """Returns what the environment says of a setting, else the file, else nobody."""
+    """Returns a setting's value from the environment, else from the file, else an unset one."""
     setting = SETTINGS[name]
     said = os.environ.get(setting.variable, "")
     if said.strip():
@@ -102,7 +102,7 @@ def stated(name: str) -> Stated:
 
 
 def value(name: str) -> Any:
-    """Returns the value of a setting; None: nobody says one.
+    """Returns the value of a setting; None: it is not set.
 
     Raises:
         UsageError: its variable makes no sense.
@@ -111,7 +111,9 @@ def value(name: str) -> Any:
 
 
 def environment() -> dict[str, str]:
-    """Returns the variables with which another process has the same library and settings, wherever it is started."""
+    """Returns the environment variables with which another process has the same library and settings, wherever it is
+    started.
+    """
     said = {each.variable: os.environ.get(each.variable, "") for each in SETTINGS.values()}
     named = any(os.environ.get(name, "").strip() for name in ("KT_CONFIG", "XDG_CONFIG_HOME"))
     file = {"KT_CONFIG": str(settingsfile.path())} if named else {}
@@ -169,7 +171,7 @@ def home() -> Path:
 
 
 def libraries() -> tuple[Path, ...]:
-    """Returns the further library folders, absolute; those that somebody named need not be there.
+    """Returns the further library folders, absolute; those that the settings name need not exist.
 
     Raises:
         UsageError: the setting names what can be none, or one's own library folder makes no sense.
@@ -208,7 +210,7 @@ def forced_tile_min() -> int | None:
 
 
 def cache_bytes() -> int | None:
-    """Returns the most bytes that KV pages on disk may take; 0: none are kept; None if nobody says.
+    """Returns the most bytes that KV pages on disk may take; 0: none are stored; None if it is not set.
 
     Raises:
         UsageError: it is no size.

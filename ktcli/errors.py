@@ -36,7 +36,7 @@ from typing import Self
 
 
 class ExitCode(IntEnum):
-    """The codes with which kt ends, each with its meaning for whoever writes a script."""
+    """The exit codes of kt, with their meaning for authors of scripts."""
 
     meaning: str
 
@@ -47,10 +47,7 @@ class ExitCode(IntEnum):
         return made
 
     OK = 0, "success"
-    FAILED = (
-        1,
-        "a failure without a code of its own, or you answered no",
-    )
+    FAILED = (1, "a failure without a code of its own, or you answered no")
     USAGE = 2, "the command line, a variable or a request is invalid"
     NOT_FOUND = 3, "a model, a file or a name does not exist"
     NO_ROOM = 4, "not enough memory or disk space"
@@ -77,8 +74,18 @@ def gib(size_bytes: int | float) -> str:
     return f"{value:.1f} GiB"
 
 
+def duration(seconds: float) -> str:
+    """Returns a duration for people: "0.3 s", "45 s", "12 min", "3 h 20 min"."""
+    minutes = round(seconds / 60)
+    if seconds < 3:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def counted(count: int, what: str) -> str:
-    """Returns a number of things for people: '1 run', '1,200 runs'."""
+    """Returns a number and its noun: '1 run', '1,200 runs'."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -87,8 +94,9 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def shortened(text: str) -> str:
-    """Returns a sentence without the middle of long words (paths, what a hub or a file says), and of itself if it is
-    long even so."""
+    """Returns a sentence without the middle of long words (paths, texts of a hub or a file), and cut itself if it is
+    still too long.
+    """
     words = _LONG_WORD.sub(lambda found: _without_middle(found[0], LONGEST_WORD), text)
     return _without_middle(words, LONGEST_SENTENCE)
 
@@ -121,7 +129,7 @@ class KtError(Exception):
 
 @contextmanager
 def hinted(hint: str) -> Iterator[None]:
-    """Gives this hint to errors that have none."""
+    """Opens a context in which errors without a hint get this one."""
     try:
         yield
     except KtError as error:
@@ -158,7 +166,7 @@ class NotEnoughMemory(KtError):
 
 
 class NoMemoryLeft(KtError):
-    """The system gives this process no more memory, whatever was planned."""
+    """Raised when the system gives this process no more memory, whatever was planned."""
 
     exit_code = ExitCode.NO_ROOM
 
@@ -179,7 +187,7 @@ class NotEnoughDisk(KtError):
 
 
 class NotFinite(KtError):
-    """A training step gives NaN or infinite numbers."""
+    """Raised when a training step gives NaN or infinite numbers."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -199,7 +207,7 @@ class BadPack(BadCheckpoint):
 
 
 class NetworkError(KtError):
-    """Something that is asked over the network fails, refuses or is not there.
+    """Raised when a request over the network fails, is refused, or finds nothing.
 
     Args:
         again_s: the seconds after which the same question may be answered, 0 where nobody says how many; None: it
@@ -218,7 +226,7 @@ class HubError(NetworkError):
 
 
 class ServerFailed(NetworkError):
-    """A server that is asked refuses, fails, breaks off or is not there."""
+    """Raised when a server refuses a request, fails, ends the connection or is not there."""
 
 
 class ServerBusy(ServerFailed):
@@ -232,13 +240,13 @@ class Gated(HubError):
 
 
 class Busy(KtError):
-    """Another process holds the lock."""
+    """Raised when another process holds the lock."""
 
     exit_code = ExitCode.BUSY
 
 
 class QueueFull(KtError):
-    """Too many requests wait already."""
+    """Raised when too many requests are waiting."""
 
     exit_code = ExitCode.BUSY
 
@@ -262,7 +270,7 @@ class NativeError(KtError):
 
 
 class DeviceError(KtError):
-    """The GPU, its driver or torch failed, or is not there."""
+    """Raised when the GPU, its driver or torch failed, or is missing."""
 
     exit_code = ExitCode.NO_DEVICE
 
@@ -279,4 +287,4 @@ class OutOfDeviceMemory(DeviceError):
 
 
 class KernelFails(DeviceError):
-    """A Triton kernel cannot be compiled for the GPU, or not be launched there."""
+    """Raised when a Triton kernel cannot be compiled for the GPU, or not be launched there."""

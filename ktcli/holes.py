@@ -15,7 +15,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 def can_punch(folder: Path) -> bool:
-    """Returns whether the file system of a folder gives room back; it is tried with a file that vanishes."""
+    """Returns whether the file system of a folder supports punching holes; it is tried on a temporary file."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             size = max(4096, os.fstat(file.fileno()).st_blksize)
@@ -28,7 +28,7 @@ def can_punch(folder: Path) -> bool:
 
 
 def punch(path: Path, ranges: Iterable[tuple[int, int]]) -> None:
-    """Gives ranges of a file back: from the first byte of each to the one after its last.
+    """Punches holes into a file: from the first byte of each range to the one after its last.
 
     Raises:
         OSError: the file system cannot do it, or the disk failed.

@@ -31,7 +31,7 @@ def stoppable() -> Iterator[None]:
 
 
 class Interrupt:
-    """A context in which Ctrl-C sets `asked`; outside the main thread it changes nothing."""
+    """A context in which Ctrl-C sets `asked` instead of raising; outside the main thread it changes nothing."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -24,7 +24,7 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # by a disk
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code."""
+    """Runs one command line; returns its exit code."""
     options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     # Errors in the command line itself come before the option is read.
     out.mode = Mode.JSON if "--json" in options else Mode.HUMAN
@@ -48,13 +48,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
-    """Runs a command, or shows the front page, for which the library that parses command lines is not needed."""
+    """Runs a command, or shows the front page or the version, for which no library has to parse a command line."""
     if arguments in ([], ["-h"], ["--help"]):
         from ktcli.commands.cli import front, help
 
         if not arguments:
             _complain()
         sys.stdout.write(front.page(help.columns()) + "\n")
+        return ExitCode.OK
+    if arguments == ["--version"]:
+        from ktcli.commands.cli import version
+
+        version.show()
         return ExitCode.OK
     from ktcli.commands.cli import group
 
@@ -137,7 +142,7 @@ def _with_code(error: KtError, code: ExitCode) -> KtError:
 
 
 def run() -> None:
-    """Runs the command line of this process and ends it; `ktcli.start` comes before."""
+    """Runs the command line of this process and exits with its code; called by `ktcli.start`."""
     code = main(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:

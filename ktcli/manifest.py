@@ -15,13 +15,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 
 CHECKPOINT = "kt-source.json"
 PACK = "kt.json"
@@ -55,7 +56,7 @@ _MARKS = {
 
 
 class NewerVersion(ValueError):
-    """A manifest is of a version that this kt does not know yet."""
+    """Raised when a manifest's version is newer than this kt supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,13 @@ class FormatNames:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The object that names them."""
+        """The names as a JSON object."""
         names = {"experts": self.experts, "dense": self.dense}
         return names | ({"f32": list(self.in_f32)} if self.in_f32 else {})
 
 
 class Seal(Enum):
-    """Says whether a manifest is what was written, by the hash it carries of its own bytes."""
+    """The results of checking a manifest against the hash that it contains of its own bytes."""
 
     INTACT = "intact"
     BROKEN = "broken"
@@ -112,7 +113,7 @@ class Seal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files that a folder should hold, and where they came from.
+    """The files that a folder should contain, and their origin.
 
     Attributes:
         files: every file of a checkpoint; the weight files of a pack, in the order they were written, and
@@ -158,7 +159,7 @@ class Manifest:
 
     @property
     def identity(self) -> Manifest:
-        """The manifest before anything was written: equal for conversions that give equal packs."""
+        """The manifest without its list of files: equal for conversions that give equal packs."""
         return replace(self, files=())
 
     def encode(self, *, indent: int | None = 1) -> bytes:
@@ -199,7 +200,7 @@ def encode_record(record: FileRecord) -> dict[str, Any]:
 
 
 def read(path: Path) -> Manifest | None:
-    """Returns the manifest in a file called CHECKPOINT or PACK; None if it is not there.
+    """Returns the manifest in a file called CHECKPOINT or PACK; None if there is none.
 
     Raises:
         BadCheckpoint: it cannot be read or is not a manifest of that kind.
@@ -275,7 +276,7 @@ def _seal(document: Mapping[str, Any], data: bytes) -> Seal:
 
 
 def parse_record(row: object) -> FileRecord:
-    """Reads the record of one file in a manifest.
+    """Returns the record of one file in a manifest.
 
     Raises:
         ValueError: a field is missing or makes no sense.

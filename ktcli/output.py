@@ -38,7 +38,7 @@ class Mode(Enum):
 # DEL, the C1 controls, characters that reverse the direction of text, and lone surrogates, which no encoding can
 # write: JSON leaves them as they are.
 _BEYOND_ASCII = "\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_UNSAFE = re.compile(f"[{_BEYOND_ASCII}]")
+_UNSAFE = f"[{_BEYOND_ASCII}]"
 _CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f{_BEYOND_ASCII}]")  # all but newline and tab
 _LEAST_ROOM = 24  # columns that a broken cell needs to be read
 _BAR_COLUMNS = 72  # a narrower terminal has no room for the amounts beside a bar
@@ -51,7 +51,7 @@ _STYLED = re.compile(f"(\x1b\\[(?:{'|'.join(_STYLES.values())})m[^\x1b]*\x1b\\[0
 
 
 def safe(text: object) -> str:
-    """Returns `text` on one line, control characters made visible: for names that come from elsewhere."""
+    """Returns `text` on one line with control characters made visible: for names from outside."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
@@ -59,7 +59,7 @@ def safe(text: object) -> str:
 
 
 def visible(text: object) -> str:
-    """Returns `text` with its lines and tabs kept, and whatever a terminal obeys made visible."""
+    """Returns `text` with its lines and tabs unchanged, and all other control characters made visible."""
     return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
@@ -70,7 +70,7 @@ def table(
     right: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Formats aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
+    """Returns aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
 
     Args:
         width: columns of the terminal, in which cells of the last column are broken between words, or
@@ -139,8 +139,8 @@ def _stacked(
 
 
 class Progress:
-    """A progress bar with rate and time left; does nothing where there is no terminal, and on one that
-    cannot draw gives its title once.
+    """A progress bar with rate and remaining time; does nothing without a terminal, and on one that cannot draw prints
+    its title once.
 
     Used as a context manager; `advance` may be called from other threads.
 
@@ -175,13 +175,13 @@ class Progress:
             self._bar.stop()
 
     def advance(self, amount: int = 1) -> None:
-        """Adds `amount` to what is done."""
+        """Adds `amount` to the progress."""
         self._begin()
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets what is done, and the total unless it is None."""
+        """Sets the progress, and the total unless it is None."""
         self._begin()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
@@ -238,7 +238,9 @@ def _rich_bar(unit: str) -> Any:
 
 
 class Output:
-    """Writes to the terminal. There is one, `out`; commands use it, library code never does."""
+    """The output of commands on the terminal: results on stdout, everything else on stderr. There is one, `out`;
+    commands use it, library code never does.
+    """
 
     def __init__(self) -> None:
         self.mode = Mode.HUMAN
@@ -249,7 +251,7 @@ class Output:
     # --- results: stdout ----------------------------------------------------------------------
 
     def result(self, document: Any, text: str | Callable[[], str], *, exact: bool = False) -> None:
-        """Prints the answer of a command: `document` with --json, else `text` (or what it returns).
+        """Prints the result of a command: `document` with --json, else `text` (or its return value).
 
         Args:
             exact: whether `text` is for programs: none of its lines is broken, and where it goes to no terminal
@@ -268,12 +270,12 @@ class Output:
 
     @property
     def colours(self) -> bool:
-        """Whether results go to a terminal that wants colour."""
+        """Whether results go to a terminal that supports colour."""
         return self._colours(sys.stdout)
 
     @property
     def width(self) -> int | None:
-        """The columns of the terminal that results go to; None if it is no terminal and lines may be long."""
+        """The columns of the terminal that results go to; None if it is no terminal, so that lines may be long."""
         return _columns(sys.stdout)
 
     def table(
@@ -283,17 +285,17 @@ class Output:
         *,
         right: Sequence[int] = (),
     ) -> str:
-        """Formats a `table` for the terminal that results go to."""
+        """Returns a `table` formatted for the terminal that results go to."""
         return table(rows, head, right=right, width=self.width)
 
     def fold(self, text: str, indent: str = "") -> str:
-        """Returns a line broken between words where the terminal ends; `text` has no colours yet."""
+        """Returns a line broken between words at the terminal's width; `text` must have no colours yet."""
         return _folded(text, self.width, indent)
 
     # --- everything else: stderr --------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Prints what is happening, for people only."""
+        """Prints a progress message, for people only."""
         if self.mode is not Mode.HUMAN:
             return
         said = shortened(text)
@@ -330,7 +332,7 @@ class Output:
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> Progress:
-        """Makes a progress bar on stderr; `unit` is "B" for bytes, else a word for what is counted.
+        """Returns a new progress bar on stderr; `unit` is "B" for bytes, else the noun of what is counted.
 
         Args:
             done: the units that an earlier run did already; they do not count for the rate.
@@ -339,11 +341,11 @@ class Output:
         return Progress(title, total, unit, shows, done)
 
     def hold(self) -> None:
-        """Keeps warnings back while an answer is written on the same terminal, so that they cut no word of it."""
+        """Defers warnings while an answer is written on the same terminal, so that they do not interrupt it."""
         self._held = []
 
     def release(self) -> None:
-        """Prints the warnings that were kept back."""
+        """Prints the warnings that were deferred."""
         held, self._held = self._held or (), None
         for each in held:
             self._tell(*each)
@@ -366,7 +368,7 @@ class Output:
     # --- questions ----------------------------------------------------------------------------
 
     def confirm(self, question: str, *, flag: str = "--yes") -> bool:
-        """Asks yes or no on the terminal; the default is no.
+        """Asks a yes-or-no question on the terminal; returns the answer, by default no.
 
         Raises:
             UsageError: there is no terminal to ask on; the sentence names the flag twin.
@@ -382,7 +384,7 @@ class Output:
         return answer.strip().lower() in ("y", "yes")
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Shows what is about to be pulled for another command, and asks whether it may be.
+        """Shows an offer of what is about to be pulled for another command; returns if the user agrees, else raises.
 
         Raises:
             UsageError: there is no terminal to ask on; the hint has `command`, which pulls it.
@@ -401,7 +403,7 @@ class Output:
             raise KtError("nothing was pulled", hint=f"to pull it later: {command}")
 
     def choose(self, question: str, most: int) -> int:
-        """Asks for a number from 1 to `most` on the terminal; Enter is 1.
+        """Asks for a number from 1 to `most` on the terminal; returns it; Enter is 1.
 
         Raises:
             UsageError: the answer is none of them.
@@ -416,12 +418,12 @@ class Output:
     # --- colour -------------------------------------------------------------------------------
 
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
-        """Returns `text` in a style, where `stream` (stdout) is a terminal that wants colour."""
+        """Returns `text` in a style, if `stream` (stdout) is a terminal that supports colour."""
         target = sys.stdout if stream is None else stream
         return f"\x1b[{_STYLES[style]}m{visible(text)}\x1b[0m" if self._colours(target) else text
 
     def _colours(self, stream: TextIO) -> bool:
-        """Tells whether a stream is a terminal that wants colour."""
+        """Returns whether a stream is a terminal that wants colour."""
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
         return stream.isatty() and not plain and self.mode is Mode.HUMAN
 
@@ -485,7 +487,7 @@ def _say(stream: TextIO, text: str) -> None:
 def _document(document: Any, indent: int | None = None) -> str:
     """JSON in which nothing is left that is no text or that a terminal obeys."""
     text = json.dumps(document, indent=indent, ensure_ascii=False, default=_plain)
-    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(_UNSAFE, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: object) -> object:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ktcli.records import dataclass
 
 I32Array = NDArray[np.int32]
 U8Array = NDArray[np.uint8]
@@ -17,7 +18,7 @@ Fill = Callable[[U8Array], bool]
 
 
 class PageKind(IntEnum):
-    """The kinds of what is stored; files have these numbers."""
+    """The kinds of stored records; files contain these numbers."""
 
     PAGE = 1
     STATE = 2
@@ -26,7 +27,7 @@ class PageKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageLabel:
-    """What a page or a state holds: of which prefix.
+    """The key of a stored page or state: the prefix that it belongs to.
 
     Attributes:
         key: the content address of the prefix that ends with `ids`.

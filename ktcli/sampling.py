@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 # Setting → least, most, and both in words.
 RANGES: dict[str, tuple[float, float, str]] = {
@@ -49,7 +50,7 @@ class SamplingSettings:
 
     @property
     def used_temperature(self) -> float:
-        """Returns the temperature that has an effect: 0 where the best token is always taken."""
+        """The effective temperature: 0 where the best token is always chosen."""
         return 0.0 if self.greedy else self.temperature
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class SamplingSettings:
             raise UsageError(f"seed must be 0 to 2^64 - 1, not {str(self.seed)[:30]}")
 
     def require_within(self, vocab: int) -> None:
-        """Refuses biases of tokens that a vocabulary of `vocab` ids does not have.
+        """Raises an error if there are biases of tokens that a vocabulary of `vocab` ids does not have.
 
         Raises:
             UsageError: there is one.
@@ -80,16 +81,16 @@ class SamplingSettings:
             )
 
     def within(self, vocab: int) -> SamplingSettings:
-        """The same settings without biases of tokens that a vocabulary of `vocab` ids does not have."""
+        """Returns the settings without biases of tokens that a vocabulary of `vocab` ids does not have."""
         known = tuple((id, bias) for id, bias in self.logit_bias if id < vocab)
         return self if known == self.logit_bias else replace(self, logit_bias=known)
 
     @property
     def is_greedy(self) -> bool:
-        """Tells whether nothing is drawn, so that a seed changes nothing."""
+        """Whether nothing is drawn, so that a seed has no effect."""
         return self.greedy or self.temperature == 0
 
     @property
     def counts(self) -> bool:
-        """Tells whether it matters which tokens came before."""
+        """Whether the choice depends on which tokens came before."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)

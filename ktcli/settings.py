@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 SHOWN_CHARS = 60  # of a wrong value in a sentence
 _MOST_DIGITS = 19
@@ -68,7 +68,7 @@ def real_numbers(least: float, most: float) -> Domain:
 
 
 def words_like(pattern: str, allowed: str) -> Domain:
-    """Returns the domain of words of a regular expression; whoever uses them knows more about them."""
+    """Returns the domain of words that match a regular expression; their users check the rest."""
 
     def read(text: str) -> str:
         if re.fullmatch(pattern, text, re.ASCII) is None:
@@ -130,7 +130,7 @@ STORES = Domain(_STORES, f"not {_STORES}", _read_store)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of kt: its name, its values, and the words for people.
+    """One setting of kt: its name, its domain, and its texts for people.
 
     Attributes:
         name: its key in the settings file and the name of its option.
@@ -152,7 +152,7 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Its variable in the environment: KT_MAX_TOKENS of max-tokens."""
+        """Its environment variable: KT_MAX_TOKENS for max-tokens."""
         return f"KT_{self.name.upper().replace('-', '_')}"
 
     @property

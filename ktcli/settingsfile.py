@@ -12,13 +12,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import KtError, UsageError
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, Setting
 
 MAX_BYTES = 1 << 16
@@ -37,7 +38,7 @@ _MOST_TRIED = (
     16 * MAX_BYTES
 )  # characters that are parsed to find the ends of such values: a fraction of a second
 # How a line begins that a person meant for a setting, TOML or not: "KT_HOME=/models", "export kt_home: x", '"home"'.
-_MEANT = re.compile(r"\W*(?:export\s+)?(?:kt[_-])?([a-z][a-z_-]*)", re.IGNORECASE)
+_MEANT = r"\W*(?:export\s+)?(?:kt[_-])?([a-z][a-z_-]*)"
 _ALSO = {"library": "home"}  # what people call settings
 _BOM = "\ufeff"
 HEADING = "# Settings of kt. An environment variable overrides this file; a command-line option overrides both."
@@ -45,7 +46,7 @@ HEADING = "# Settings of kt. An environment variable overrides this file; a comm
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """The settings that a settings file has, and what is wrong with it.
+    """The settings in a settings file, and its errors.
 
     Attributes:
         texts: the text of each setting, checked.
@@ -89,13 +90,13 @@ def path() -> Path:
 
 
 def shown(of: Path) -> str:
-    """Returns a path as a person writes it: with ~ for their own folder."""
+    """Returns a path as a user writes it: with ~ for their home folder."""
     home = os.path.expanduser("~")
     return f"~{str(of)[len(home) :]}" if str(of).startswith(f"{home}/") else str(of)
 
 
 def read(of: Path) -> SettingsFile:
-    """Reads a settings file; one that is not there says nothing, nor does /dev/null."""
+    """Returns the settings in a file; none if it does not exist, or is /dev/null."""
     try:
         found = os.stat(of)
     except FileNotFoundError:
@@ -216,7 +217,7 @@ def _entry(lines: list[str], at: int, most: int) -> tuple[_Entry, int]:
                 break
         else:
             return _Entry(at, end, name, value, is_table=_is_table(line)), tried
-    meant = _MEANT.match(line.replace("\0", ""))
+    meant = re.match(_MEANT, line.replace("\0", ""), re.IGNORECASE)
     return _Entry(
         at, at + 1, meant[1] if meant else "", fault=f"it cannot be read ({fault})"
     ), tried
@@ -229,13 +230,13 @@ def _bare(lines: list[str], at: int) -> str:
 
 
 def _goes_on(line: str) -> bool:
-    """Whether a line that cannot be read alone may begin a value of several lines."""
+    """Returns whether a line that cannot be read alone may begin a value of several lines."""
     value = line.partition("=")[2].lstrip()
     return value.startswith(("[", '"""', "'''"))
 
 
 def _is_text(text: str) -> bool:
-    """Whether there are no bytes in it that are not UTF-8."""
+    """Returns whether there are no bytes in it that are not UTF-8."""
     return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 
@@ -292,7 +293,7 @@ def _checked(key: str, value: object) -> str:
 
 
 def complaint(of: Path) -> str:
-    """Returns the sentence about what is wrong with a settings file; empty if nothing is."""
+    """Returns a sentence about the errors in a settings file; empty if there are none."""
     faults = read(of).faults
     if not faults:
         return ""
@@ -304,7 +305,7 @@ def complaint(of: Path) -> str:
 
 
 def change(of: Path, setting: Setting, text: str | None) -> None:
-    """Writes a setting into a settings file, or takes it out.
+    """Sets or removes a setting in a settings file.
 
     Args:
         text: the new value, checked; None: the setting goes back to its default.
@@ -324,7 +325,7 @@ def change(of: Path, setting: Setting, text: str | None) -> None:
 
 
 def write(of: Path, text: str) -> None:
-    """Writes a settings file as a whole or not at all.
+    """Writes a settings file, atomically.
 
     Raises:
         KtError: the system refuses.
@@ -341,7 +342,7 @@ def write(of: Path, text: str) -> None:
 
 
 def template() -> str:
-    """Returns the text of a settings file that says nothing yet: every setting as a comment."""
+    """Returns the text of a settings file without settings: every one is a comment."""
     parts = [HEADING]
     for setting in TABLE:
         if setting.kept:
@@ -405,7 +406,7 @@ def _changed(text: str, name: str, line: str) -> str:
 
 
 def _is_about(entry: _Entry, name: str) -> bool:
-    """Whether an entry sets a setting, or would if it could be read."""
+    """Returns whether an entry sets a setting, or would if it could be read."""
     return (
         entry.name if not entry.fault and entry.name in SETTINGS else _meant(entry.name)
     ) == name

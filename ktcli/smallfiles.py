@@ -17,11 +17,11 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli.errors import Busy, KtError, gib
+from ktcli.records import dataclass
 
 MAX_NESTING = (
     64  # levels of a JSON file; a configuration has 4, and nothing may recurse without end
@@ -36,14 +36,14 @@ _MOST_LOCK_BYTES, _MOST_DIGITS = 1000, 20  # that are read of a lock, and of a s
 
 
 class NotSmall(OSError):
-    """A file that is larger than it may be, or no plain file: a pipe would block, a device never end."""
+    """Raised for a file that is larger than allowed, or not a regular file: a pipe would block, a device never end."""
 
 
 # --- reading ----------------------------------------------------------------------------------------
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """Returns the bytes of a plain file that has at most `most` of them.
+    """Returns the bytes of a regular file of at most `most` bytes.
 
     Raises:
         NotSmall: it has more, or it is no plain file. OSError: it cannot be read.
@@ -55,7 +55,7 @@ def read_bounded(path: Path, most: int) -> bytes:
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """Returns the first `most` bytes of whatever the user named: a file, or a pipe until it is closed.
+    """Returns the first `most` bytes of a file that the user named, or of a pipe, read until it is closed.
 
     Raises:
         OSError: it is missing or cannot be read.
@@ -126,7 +126,7 @@ def nests_beyond(value: object, limit: int) -> bool:
 def write(
     path: Path, data: bytes | str | memoryview, mode: int = 0o644, *, tidies: bool = True
 ) -> None:
-    """Writes a file as a whole or not at all: beside its name, flushed to the disk, renamed.
+    """Writes a file atomically: beside its name, flushed to the disk, renamed.
 
     Args:
         mode: the permissions of a new file, less those that the umask takes away.
@@ -148,8 +148,8 @@ def write(
 
 
 def write_named(path: Path, data: bytes | str) -> None:
-    """Writes a file that somebody named: as `write` does, through a link; a device, such as /dev/stdout, is written to
-    and stays.
+    """Writes a file that the user named: as `write` does, through a link; a device, such as /dev/stdout, is written to
+    directly.
 
     Raises:
         KtError: the system refuses.
@@ -165,14 +165,15 @@ def write_named(path: Path, data: bytes | str) -> None:
 
 
 def meant_name(name: str) -> str:
-    """Returns the name that a file was to get which `write` had begun, as its own name says; empty: it is none of
-    these."""
+    """Returns the target name of a temporary file of `write`, from its own name; empty: it is no such file."""
     found = _UNFINISHED.fullmatch(name)
     return found[1] if found else ""
 
 
 def is_abandoned(name: str) -> bool:
-    """Tells whether a process of this machine that was killed had begun to `write` a file, as the name says."""
+    """Returns whether a file is a temporary one of `write`, left by a process of this machine that was killed, by its
+    name.
+    """
     found = _UNFINISHED.fullmatch(name)
     return found is not None and not Path("/proc", found[2]).exists()
 
@@ -188,7 +189,7 @@ def _tidy(path: Path) -> None:
 
 
 def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") -> Path:
-    """Creates `path` with its parents and returns it; `variable` is what a user sets to have another.
+    """Creates `path` with its parents; returns it; `variable` is the one with which a user sets another path.
 
     Raises:
         KtError: it cannot be created or written.
@@ -204,7 +205,7 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Appends a line to a file that is there, and flushes it; one torn by a power cut has no newline."""
+    """Appends a line to an existing file, and flushes it; one torn by a power cut has no newline."""
     _put(path, line, os.O_APPEND)
 
 
@@ -223,7 +224,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes a folder, so that names given or taken away in it survive a power cut."""
+    """Flushes a folder, so that created and removed names in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -263,7 +264,7 @@ class Holder:
 def lock(
     path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644, frees: bool = False
 ) -> Iterator[None]:
-    """Holds `path` as an exclusive lock; the kernel drops it if this process dies.
+    """Opens a context that holds `path` as an exclusive lock; the kernel drops it if this process dies.
 
     Args:
         path: the lock file, there as long as somebody holds it or died holding it.
@@ -304,13 +305,13 @@ def _sign(descriptor: int, path: Path, what: str, frees: bool) -> None:
 
 
 def expect(path: Path, total_bytes: int) -> None:
-    """Writes into a lock that this process holds how many bytes will lie in the folder it works on when it is done."""
+    """Writes into a lock that this process holds the number of bytes that its folder will have in the end."""
     with contextlib.suppress(OSError):  # for people only
         append_line(path, f"{total_bytes}\n".encode())
 
 
 def holder(path: Path) -> Holder | None:
-    """Returns the process that holds the lock `path`; None if none does, or none that says who it is."""
+    """Returns the process that holds the lock `path`; None if none does, or it is unknown."""
     try:
         # A pipe in its place would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -11,11 +11,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
-P = ParamSpec("P")
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -27,7 +25,9 @@ _BLOCKED = {each for each in signal.valid_signals() if each < signal.SIGRTMIN} -
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Opens a context in which the calling thread, and each that it starts, takes no signals; they wait for its end."""
+    """Opens a context in which the calling thread, and each that it starts, receives no signals; they are delivered at
+    its end.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         yield
@@ -36,7 +36,7 @@ def signals_blocked() -> Iterator[None]:
 
 
 class Daemon(threading.Thread):
-    """A thread that takes no signals, and that a process which ends does not wait for."""
+    """A daemon thread that receives no signals."""
 
     def __init__(self, target: Callable[..., object], *args: Any, name: str) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
@@ -47,19 +47,8 @@ class Daemon(threading.Thread):
             super().start()
 
 
-class Threads(ThreadPoolExecutor):
-    """A team of threads that take no signals."""
-
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Lets a thread call `fn`; see `Executor.submit`."""
-        if len(self._threads) == self._max_workers:
-            return super().submit(fn, *args, **kwargs)
-        with signals_blocked():  # a thread more may be started
-            return super().submit(fn, *args, **kwargs)
-
-
 class BackgroundCall(Generic[T]):
-    """A call on a thread of its own, for whose end nobody has to wait; not even a process that ends.
+    """A call on a daemon thread, which need not be waited for.
 
     Attributes:
         result: what the call returned; None: it has not, or raised.
@@ -96,8 +85,9 @@ class BackgroundCall(Generic[T]):
 
 
 def in_parallel(call: Callable[[A], T], items: Sequence[A], threads: int, name: str) -> list[T]:
-    """Returns what a function returns for each item, called by up to `threads` threads, which are daemons: whatever
-    keeps one of them waiting keeps no process from its end."""
+    """Returns the results of a function for each item, called by up to `threads` daemon threads, so that a blocked one
+    does not keep the process from ending.
+    """
     if min(threads, len(items)) < 2:
         return [call(item) for item in items]
     results: dict[int, T] = {}

@@ -3,7 +3,7 @@ models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class UnsupportedModel:
 
     @property
     def sentence(self) -> str:
-        """The sentence that refuses it."""
+        """The sentence that explains why the model is not supported."""
         return f"{self.title} (model_type {self.model_type!r}) is not supported yet: {self.lacks}"
 
 
@@ -47,7 +47,7 @@ UNSUPPORTED = (
 
 
 def unsupported_type(model_type: str) -> UnsupportedModel | None:
-    """Returns the model of a `model_type` or of the text part of one; None: no such model is known."""
+    """Returns the unsupported model of a `model_type` or of the text part of one; None: no such model is known."""
     return next((each for each in UNSUPPORTED if model_type.startswith(each.model_type)), None)
 
 

@@ -1,9 +1,11 @@
 """For the whole suite: property tests draw the same examples in every run, and are not timed; the row amx."""
 
 import fcntl
+import gc
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,46 @@ settings.register_profile("kt", deadline=None, derandomize=True)
 settings.load_profile("kt")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: looking for garbage among it takes a sixth of the time, and later more."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
+
+
+def pytest_unconfigure() -> None:
+    """Of what is never looked for Triton's binding says that it leaked; without Triton looking would take 5 s."""
+    if "triton" in sys.modules:
+        gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def output_as_at_the_start() -> None:
     """No test finds the output as the options of a command in another test have set it."""
     out.mode, out.says_yes, out.logs_json = Mode.HUMAN, False, False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_library(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Tests that name no library share one that nobody else has: not the user's, nor that of another process of xdist,
+    whose servers would be found there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KT_HOME", str(tmp_path_factory.mktemp("library")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def eager_writers() -> Generator[None, None, None]:
+    """KV pages are written at the usual priority: at the lowest, beside other processes of the suite, that takes nearly
+    as long as the end of a store waits for it."""
+    from ktcli.store import pages
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "NICE", 0)
+        yield
 
 
 @pytest.fixture(scope="session")

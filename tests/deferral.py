@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ktcli.ops.part import LayerPart
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.packed import PackedStack
 
@@ -33,25 +34,28 @@ class DeferredRunner:
     """O_l = h + S + R_l^I + R_{l-1}^D: all experts from stacks on the device, one slot at a time.
 
     Args:
-        elsewhere: bool [layers, experts], those that count as the device's: they are never late.
+        resident: bool [layers, experts], those that count as the device's: they are never late.
         depth: asked for; layers whose successor is all the device's, and the last, defer nothing.
         skip: what is late is dropped, to compare.
     """
 
     kernels: Kernels
     stacks: tuple[PackedStack, ...]
-    elsewhere: NDArray[np.bool_]
+    resident: NDArray[np.bool_]
     depth: int
     skip: bool = False
     late: dict[int, Tensor] = field(default_factory=dict)
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
-        defers = layer + 1 < len(self.stacks) and not self.elsewhere[layer + 1].all()
+        defers = layer + 1 < len(self.stacks) and not self.resident[layer + 1].all()
         depth = self.depth if defers else 0
-        late = late_slots(ids.numpy(), gate.numpy(), self.elsewhere[layer], depth)
+        late = late_slots(ids.numpy(), gate.numpy(), self.resident[layer], depth)
         now = self._sum(layer, x, ids, gate, ~late)
         self.late[layer] = self._sum(layer, x, ids, gate, late)
         return layer, now
+
+    def elsewhere(self, part: LayerPart) -> None:
+        """The device has all parts."""
 
     def finish(self, started: Any) -> Tensor:
         layer, now = started

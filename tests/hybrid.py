@@ -81,7 +81,7 @@ class Made:
     @property
     def most(self) -> int:
         """Experts of a token that may be deferred, at most."""
-        return self.model.spec.top_k - IMMEDIATE
+        return max(0, self.model.spec.deferrable - IMMEDIATE)
 
     def mask(self, name: str) -> Mask:
         layers, experts = self.shape

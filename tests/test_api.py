@@ -15,6 +15,7 @@ import pytest
 import requests
 from server.running import running, scripted
 from store.fake_hub import serve
+from waits import until
 
 import kt
 from ktcli.answers.events import AnswerPiece
@@ -284,7 +285,7 @@ def test_a_closed_engine_is_gone() -> None:
     ):
         with pytest.raises(UsageError, match="the engine of kt-mini is closed"):
             use()
-    assert gone() is None
+    until(lambda: gone() is None)
 
 
 def test_thoughts_are_apart(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_every_section_runs(script, tmp_path, monkeypatch):
     batches = [row["batch"] for row in sections["answers at once"]["rows"]]
     assert batches == [1, 3] * 2
     assert [row["cache"] for row in sections["caches"]["rows"]] == ["bf16", "fp8"]
+    rows = sections["adapters"]["rows"]
+    assert [row["adapter"] for row in rows] == [False, False, True, True] * 2
     prompts = sections["prefill"]["rows"]
     assert {row["way"] for row in prompts if row["work"] == "prefill"} == {
         "streamed, gathered first", "streamed", "CPU experts", "CPU alone"

@@ -38,11 +38,13 @@ LEVELS = [
         "native",
         "numbered",
         "pagelabel",
+        "records",
         "resources",
         "sampling",
         "settings",
         "settingsfile",
         "smallfiles",
+        "threadpool",
         "threads",
     },
     {"ops"},
@@ -222,6 +224,20 @@ def test_no_two_classes_have_one_name():
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
+def test_data_classes_are_those_that_are_made_quickly():
+    """A start makes three hundred; see `ktcli.records`."""
+    slow = [
+        module
+        for module in MODULES
+        for node in ast.walk(syntax(module))
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "dataclasses"
+        and "dataclass" in {alias.name for alias in node.names}
+    ]
+    # One line of it is for checkers of types.
+    assert slow == ["ktcli.records"]
+
+
 # --- C files --------------------------------------------------------------------------------------
 
 C_SOURCES = {
@@ -258,20 +274,23 @@ def test_c_files_call_in_no_circle():
 # --- what a command loads -------------------------------------------------------------------------
 
 HEAVY = {"torch", "transformers", "peft", "cpuinfo", "modelscope", "huggingface_hub", "requests"}
+PAGES = HEAVY | {"numpy", "tokenizers", "jinja2", "prompt_toolkit", "safetensors", "typer"}
 STARTS = [
-    (
-        ["--help"],
-        HEAVY | {"numpy", "tokenizers", "jinja2", "prompt_toolkit", "safetensors", "typer"},
-    ),
+    (["--help"], PAGES),
+    (["--version"], PAGES | {"dataclasses", "inspect", "ktcli.commands.cli.table"}),
     (["list"], HEAVY | {"tokenizers", "jinja2", "prompt_toolkit", "pydantic"}),
     (["doctor"], HEAVY | {"tokenizers", "jinja2", "prompt_toolkit", "pydantic"}),
     (["chat", "kt-mini", "hi"], HEAVY | {"prompt_toolkit", "pydantic"}),
 ]
-# What the first token of a model that is converted can do without: hubs, pulls, conversions, other formats.
+# What the first token of a model that is converted can do without: hubs, pulls, conversions, other formats; adapters,
+# stores that servers share, GPUs, rules, response templates; pools of threads with futures, which log.
 NOT_FOR_A_TOKEN = set(
     "ktcli.assembly.prepare ktcli.assembly.plan ktcli.assembly.subject ktcli.planner.choice ktcli.store.hubs "
     "ktcli.store.download ktcli.weights.conversion ktcli.weights.reader ktcli.terminal.replstate ktcli.terminal.slash "
-    "ktcli.answers.grammar.compiler ktcli.server rich pygments statistics numpy.ma asyncio".split()
+    "ktcli.answers.grammar.compiler ktcli.server rich pygments statistics numpy.ma asyncio "
+    "ktcli.assembly.convert ktcli.weights.checkpoint ktcli.weights.storage ktcli.store.adapters tarfile "
+    "ktcli.assembly.kvshared ktcli.store.mooncake ktcli.store.engines ktcli.planner.hybrid ktcli.planner.levers "
+    "ktcli.planner.constraints ktcli.answers.bytemplate ktcli.answers.templates concurrent.futures logging".split()
 )
 
 

@@ -83,10 +83,10 @@ def test_int8_costs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_4_bits_that_are_used_better(tmp_path: Path) -> None:
-    """On uneven weights the default costs at most half of what one scale per row does, nl4-g32 a sixth, and
+    """On uneven weights the default costs at most half of what one scale per row does, nl4-s8 a sixth, and
     the rotation less than either at no more bytes."""
     variant, per_row = write_outliers(tmp_path)
-    shares = {"int4/bf16": 1 / 2, "nl4-g32/bf16": 1 / 6, "int4-row-had/bf16": 1 / 6}
+    shares = {"int4/bf16": 1 / 2, "nl4-s8/bf16": 1 / 6, "int4-row-had/bf16": 1 / 6}
     lost = extra_loss(variant, tmp_path, [str(per_row), *shares])
     print({name: str(interval(each)) for name, each in lost.items()})
     reference = lost[str(per_row)]

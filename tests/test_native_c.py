@@ -6,9 +6,14 @@ import sanitized
 
 pytestmark = pytest.mark.thorough
 
-# Data races need threads: a file that makes no pool is not run under the thread sanitizer.
+# Data races need threads: a file that makes no pool is not run under the thread sanitizer; of the others half, in turn.
 CASES = [
-    pytest.param(name, source.stem, id=f"{name}-{source.stem}")
+    pytest.param(
+        name,
+        source.stem,
+        id=f"{name}-{source.stem}",
+        marks=[pytest.mark.rotates(2)] * (name == "thread"),
+    )
     for name in sanitized.SANITIZERS
     for source in sorted(sanitized.NATIVE.glob("tests/test_*.c"))
     if name != "thread"

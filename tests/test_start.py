@@ -126,6 +126,15 @@ sys.argv[0] = "kt"
 run()
 """
 
+# Prints how many objects the interpreter's own end still looks at, and how many it leaves alone.
+LEFT = """
+import atexit, gc, sys
+from ktcli.start import run
+atexit.register(lambda: print(len(gc.get_objects()), gc.get_freeze_count(), file=sys.stderr))
+sys.argv[0] = "kt"
+run()
+"""
+
 FULL = "error: cannot write the output: No space left on device\n"
 
 
@@ -145,6 +154,18 @@ def test_the_first_answer_waits_for_no_search_for_dead_cycles(home: Path) -> Non
         timeout=120,
     )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "0")
+
+
+def test_the_end_walks_over_nothing_that_a_command_left(home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT, "list"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "KT_HOME": str(home)},
+        timeout=120,
+    )
+    looked_at, left_alone = map(int, done.stderr.splitlines()[-1].split())
+    assert (done.returncode, looked_at < 100 < left_alone) == (0, True), done.stderr
 
 
 @pytest.mark.in_turn("line")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import ktcli
-from ktcli.threads import BackgroundCall, Daemon, Threads, in_parallel, signals_blocked
+from ktcli.threadpool import Threads
+from ktcli.threads import BackgroundCall, Daemon, in_parallel, signals_blocked
 
 FAULTS = {signal.SIGILL, signal.SIGFPE, signal.SIGSEGV, signal.SIGBUS}
 

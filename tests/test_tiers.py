@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from extras import beyond
-from tiers import CHECK, DEAREST, HERE, TURNS, cover, turn_now, waiting
+from tiers import CHECK, DEAREST, HERE, TURNS, cover, resting, turn_now, waiting
 
 FAMILIES = sorted(path.stem for path in (HERE / "families").glob("*.py") if path.stem != "case")
 SUITE = f"""
@@ -36,6 +36,11 @@ def test_named(fmt, seed): pass
 @pytest.mark.parametrize("fmt", ["int4", "int8"])
 @pytest.mark.in_turn("kind")
 def test_turns(fmt, kind): pass
+@pytest.mark.thorough
+@pytest.mark.parametrize("letters", range(7))
+@pytest.mark.parametrize("path", range(5))
+@pytest.mark.rotates(4)
+def test_rotated(path, letters): pass
 @pytest.mark.each_once
 def test_plain(): pass
 @pytest.mark.published
@@ -94,8 +99,10 @@ def test_tiers_share_the_suite(tmp_path: Path):
     assert (
         test | rest == everything
         and not test & rest
-        and len(everything) == 6 + 2 + 3 + 8 + 2 * len(FAMILIES) + 3
+        and len(everything) == 6 + 2 + 3 + 8 + 2 * len(FAMILIES) + len(rotated_now()) + 3
     )
+    assert {name for name in rest if name.startswith("test_rotated")} == rotated_now()
+    assert not any(name.startswith("test_rotated") for name in test)
     assert {name for name in test if name.startswith("test_marked")} == {"test_marked[avx2]"}
     assert sum(name.startswith("test_all") for name in test) == 3
     assert {name for name in test if name.startswith("test_pairs")} == {
@@ -107,6 +114,16 @@ def test_tiers_share_the_suite(tmp_path: Path):
     now = sorted(FAMILIES)[turn_now() :: TURNS]
     turns = {name for name in test if name.startswith("test_turns")}
     assert turns == {f"test_turns[{fmt}-{kind}]" for fmt in ("int4", "int8") for kind in now}
+
+    whole = collected("all test", "-p", "tiers", "--turns=all", suite)
+    assert len(whole["all"]) == len(everything) + 35 - len(rotated_now())
+    assert len(whole["test"]) == len(test) + 2 * (len(FAMILIES) - len(now))
+
+
+def rotated_now() -> set[str]:
+    part = turn_now() % 4
+    places = [(path, letters) for path in range(5) for letters in range(7)]
+    return {f"test_rotated[{a}-{b}]" for a, b in places if (a + b) % 4 == part}
 
 
 def test_the_dearest_files_are_there() -> None:
@@ -136,6 +153,42 @@ def test_every_value_has_its_turn() -> None:
     assert max(map(len, turns)) - min(map(len, turns)) <= 2
     plain = Case("test_b", None)
     assert not waiting([plain], 0)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A case of a test of several parameters, of which `make test-all` runs a part."""
+
+    places: tuple[int, ...]
+    parts: int
+    named: tuple[str, ...]
+    nodeid: str = "test_a[…]"
+
+    @property
+    def callspec(self) -> Any:
+        params = {str(name): place for name, place in enumerate(self.places)}
+        return SimpleNamespace(params={**params, "beside": f"{self.places[0]}"})  # as the first
+
+    def get_closest_marker(self, name: str) -> Any:
+        return SimpleNamespace(args=(self.parts, *self.named))
+
+
+@pytest.mark.parametrize("named", [(), ("0",)])
+@pytest.mark.parametrize("parts", [2, 3, 4, TURNS])
+@pytest.mark.parametrize("sides", [(9,), (17, 4), (4, 3, 5), (8, 8, 2)])
+def test_over_all_turns_every_case_of_a_product_runs(
+    sides: tuple[int, ...], parts: int, named: tuple[str, ...]
+) -> None:
+    cases = [Product(places, parts, named) for places in product(*map(range, sides))]
+    turns = [set(cases) - resting(cases, turn) for turn in range(TURNS)]
+    assert set().union(*turns) == set(cases)
+    for now in turns:
+        assert named or abs(len(now) - len(cases) / parts) <= 1 + len(cases) / 8
+        for at, side in enumerate(sides):
+            others = (*sides[:at], *sides[at + 1 :])
+            if str(at) in named or max(others, default=0) >= parts:
+                assert {case.places[at] for case in now} == set(range(side))
+    assert not resting(cases, None)
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (4, 1), (3, 5), (2, 3, 4)])

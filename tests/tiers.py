@@ -2,11 +2,12 @@
 
     make check      --tier=check    after each edit, under a minute: the files of CHECK, none of which needs torch
     make test       --tier=test     before a merge: every part once, but parity and laws in turns; no C tests, no Triton
-    make test-all   --tier=all      everything: all rows × formats × families, every sanitizer, longer fuzzing
+    make test-all   --tier=all      all the rest: rows × formats × families, every sanitizer, longer fuzzing; the
+                                    longest products of cases in turns, with --turns=all (make test-all TURNS=all) whole
                     --tier=rest     what `all` has and `test` has not, for whoever just ran that at this commit
     make published  --tier=published    of `all`, what runs published models (tests/published), which pip fetches
 
-A plain `pytest` deselects nothing. A new test belongs to `test` and needs no mark. Four marks leave cases out:
+A plain `pytest` deselects nothing. A new test belongs to `test` and needs no mark. These marks leave cases out:
 
     @pytest.mark.thorough                 runs in `all` only; also as the mark of one pytest.param
     @pytest.mark.each_once                runs in `test` with as few cases as show each value of each parameter
@@ -14,6 +15,8 @@ A plain `pytest` deselects nothing. A new test belongs to `test` and needs no ma
     @pytest.mark.in_turn("case")          runs in `test` with an eighth of the named parameter's values: the commit says
                                           which, the same for all tests; the first line of the run says it, too;
                                           as a file's pytestmark for each of its tests that has the parameter
+    @pytest.mark.rotates(n)               of the cases that `test` leaves out, `all` runs an nth, by the commit
+    @pytest.mark.rotates(n, "isa", ...)   ... and as many more as show each value of the named parameters
     @pytest.mark.published                runs in `all`, and alone; skipped where there is no package index
 """
 
@@ -56,28 +59,34 @@ CHECK = tuple(
 # What takes longest. xdist would begin the files of many tests first, and leave one worker alone with these at the end.
 DEAREST = tuple(
     """
-    fakecuda/test_fakecuda.py engine/test_batches.py planner/test_levers.py
-    server/test_largest.py ops/triton/test_triton.py engine/test_sanitized.py
-    published/test_quality.py commands/test_hostile_text.py commands/test_amx.py
-    models/test_quantised_parity.py models/test_parity.py engine/device/test_segments.py
-    store/test_pages.py engine/test_store_faults.py engine/test_restoring.py
-    ops/torch/test_backend.py server/test_page_text.py engine/device/test_hybrid.py
-    commands/test_plan.py test_fuzz.py test_kt_mini_accuracy.py test_kt_mini_deferral.py
-    test_kt_mini.py
+    fakecuda/test_fakecuda.py ops/triton/test_triton.py published/test_quality.py
+    models/test_parity.py server/test_clients.py published/test_commands.py
+    engine/test_batches.py engine/test_sanitized.py commands/test_hostile_text.py
+    published/test_judged.py server/test_largest.py models/test_quantised_parity.py
+    engine/test_store_faults.py test_fuzz.py ops/torch/test_backend.py
+    planner/test_levers.py engine/test_scheduler.py engine/test_nodes.py
+    server/test_sglang_line.py engine/device/test_company.py engine/device/test_hybrid.py
+    ops/test_same_batch.py training/test_gradients.py test_kt_mini_accuracy.py
+    test_kt_mini_deferral.py test_kt_mini.py
     """.split()
 )
 # It waits for programs that run beside all others: a worker that had it earlier would do nothing else meanwhile.
 LAST = "test_native_c.py"
 TURNS = 8
-TURN = pytest.StashKey[int]()
+TURN = pytest.StashKey[int | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier",
         choices=["check", "test", "all", "rest", "published"],
-        default="all",
-        help="which tests run (tests/tiers.py); all: nothing is left out",
+        help="which tests run (tests/tiers.py); without it nothing is left out",
+    )
+    parser.addoption(
+        "--turns",
+        choices=["commit", "all"],
+        default="commit",
+        help="whether cases that take turns are those of this commit, or all",
     )
 
 
@@ -90,16 +99,18 @@ def pytest_configure(config: pytest.Config) -> None:
         "thorough: runs in `make test-all` only",
         "each_once(*names): `make test` runs as few cases as show each value of each (named) parameter once",
         "in_turn(name): `make test` runs an eighth of the values of a parameter, by the commit",
+        "rotates(n, *names): `make test-all` runs an nth of the cases, by the commit, and each value of those named",
         "published: runs in `make test-all` and `make published` only, on models that pip fetches",
     ):
         config.addinivalue_line("markers", line)
-    config.stash[TURN] = turn_now()
+    config.stash[TURN] = turn_now() if config.getoption("--turns") == "commit" else None
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    if config.getoption("--tier") not in ("test", "rest"):
+    if config.getoption("--tier") not in ("test", "all", "rest"):
         return None
-    return f"families in turn: part {config.stash[TURN] + 1} of {TURNS}, by the commit"
+    turn = config.stash[TURN]
+    return "turns: all" if turn is None else f"turns: part {turn + 1} of {TURNS}, by the commit"
 
 
 def in_check(path: Path) -> bool:
@@ -117,17 +128,39 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if in_check(collection_path) else True
 
 
+class Rotated(pytest.Dir):
+    """A folder that each worker reads from another place on: what has no bytecode yet, as in a fresh clone, is then
+    compiled by one of them and not by all at once."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        found = list(super().collect())
+        worker = self.config.workerinput  # type: ignore[attr-defined]
+        first = len(found) * int(worker["workerid"][2:]) // worker["workercount"]
+        return iter(found[first:] + found[:first])
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
+    if hasattr(parent.config, "workerinput"):
+        return Rotated.from_parent(parent, path=path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         _begin_with_the_dearest(items)
-    tier = config.getoption("--tier")
-    if tier == "all":
+    tier, turn = config.getoption("--tier"), config.stash[TURN]
+    if tier is None:
         return
     if tier == "published":
         _keep(config, items, [item for item in items if item.get_closest_marker("published")])
         return
-    quick = set(without_thorough(items, config.stash[TURN]))
-    kept = [item for item in items if (item in quick) == (tier != "rest")]
+    quick = set(without_thorough(items, turn))
+    if tier in ("all", "rest"):
+        late = resting(items, turn) - quick
+        kept = [each for each in items if each not in late and (tier == "all" or each not in quick)]
+    else:
+        kept = [item for item in items if item in quick]
     _keep(config, items, kept)
 
 
@@ -175,8 +208,10 @@ def turn_now() -> int:
     ) % TURNS
 
 
-def waiting(items: Iterable[Any], turn: int) -> set[Any]:
+def waiting(items: Iterable[Any], turn: int | None) -> set[Any]:
     """The items whose turn it is not: of the values of each test, in order, every eighth has it at the same time."""
+    if turn is None:
+        return set()
     cases = defaultdict[str, dict[Any, str]](dict)
     for item in items:
         marker = item.get_closest_marker("in_turn")
@@ -192,7 +227,37 @@ def waiting(items: Iterable[Any], turn: int) -> set[Any]:
     return found
 
 
-def without_thorough(items: Sequence[pytest.Item], turn: int) -> Iterator[pytest.Item]:
+def resting(items: Iterable[Any], turn: int | None) -> set[Any]:
+    """The items that `rotates` and whose turn it is not. Parts are diagonals of the product of parameters, so that
+    each part has every value of a parameter if another has enough."""
+    if turn is None:
+        return set()
+    tests = defaultdict[str, list[Any]](list)
+    for item in items:
+        if item.get_closest_marker("rotates"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    found = set[Any]()
+    for cases in tests.values():
+        marker = cases[0].get_closest_marker("rotates")
+        parts = marker.args[0]
+        now = [i for i, at in enumerate(diagonals(cases)) if at % parts == turn % parts]
+        if names := marker.args[1:]:
+            now = cover([values_of(case, names) for case in cases], now)
+        found |= set(cases) - {cases[i] for i in now}
+    return found
+
+
+def diagonals(cases: Sequence[Any]) -> list[int]:
+    """Of each case of a test the sum of the places that its values have among those of their parameters."""
+    shown = [{each[:2]: each for each in values_of(case, ())} for case in cases]
+    axes = set[tuple[int, ...]]()  # what changes together is one
+    for axis in set().union(*shown):
+        places = {value: at for at, value in enumerate(dict.fromkeys(s.get(axis) for s in shown))}
+        axes.add(tuple(places[each.get(axis)] for each in shown))
+    return [sum(places) for places in zip(*axes, strict=True)]
+
+
+def without_thorough(items: Sequence[pytest.Item], turn: int | None) -> Iterator[pytest.Item]:
     """The items of `make test`."""
     sampled: dict[str, list[pytest.Item]] = defaultdict(list)
     late = waiting(items, turn)
@@ -206,14 +271,16 @@ def without_thorough(items: Sequence[pytest.Item], turn: int) -> Iterator[pytest
         else:
             yield item
     for cases in sampled.values():
-        yield from (cases[i] for i in cover([values_of(case) for case in cases]))
+        names = cases[0].get_closest_marker("each_once").args
+        yield from (cases[i] for i in cover([values_of(case, names) for case in cases]))
 
 
-def values_of(item: Any) -> frozenset[tuple[object, ...]]:
-    """What a case of a parametrised test shows, of a tuple each of its elements; any other shows itself."""
+def values_of(item: Any, names: Iterable[str]) -> frozenset[tuple[object, ...]]:
+    """What a case of a parametrised test shows of the named parameters, or of all: of a tuple each of its elements; any
+    other shows itself."""
     if not hasattr(item, "callspec"):
         return frozenset({(item.name,)})
-    names = item.get_closest_marker("each_once").args or item.callspec.params
+    names = names or item.callspec.params
     return frozenset(
         (name, place, _key(part))
         for name in names
@@ -233,11 +300,12 @@ def _key(value: object) -> object:
     return value
 
 
-def cover(shown: list[frozenset[tuple[object, ...]]]) -> list[int]:
-    """Which of some sets together hold every element: greedily the largest gain; of two alike the one whose
-    elements were chosen less often, then the earlier."""
-    missing, chosen = set().union(*shown), []
-    used: Counter[tuple[object, ...]] = Counter()
+def cover(shown: list[frozenset[tuple[object, ...]]], first: Iterable[int] = ()) -> list[int]:
+    """Which of some sets together hold every element, besides those chosen first: greedily the largest gain; of two
+    alike the one whose elements were chosen less often, then the earlier."""
+    chosen = list(first)
+    missing = set().union(*shown).difference(*(shown[i] for i in chosen))
+    used = Counter(each for i in chosen for each in shown[i])
     while missing:
         best = min(
             range(len(shown)),

@@ -42,6 +42,7 @@ _SAMPLE_BLOCKS = 1 << 15  # laid over a tensor again and again
 _SCALES = {
     "Q4_0": ((0, 1.0),),
     "Q8_0": ((0, 1.0),),
+    "IQ4_XS": ((0, 1.0),),
     "Q4_K": ((0, 1.0), (2, 7.5)),
     "Q6_K": ((208, 1.0),),
 }

@@ -104,6 +104,7 @@ def _goals(decode: float | None = None, prefill: float | None = None) -> dict[Wo
 
 _QWEN, _DEEPSEEK = "qwen3-30b-a3b", "deepseek-v2-lite"
 _INT4, _INT8, _BF16 = Kt("int4", "int8"), Kt("int8", "int8"), Kt("bf16", "bf16")
+_NL4 = Kt("nl4-s8", "int8")
 _AVX2 = Kt("int4", "int8", isa="avx2")
 _AVX2_INT8 = Kt("int8", "int8", isa="avx2")
 _SHORT = PREFILL[0]
@@ -112,6 +113,9 @@ PAIRINGS = (
     Pairing(_QWEN, (8, 2), _INT4, "llama.cpp", "Q4_0", {**_goals(1.25, 5.0), STREAMS: 1.3}),
     Pairing(_QWEN, (8, 2), _INT4, "ik_llama", "Q4_0", {**_goals(1.10, 2.0), STREAMS: None}),
     Pairing(_QWEN, (8, 2), _INT4, "ik_llama", "Q4_K_M", {DECODE: 1.10, _SHORT: None}),
+    # 4.25 bits on both sides, from codebooks.
+    Pairing(_QWEN, (8, 2), _NL4, "llama.cpp", "IQ4_XS", {DECODE: 1.2, _SHORT: None}),
+    Pairing(_QWEN, (8, 2), _NL4, "ik_llama", "IQ4_XS", {DECODE: 1.2, _SHORT: None}),
     # 4.5 bits on both sides to the last bit; kt's own default has 4.25.
     Pairing(_QWEN, (8, 2), Kt("int4-g32", "int8"), "llama.cpp", "Q4_0", {DECODE: None}),
     Pairing(_QWEN, (8, 2), _INT8, "llama.cpp", "Q8_0", _goals(1.25, 5.0)),

@@ -76,6 +76,7 @@ class Mix:
 # whose dense parts have 4.5 to 6.6 bits; half of its layers have more, here every second one.
 MIXES = {
     "Q4_0": Mix("Q4_0", "Q8_0", "Q8_0"),
+    "IQ4_XS": Mix("IQ4_XS", "Q8_0", "Q8_0"),
     "Q4_K_M": Mix("Q4_K", "Q4_K", "Q6_K", more="Q6_K"),
     "Q8_0": Mix("Q8_0", "Q8_0", "Q8_0"),
     "BF16": Mix("BF16", "BF16", "BF16"),
@@ -85,6 +86,7 @@ MIXES = {
 BLOCKS = {
     "Q4_0": (18, 32),
     "Q8_0": (34, 32),
+    "IQ4_XS": (136, 256),
     "Q4_K": (144, 256),
     "Q6_K": (210, 256),
     "BF16": (2, 1),

@@ -7,23 +7,27 @@ makes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
 from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.adapters.factors import F32, Factor, decoded, hash_of
 from ktcli.adapters.settings import AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Rows, TargetPiece
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
 from ktcli.weights.files import OpenFiles
-from ktcli.weights.storage import Part
+from ktcli.weights.storage import Part, Raw
+
+N = TypeVar("N", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class Adapter:
         files: the adapter's open files, from which values are read when asked for.
         folder: where they lie. names: all of its files.
         notes: sentences for the user about what its author may not have meant.
+        hashes: the SHA-256 of files that is known already, by name.
     """
 
     settings: AdapterSettings
@@ -137,6 +142,7 @@ class Adapter:
     folder: Path
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +156,7 @@ class Adapter:
 
     @cached_property
     def updates(self) -> tuple[LowRank, ...]:
-        """The updates of stored tensors: those of one tensor follow each other for each pair."""
+        """The updates of the base's stored tensors; those that one tensor has of one pair follow each other."""
         return tuple(each for pair in self.pairs for each in updates_of(pair))
 
     def values(self, pair: LoraPair) -> tuple[F32, F32]:
@@ -169,6 +175,20 @@ class Adapter:
         """
         return placed(update, *self.values(update.pair))
 
+    def stored(self, update: LowRank, room: Raw) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Returns the factors of an update like `factors`, but as the files have them: of a type of
+        `ktcli.adapters.factors.FLOATS`, mostly as views of `room`, which has the bytes of both in the files.
+
+        Raises:
+            BadCheckpoint: a file cannot be read.
+        """
+        a, b = update.pair.a, update.pair.b
+        stored = (
+            a.stored(self.files, room[: a.size_bytes]),
+            b.stored(self.files, room[a.size_bytes :]),
+        )
+        return placed(update, *stored)
+
     def gain(self, gain: NewGain) -> F32:
         """Returns the values [k] of a norm's gain as a checkpoint has them, f32.
 
@@ -180,8 +200,10 @@ class Adapter:
     @cached_property
     def digest(self) -> str:
         """The SHA-256 over all of its files, hexadecimal: two adapters that differ in one bit have two. It reads
-        every byte."""
-        return combined((name, hash_of(self.folder / name)) for name in self.names)
+        every byte of those that `hashes` does not name."""
+        return combined(
+            (name, self.hashes.get(name) or hash_of(self.folder / name)) for name in self.names
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -242,7 +264,7 @@ def _of_heads(pair: LoraPair, piece: TargetPiece) -> LowRank:
     return LowRank(tensor, rows, pair, taken, flipped=stored.transposed)
 
 
-def placed(update: LowRank, a: F32, b: F32) -> tuple[F32, F32]:
+def placed(update: LowRank, a: NDArray[N], b: NDArray[N]) -> tuple[NDArray[N], NDArray[N]]:
     """Returns the factors of an update from those of its pair.
 
     Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.adapters.settings import AdapterSettings
 from ktcli.adapters.targets import EACH
+from ktcli.records import dataclass
 
 PEFT_VERSION = "0.21.2"  # whose layout is written; readers go by it where shapes do not tell
 
@@ -78,7 +78,7 @@ def _key(module: WrittenModule) -> str:
 
 
 def _is_of_experts(module: WrittenModule) -> bool:
-    """Tells whether a parameter holds all experts: its name has no ".weight" behind it."""
+    """Returns whether a parameter holds all experts: its name has no ".weight" behind it."""
     return ".experts." in module.name
 
 

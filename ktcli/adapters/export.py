@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from ktcli.adapters.settings import CONFIG
 from ktcli.adapters.targets import EACH, LoraTarget, Targets, own_spelling
 from ktcli.errors import UsageError
 from ktcli.models import Model
+from ktcli.records import dataclass
 from ktcli.weights.header import encode_header
 from ktcli.weights.writer import FileWriter
 
@@ -60,7 +60,7 @@ class WrittenTensor:
 
 
 class Exporter:
-    """Writes an open adapter.
+    """A function that writes an open adapter in the layout of another program.
 
     Args:
         model: the base that it was checked against.

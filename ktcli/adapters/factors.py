@@ -6,7 +6,6 @@ expert e. Reading B as A is packed gives another adapter that looks as plausible
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 from ktcli.weights.files import OpenFiles
-from ktcli.weights.storage import Part, Read
+from ktcli.weights.storage import Part, Raw, Read
 
 F32 = NDArray[np.float32]
 
@@ -73,16 +73,34 @@ class Factor:
         Raises:
             BadCheckpoint: one is NaN or Inf, or a file cannot be read.
         """
+        found = [decoded(part, files) for part in self.parts]
+        return self._shaped(found[0] if len(found) == 1 else np.concatenate(found))
+
+    def stored(self, files: OpenFiles, room: Raw) -> NDArray[Any]:
+        """Returns its values in their type of FLOATS, [count, rows, columns], as a view of `room`, which has its
+        `size_bytes`; whether they are finite is not known.
+
+        Raises:
+            BadCheckpoint: a file cannot be read.
+        """
+        if len({part.entry.dtype for part in self.parts}) > 1:
+            return self.values(files)
+        at = 0
+        for part in self.parts:
+            size = part.entry.size_bytes
+            files.read(Read(part.file, part.entry.offset, size), room[at : at + size])
+            at += size
+        return self._shaped(room[:at].view(FLOATS[self.dtype]))
+
+    def _shaped(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """The numbers of all parts, one behind the other, as a view [count, rows, columns]."""
         count, rows, columns = self.shape
         if self.flipped:
             rows, columns = columns, rows
-        found = [decoded(part, files) for part in self.parts]
-        if self.packing is FactorPacking.EACH:
-            made = np.stack([each.reshape(rows, columns) for each in found])
-        elif self.packing is FactorPacking.IN_TURN:
-            made = found[0].reshape(rows, columns, count).transpose(2, 0, 1)
+        if self.packing is FactorPacking.IN_TURN:
+            made = numbers.reshape(rows, columns, count).transpose(2, 0, 1)
         else:
-            made = found[0].reshape(count, rows, columns)
+            made = numbers.reshape(count, rows, columns)
         return made.swapaxes(1, 2) if self.flipped else made
 
 

@@ -40,7 +40,7 @@ HINT = (
 
 
 def read_settings(folder: Path) -> AdapterSettings:
-    """Returns what the config of an adapter's folder says.
+    """Returns the settings in the adapter_config.json of an adapter's folder.
 
     Raises:
         NotFound: there is no such folder. BadCheckpoint: it is no adapter, or of a kind that kt does not read.
@@ -75,24 +75,26 @@ def files_of(folder: Path) -> tuple[str, ...]:
     raise BadCheckpoint(f"{folder} contains no {WEIGHTS}", hint=HINT)
 
 
-def open_adapter(folder: Path, model: Model) -> Adapter:
+def open_adapter(folder: Path, model: Model, hashes: Mapping[str, str] | None = None) -> Adapter:
     """Returns the open adapter in a folder, checked against the model that it is for; the caller closes it.
 
+    Args:
+        hashes: the SHA-256 of files, by name, which need not be hashed anew; None: all are, when it is asked for.
     Raises:
         NotFound: there is no such folder.
         BadCheckpoint: it is damaged, hostile, of a kind that kt does not read, or of another model.
     """
     settings = read_settings(folder)
-    names = files_of(folder)
+    names, known = files_of(folder), hashes or {}
     if SEALS in names:
-        _check_seals(folder, names, settings)
+        _check_seals(folder, names, settings, known)
     parts = _parts(folder, WEIGHTS)
     fused = _parts(folder, EXPERTS) if EXPERTS in names else {}
     targets = Targets(model)
     pairs, gains, notes = pair_up(settings, targets, parts, fused)
     weights = [name for name in (WEIGHTS, EXPERTS) if name in names]
     files = OpenFiles({name: inside(folder, name) for name in weights}, HINT)
-    return Adapter(settings, targets.tensors, pairs, gains, files, folder, names, notes)
+    return Adapter(settings, targets.tensors, pairs, gains, files, folder, names, notes, known)
 
 
 def _parts(folder: Path, file: str) -> dict[str, Part]:
@@ -104,7 +106,9 @@ def _parts(folder: Path, file: str) -> dict[str, Part]:
 # --- kt-kernel's manifest --------------------------------------------------------------------------
 
 
-def _check_seals(folder: Path, names: tuple[str, ...], settings: AdapterSettings) -> None:
+def _check_seals(
+    folder: Path, names: tuple[str, ...], settings: AdapterSettings, known: Mapping[str, str]
+) -> None:
     """Compares the files with kt-kernel's manifest, and the manifest's rank and alpha with the config's.
 
     Raises:
@@ -124,7 +128,7 @@ def _check_seals(folder: Path, names: tuple[str, ...], settings: AdapterSettings
     if not isinstance(artifacts, Mapping):
         raise BadCheckpoint(f"{SEALS} lists no artifacts")
     for name, record in artifacts.items():
-        _check_seal(folder, str(name), record)
+        _check_seal(folder, str(name), record, known)
     if EXPERTS in names and EXPERTS not in artifacts:
         raise BadCheckpoint(f"{SEALS} does not list {EXPERTS}, which is in the folder")
     said = document.get("lora")
@@ -136,7 +140,7 @@ def _check_seals(folder: Path, names: tuple[str, ...], settings: AdapterSettings
                 )
 
 
-def _check_seal(folder: Path, name: str, record: Any) -> None:
+def _check_seal(folder: Path, name: str, record: Any, known: Mapping[str, str]) -> None:
     """Compares one file with its record."""
     if name not in (CONFIG, WEIGHTS, EXPERTS):
         raise BadCheckpoint(f"{SEALS} lists {name[:100]!r}, which does not belong to an adapter")
@@ -152,7 +156,7 @@ def _check_seal(folder: Path, name: str, record: Any) -> None:
         raise BadCheckpoint(f"{SEALS} lists {name}, which is missing from {folder}")
     if path.stat().st_size != size:
         raise BadCheckpoint(f"{name} has {path.stat().st_size} bytes, but {SEALS} says {size}")
-    if hash_of(path) != digest:
+    if (known.get(name) or hash_of(path)) != digest:
         raise BadCheckpoint(
             f"the checksum of {name} differs from the one in {SEALS}",
             hint="copy or save the adapter again",

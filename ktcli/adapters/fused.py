@@ -7,7 +7,6 @@ of them targeted there is no nesting. Shapes decide, and tell factors that peft 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from ktcli.adapters.adapter import LoraPair
 from ktcli.adapters.factors import Factor, FactorPacking
@@ -15,6 +14,7 @@ from ktcli.adapters.listed import ListedTargets
 from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Targets
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 from ktcli.weights.storage import Part
 
 Both = tuple[Part, Part]
@@ -87,7 +87,7 @@ def _assigned(
 
 
 def _fits(target: LoraTarget, both: Both) -> bool:
-    """Tells whether factors have the widths of a parameter, exchanged or not."""
+    """Returns whether factors have the widths of a parameter, exchanged or not."""
     widths = _widths(both)
     return widths in ((target.k, target.n), *([] if _is_across(target) else [(target.n, target.k)]))
 
@@ -101,7 +101,7 @@ def _widths(both: Both) -> tuple[int, int]:
 
 
 def _is_across(target: LoraTarget) -> bool:
-    """Tells whether the parameter is stored [E, k, n], which peft never exchanged."""
+    """Returns whether the parameter is stored [E, k, n], which peft never exchanged."""
     return target.pieces[0].stored.transposed
 
 

@@ -57,15 +57,16 @@ class ListedTargets:
         raise self._beyond(part)
 
     def cover(self, name: str) -> None:
-        """Notes that a target has factors in a file of its own, whether the config lists it or not."""
+        """Records that a target has factors in a file of its own, whether the config lists it or not."""
         self._used.update(_ends(name))
 
     def lists_parameter(self, name: str) -> bool:
-        """Tells whether a parameter is a target."""
+        """Returns whether a parameter is a target."""
         return any(end in self._parameters for end in _ends(name))
 
     def notes(self, pairs: Iterable[LoraPair]) -> tuple[str, ...]:
-        """Returns sentences for the user about targets that have no tensors, once all have been asked for.
+        """Returns sentences for the user about targets without tensors; to be called after all targets have been looked
+        up.
 
         Raises:
             BadCheckpoint: such a target is nowhere in the base.
@@ -132,7 +133,7 @@ class ListedTargets:
         )
 
     def _exists(self, name: str) -> bool:
-        """Tells whether a target is in the base, as a module, a parameter or a module of each expert."""
+        """Returns whether a target is in the base, as a module, a parameter or a module of each expert."""
         stem = name.removesuffix(".weight")
         end = f".{without_number(stem)[0]}"
         return any(f".{known}".endswith(end) for known in self._targets.known)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ktcli.adapters.adapter import Adapter, LoraPair
 from ktcli.ops.part import ModelPart
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,8 @@ class PartSummary:
 
 
 def summarised(adapter: Adapter) -> tuple[PartSummary, ...]:
-    """Returns what an adapter changes, by part, in the order of the model; every number of it is read.
+    """Returns the sizes and norms of an adapter's updates by part of the model, in the model's order; reads every
+    number.
 
     Raises:
         BadCheckpoint: a number is NaN or Inf, or a file cannot be read.

@@ -8,7 +8,6 @@ codes are never changed: rounding them again loses most of a small update.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -17,6 +16,7 @@ from ktcli.adapters.adapter import Adapter, LoraPair, LowRank, NewGain, placed
 from ktcli.adapters.factors import F32
 from ktcli.adapters.targets import EACH, Rows, rows_in
 from ktcli.ops.tensors import Stored, Tensor
+from ktcli.records import dataclass
 from ktcli.weights.storage import Matrix, Reader
 from ktcli.weights.strips import pieces_of
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.adapters.adapter import Adapter, LowRank, NewGain
-from ktcli.adapters.factors import F32, as_bf16
+from ktcli.adapters.factors import F32
+from ktcli.adapters.targets import Rows
 from ktcli.errors import UsageError
-from ktcli.native import PANEL_ROWS, Update
+from ktcli.native import PANEL_ROWS, Arena, BadNumber, Update, pack_a, pack_b
 from ktcli.ops.tensors import Role, Tensor, ceil_to
+from ktcli.planner.memory import ProductRoom
+from ktcli.records import dataclass
 from ktcli.weights.columns import suffers
 from ktcli.weights.recipe import Recipe, format_of
 
-# Rows of B that are turned at a time: experts alternate in the file, and the CPU's cache holds so many.
-_ROWS_AT_ONCE = 128
+_ALIGNED = 64  # bytes at which a factor begins: of a line of the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,11 @@ def pack_adapter(adapter: Adapter, name: str, recipe: Recipe, *, exact: bool) ->
         BadCheckpoint: a factor is NaN or Inf, or a file cannot be read.
     """
     _require_unscaled(adapter, name, recipe)
+    layouts = [_Layout.of(update) for update in adapter.updates]
+    packer = _Packer(adapter, layouts, exact=exact)
     found: dict[str, list[Update]] = {}
-    for update in adapter.updates:
-        found.setdefault(update.tensor.name, []).append(_packed(adapter, update, exact))
+    for update, layout in zip(adapter.updates, layouts, strict=True):
+        found.setdefault(update.tensor.name, []).append(packer.packed(update, layout))
     updates = {tensor: tuple(each) for tensor, each in found.items()}
     gains = {gain.tensor.name: stored_gain(gain, adapter.gain(gain)) for gain in adapter.gains}
     return PackedAdapter(name, adapter.digest, updates, gains)
@@ -82,17 +88,36 @@ def ranks_of(adapter: Adapter) -> int:
     return max(ranks.values(), default=1)
 
 
+def product_rooms(adapter: Adapter) -> tuple[ProductRoom, ...]:
+    """Returns the room that an adapter's updates need beside products on devices, where routed experts are not; no
+    number is read."""
+    found: dict[str, ProductRoom] = {}
+    for update in adapter.updates:
+        tensor, layout = update.tensor, _Layout.of(update)
+        if tensor.role is Role.EXPERTS:
+            continue
+        before = found.get(tensor.name)
+        found[tensor.name] = ProductRoom(
+            tensor.name,
+            tensor.layer,
+            update.rank + (before.ranks if before else 0),
+            tensor.k,
+            tensor.n,
+            tensor.count > 1,
+            max(layout.shape_a[0], before.a_count if before else 1),
+            max(layout.shape_b[0], before.b_count if before else 1),
+        )
+    return tuple(found.values())
+
+
 def packed_bytes(adapter: Adapter, *, exact: bool) -> tuple[int, int]:
     """Returns the bytes that the factors of an adapter have when they are packed, those of routed experts apart behind
     the others'; no number is read."""
     sizes = [0, 0]
     for update in adapter.updates:
-        (count, rank, k), _ = update.shapes
-        panels = _panels(update.rows)[2]
-        counts = (1, count) if update.taken.ndim > 1 else (count, count)
-        of_a, of_b = reversed(counts) if update.flipped else counts
-        size = rank * (of_a * ceil_to(k, PANEL_ROWS) + of_b * panels * PANEL_ROWS)
-        sizes[update.tensor.role is Role.EXPERTS] += size * (4 if exact else 2)
+        layout = _Layout.of(update)
+        numbers = prod(layout.shape_a) + prod(layout.shape_b)
+        sizes[update.tensor.role is Role.EXPERTS] += numbers * (4 if exact else 2)
     sizes[0] += sum(4 * gain.tensor.k for gain in adapter.gains)
     return sizes[0], sizes[1]
 
@@ -123,36 +148,82 @@ def _require_unscaled(adapter: Adapter, name: str, recipe: Recipe) -> None:
             )
 
 
-def _packed(adapter: Adapter, update: LowRank, exact: bool) -> Update:
-    a, b = (_without_copies(each) for each in adapter.factors(update))
-    first, step, panels = _panels(update.rows)
-    _, rank, k = a.shape
-    kept = np.float32 if exact else np.uint16
-    wide = np.zeros((len(a), rank, ceil_to(k, PANEL_ROWS)), kept)
-    wide[:, :, :k] = _stored(a, exact)
-    tall = np.zeros((len(b), panels, rank, PANEL_ROWS), kept)
-    panel, lane = np.divmod(update.rows, PANEL_ROWS)
-    for at in range(0, len(panel), _ROWS_AT_ONCE):
-        rows = slice(at, at + _ROWS_AT_ONCE)
-        some = _stored(b[:, rows], exact)
-        tall[:, (panel[rows] - first) // step, :, lane[rows]] = some.transpose(1, 0, 2)
-    return Update(rank, first, step, float(update.scale), wide, tall)
+class _Layout(NamedTuple):
+    """Where an update lies when it is packed.
+
+    Attributes:
+        first_panel: of its rows; each panel_step-th from there on is one of B's: every one, or every second where gate
+            or up alone is changed.
+        shape_a, shape_b: one matrix where all are the same.
+    """
+
+    first_panel: int
+    panel_step: int
+    shape_a: tuple[int, int, int]
+    shape_b: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, update: LowRank) -> _Layout:
+        """Returns the layout of an update; no number is read."""
+        (count, rank, k), _ = update.shapes
+        counts = (1, count) if update.taken.ndim > 1 else (count, count)
+        of_a, of_b = reversed(counts) if update.flipped else counts
+        panels = np.unique(update.rows // PANEL_ROWS)
+        first, last = int(panels[0]), int(panels[-1])
+        steps = np.unique(np.diff(panels))
+        step = int(steps[0]) if steps.size == 1 else 1
+        there = (last - first) // step + 1
+        wide = of_a, rank, ceil_to(k, PANEL_ROWS)
+        return cls(first, step, wide, (of_b, there, rank, PANEL_ROWS))
+
+    def lanes(self, rows: Rows) -> NDArray[np.int32]:
+        """Returns which of the update's rows each row of B's panels is; -1: none."""
+        made = np.full(self.shape_b[1] * PANEL_ROWS, -1, np.int32)
+        panel, lane = np.divmod(rows, PANEL_ROWS)
+        there = (panel - self.first_panel) // self.panel_step
+        made[there * PANEL_ROWS + lane] = np.arange(len(rows))
+        return made
 
 
-def _without_copies(factor: F32) -> F32:
+class _Packer:
+    """Packs the updates of one adapter into memory that is taken once: each number is read and written once, and other
+    threads can use the interpreter meanwhile."""
+
+    def __init__(self, adapter: Adapter, layouts: Sequence[_Layout], *, exact: bool) -> None:
+        self._adapter, self._dtype = adapter, np.dtype(np.float32 if exact else np.uint16)
+        numbers = [prod(shape) for each in layouts for shape in (each.shape_a, each.shape_b)]
+        self._arena = Arena(sum(map(self._bytes, numbers))).bytes
+        self._used = 0
+        sizes = (each.pair.size_bytes for each in adapter.updates)
+        self._room = np.empty(max(sizes, default=0), np.uint8)
+
+    def packed(self, update: LowRank, layout: _Layout) -> Update:
+        """Returns an update, packed.
+
+        Raises:
+            BadCheckpoint: a factor is NaN or Inf, or a file cannot be read.
+        """
+        a, b = (_without_copies(each) for each in self._adapter.stored(update, self._room))
+        wide, tall = self._taken(layout.shape_a), self._taken(layout.shape_b)
+        try:
+            pack_a(a, wide)
+            pack_b(b, layout.lanes(update.rows), tall)
+        except BadNumber:
+            self._adapter.factors(update)  # raises, with the name of the tensor
+            raise
+        scale = float(update.scale)
+        return Update(update.rank, layout.first_panel, layout.panel_step, scale, wide, tall)
+
+    def _taken(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array of zeros of the memory that is left."""
+        first, size = self._used, prod(shape) * self._dtype.itemsize
+        self._used += self._bytes(prod(shape))
+        return self._arena[first : first + size].view(self._dtype).reshape(shape)
+
+    def _bytes(self, numbers: int) -> int:
+        return ceil_to(numbers * self._dtype.itemsize, _ALIGNED)
+
+
+def _without_copies(factor: NDArray[Any]) -> NDArray[Any]:
     """One matrix of those that all are the same memory, else the factor."""
     return factor[:1] if factor.strides[0] == 0 else factor
-
-
-def _panels(rows: NDArray[np.int32]) -> tuple[int, int, int]:
-    """The first of the panels that some rows lie in, the distance from each to the next, and their number: every one
-    from the first to the last, or every second where gate or up alone is changed."""
-    panels = np.unique(rows // PANEL_ROWS)
-    first, last = int(panels[0]), int(panels[-1])
-    steps = np.unique(np.diff(panels))
-    step = int(steps[0]) if steps.size == 1 else 1
-    return first, step, (last - first) // step + 1
-
-
-def _stored(values: F32, exact: bool) -> NDArray[np.uint16] | F32:
-    return values if exact else as_bf16(values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Targets, without_number
 from ktcli.errors import BadCheckpoint
 from ktcli.ops.part import ModelPart
+from ktcli.records import dataclass
 from ktcli.weights.storage import Part
 
 PREFIX = "base_model.model."
@@ -48,7 +49,7 @@ OTHER_BASE = "if it was trained on another model, name that model: --base MODEL"
 
 @dataclass(slots=True)
 class CollectedAdapter:
-    """What the files of an adapter hold, while it is collected.
+    """The tensors of an adapter's files, sorted by target, while they are collected.
 
     Attributes:
         pairs, gains: as in `Adapter`.
@@ -129,7 +130,7 @@ def _sort(
 
 
 def _is_copied_head(module: str, part: Part, targets: Targets) -> bool:
-    """Tells whether a tensor is the frozen head below the factors of an adapter, or its bias: another size is that of
+    """Returns whether a tensor is the frozen head below the factors of an adapter, or its bias: another size is that of
     an adapter with tokens of its own."""
     stem, layer, which = module.rpartition(f"{_LAYER}.")
     target = targets.find(stem) if layer else None

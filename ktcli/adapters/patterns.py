@@ -25,7 +25,7 @@ _EXPRESSION = re.compile(rf"\^?{_ELEMENT}+\$?", re.ASCII)
 
 
 class Patterns(Generic[T]):
-    """Values of modules by name, from one field of adapter_config.json.
+    """Values for modules by name or pattern, from one field of adapter_config.json.
 
     Attributes:
         keys: as the file has them.
@@ -79,8 +79,9 @@ def _compiled(field: str, key: str) -> re.Pattern[str]:
 
 
 def matcher(text: str) -> Callable[[str], bool] | None:
-    """Returns the test of a module's name that a text in `target_modules` stands for, a regular expression of the whole
-    name; None: it is one that is not evaluated."""
+    """Returns a predicate on module names for a regular expression of `target_modules` (the whole name must match);
+    None: the expression is of a kind that is not evaluated.
+    """
     try:
         _compiled("", text)
     except BadCheckpoint:

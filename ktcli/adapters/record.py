@@ -25,7 +25,7 @@ _SENTENCE = re.compile(r"fine-tuned version of .{1,300}? on the (.{1,1000}?) dat
 
 
 def records_of(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the files in a folder that say something about the training, and are small."""
+    """Returns the names of the small files in a folder that record the training."""
     found = []
     for name in RECORDS:
         try:
@@ -38,7 +38,9 @@ def records_of(folder: Path) -> tuple[str, ...]:
 
 
 def trained_on(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the data sets that an adapter was trained on, as its folder gives them; (): it does not."""
+    """Returns the names of the data sets that an adapter was trained on, as its folder lists them; (): it lists
+    none.
+    """
     names = dict.fromkeys(_clean(name) for name in _named(folder))
     return tuple(name for name in names if name)[:_MOST]
 

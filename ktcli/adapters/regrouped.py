@@ -6,13 +6,13 @@ Both are rows of one stored tensor, through which the rows of one layout find th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from ktcli.adapters.adapter import Adapter, LoraPair, chosen_rows, updates_of
 from ktcli.adapters.factors import F32
 from ktcli.adapters.targets import LoraTarget, Rows, Targets
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class Regrouped:
 
 
 def halves_of(pair: LoraPair, targets: Targets, adapter: Adapter) -> Iterator[Half]:
-    """Yields the update of a pair as those of targets that each expert has a module for: of a parameter of gate and up
-    two, with the same A."""
+    """Yields the update of a pair as updates of targets that are modules of each expert: two with the same A for a
+    parameter that holds gate and up.
+    """
     if pair.target.is_each:
         yield Half(pair.target, pair, lambda: adapter.values(pair))
         return
@@ -63,8 +64,9 @@ def halves_of(pair: LoraPair, targets: Targets, adapter: Adapter) -> Iterator[Ha
 
 
 def whole_of(target: LoraTarget, pairs: list[LoraPair], adapter: Adapter) -> Regrouped:
-    """Returns the update of a parameter of all experts that some pairs are together: of gate and up, which have factors
-    of their own, with the sum of their ranks."""
+    """Returns the one update of a parameter of all experts that is equal to some pairs together: those of gate and up,
+    which have factors of their own, with the sum of their ranks.
+    """
     scale = pairs[0].scale
     dtypes = {pair.dtype for pair in pairs}
     exact = len(dtypes) == 1 and all(pair.scale == scale for pair in pairs)

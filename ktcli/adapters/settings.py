@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.adapters.patterns import Patterns
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import Fields
+from ktcli.records import dataclass
 
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 32 << 20  # with a rank for each module of the largest model: 6 MB
@@ -62,7 +62,7 @@ _IGNORED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What adapter_config.json says.
+    """The contents of adapter_config.json.
 
     Attributes:
         base: the base model as its author named it: org/repo, or a folder of theirs; "": nobody recorded it.
@@ -88,11 +88,11 @@ class AdapterSettings:
     version: tuple[int, ...]
 
     def rank_of(self, key: str) -> int:
-        """Returns the rank that it gives a module, by the name that peft knows it by."""
+        """Returns the rank for a module, by its name in peft."""
         return self.ranks.of(key) or self.rank
 
     def alpha_of(self, key: str) -> float:
-        """Returns the alpha that it gives a module."""
+        """Returns the alpha for a module."""
         found = self.alphas.of(key)
         return self.alpha if found is None else found
 
@@ -111,7 +111,7 @@ class AdapterSettings:
 
 
 def parse_settings(data: bytes) -> AdapterSettings:
-    """Returns what adapter_config.json says.
+    """Returns the settings in the contents of an adapter_config.json.
 
     Raises:
         BadCheckpoint: it is not JSON, a field makes no sense, or the adapter is of a kind that kt does not read.

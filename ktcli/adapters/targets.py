@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 
 import numpy as np
@@ -20,6 +20,7 @@ from ktcli.models import Model
 from ktcli.native import PANEL_ROWS
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor
+from ktcli.records import dataclass
 
 Rows = NDArray[np.int32]
 
@@ -67,7 +68,7 @@ _BODIES = ("model.", "model.language_model.")
 
 @dataclass(frozen=True, slots=True)
 class TargetPiece:
-    """Rows of a target that a stored tensor has.
+    """The rows of a target that one stored tensor holds.
 
     Attributes:
         stored: which rows of the checkpoint tensor these are.
@@ -148,11 +149,13 @@ class Targets:
         return (*self.by_name, *self.norms, *self._aliases)
 
     def find(self, module: str) -> LoraTarget | None:
-        """Returns the target that an adapter calls so, "{e}" standing for an expert's number; None: there is none."""
+        """Returns the target of a name in an adapter, where "{e}" stands for an expert's number; None: there is
+        none.
+        """
         return self.by_name.get(self._aliases.get(module, module))
 
     def norm(self, module: str) -> Tensor | None:
-        """Returns the gain that an adapter calls so; None: there is none."""
+        """Returns the norm whose gain has this name in an adapter; None: there is none."""
         return self.norms.get(self._aliases.get(module, module))
 
     def fused(self, module: str) -> tuple[LoraTarget, ...]:
@@ -175,13 +178,14 @@ class Targets:
         return None
 
     def each_of(self, tensor: Tensor) -> tuple[LoraTarget, ...]:
-        """Returns the targets that a tensor of experts is made of where each expert has modules of its own; (): it has
-        no such layout."""
+        """Returns the targets that make up a tensor of experts where each expert has modules of its own; (): the layer
+        has no such layout.
+        """
         pieces = next((each for each in tensor.sources if each and EACH in each[0].name), ())
         return tuple(self.by_name[piece.name.removesuffix(".weight")] for piece in pieces)
 
     def parameter(self, tensor: Tensor) -> LoraTarget | None:
-        """Returns the one parameter that holds all of a tensor of experts; None: it has no such layout."""
+        """Returns the one parameter that holds a whole tensor of experts; None: the layer has no such layout."""
         names = (each[0].name for each in tensor.sources if each and each[0].matrix)
         found = (self.by_name.get(name) for name in names)
         ends = tuple(f".{name}" for name in _FUSED_NAMES)
@@ -206,8 +210,9 @@ def without_number(module: str) -> tuple[str, int]:
 
 
 def rows_in(tensor: Tensor, pieces: Iterable[Stored]) -> tuple[Rows, ...]:
-    """Returns where the rows of each piece of an alternative are in a matrix of the tensor: below each other, or of
-    gate and up in panels that alternate."""
+    """Returns the row numbers, in the stored tensor's matrix, of each piece of an alternative: below each other, or of
+    gate and up in panels that alternate.
+    """
     found, above = [], 0
     for at, stored in enumerate(pieces):
         own = np.arange(stored.rows, dtype=np.int32)
@@ -239,7 +244,7 @@ def _targets(tensors: Iterable[Tensor]) -> Iterator[tuple[str, LoraTarget]]:
 
 
 def _is_tied(tensor: Tensor) -> bool:
-    """Tells whether a head has the weights of the embedding, which would change with it."""
+    """Returns whether a head has the weights of the embedding, which would change with it."""
     return tensor.part is ModelPart.HEAD and len(tensor.sources) > 1
 
 
@@ -260,7 +265,7 @@ def _sizes(tensor: Tensor, stored: Stored) -> tuple[int, int, int]:
 
 
 def _is_norm(tensor: Tensor) -> bool:
-    """Tells whether a vector is the gain of a norm, one tensor of a checkpoint."""
+    """Returns whether a vector is the gain of a norm, one tensor of a checkpoint."""
     if tensor.role is not Role.VECTOR or tensor.below or tensor.count != 1:
         return False
     pieces = tensor.sources[0]

@@ -23,7 +23,7 @@ _TOOL = re.compile(r"to=functions\.([^\s<]+)")
 
 
 class Channels:
-    """Turns ids into pieces (is it a thought, text); heads are not text.
+    """Splits ids into pieces (is it a thought, text); the headers of messages are not text.
 
     Args:
         prompt: the text before the answer; where it ends in a message, the answer goes on with that.
@@ -56,8 +56,9 @@ class Channels:
 
     @property
     def thought(self) -> bool:
-        """Whether the current message is for others than the reader. What is said before a call, in the channel of
-        calls but to no tool, is for the reader."""
+        """Whether the current message is not for the user. What is said before a call, in the channel of calls but to
+        no tool, is for the reader.
+        """
         head = self._tokenizer.decode(self._channel).split()
         if self._tool or not head or head[0] == FINAL:
             return False
@@ -65,7 +66,7 @@ class Channels:
 
     @property
     def thinks(self) -> bool:
-        """Whether the next id is text of such a message."""
+        """Whether the next id is text of a message that is not for the user."""
         return self._state == MESSAGE and self.thought
 
     def feed(self, id: int) -> tuple[bool, str]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class AnswerPiece(NamedTuple):
-    """A piece of an answer's text; `thought` says whether the model speaks to itself."""
+    """A piece of an answer's text; `thought` tells whether it belongs to the model's reasoning."""
 
     text: str
     thought: bool = False
@@ -44,7 +44,7 @@ ReadEvent = AnswerPiece | CallEvent
 
 
 class Added(NamedTuple):
-    """What an id, or the end, adds to an answer.
+    """The events that an id, or the end, adds to an answer.
 
     Attributes:
         text: to what the conversation remembers.

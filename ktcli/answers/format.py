@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ktcli.answers.calls.styles import GENERIC, CallStyle, style_of
 from ktcli.answers.channels import Channels
 from ktcli.answers.stream import ANSWER
-from ktcli.answers.templates.answers import Answers
-from ktcli.answers.templates.template import FieldRole, read_template
+from ktcli.records import dataclass
 from ktcli.text.model import TextModel
+
+if TYPE_CHECKING:
+    from ktcli.answers.templates.answers import Answers
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes its answers.
+    """The format in which a model writes its answers: thoughts, tool calls, channels.
 
     Attributes:
         template: how its own `response_template` reads them; None: it has none that can be used.
@@ -29,7 +31,7 @@ class AnswerFormat:
 
     @classmethod
     def of(cls, texts: TextModel) -> AnswerFormat:
-        """Returns how the model of these texts writes its answers."""
+        """Returns the answer format of the model with these texts."""
         return cls(texts, *_read(texts))
 
     @property
@@ -37,14 +39,14 @@ class AnswerFormat:
         """Whether the model may think before it answers, as far as its files say."""
         template, tokenizer = self.template, self.texts.tokenizer
         known = tokenizer.id_of(ANSWER) is not None or Channels.known_to(tokenizer)
-        read = template is not None and template.template.field(FieldRole.THOUGHT) is not None
+        read = template is not None and template.has_thoughts
         return known or read or self.texts.may_think
 
     @property
     def may_call(self) -> bool:
         """Whether calls of tools can be read in the model's answers."""
         template = self.template
-        read = template is not None and template.template.field(FieldRole.CALLS) is not None
+        read = template is not None and template.has_calls
         return read or self.calls not in (None, GENERIC)
 
 
@@ -54,6 +56,9 @@ def _read(texts: TextModel) -> tuple[Answers | None, CallStyle | None, str]:
     # Whoever speaks in channels is read by token, which is more exact.
     if found is None or Channels.known_to(texts.tokenizer):
         return None, known or GENERIC, ""
+    from ktcli.answers.templates.answers import Answers
+    from ktcli.answers.templates.template import FieldRole, read_template
+
     try:
         template = read_template(found)
         if template.field(FieldRole.CALLS) is None and known is not None:

@@ -14,19 +14,15 @@ from ktcli.answers.calls.reader import CallReader, Read
 from ktcli.answers.calls.styles import CallStyle
 from ktcli.answers.calls.values import Tools
 from ktcli.answers.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
-from ktcli.answers.events import Added, AnswerPiece, ReadEvent
+from ktcli.answers.events import Added, AnswerPiece, CallEnds, CallEvent, ReadEvent
 from ktcli.answers.format import AnswerFormat
 from ktcli.answers.stream import ANSWER, THINK, StopStrings, Thinking, ThoughtMarks
-from ktcli.answers.templates.answers import Answers
-from ktcli.answers.templates.parser import AnswerParser
-from ktcli.answers.templates.reading import Telling
-from ktcli.answers.templates.template import FieldRole
 from ktcli.text.detokenizer import Detokenizer
 from ktcli.text.tokenizer import Tokenizer
 
 
 class AnswerReader:
-    """Reads one answer.
+    """Turns the ids of one answer into events.
 
     Args:
         answers: how the model writes answers; None: the prompt is a text that goes on, in which nothing is a thought.
@@ -36,6 +32,9 @@ class AnswerReader:
         tools: what may be called; None: nothing, and calls are not looked for.
         once: whether only the answer's beginning can be a thought, as where its form is fixed.
         continues: whether the answer goes on with words that end the prompt.
+        one_call: whether the first call of a tool ends the answer.
+    Attributes:
+        called: whether it has.
     """
 
     def __init__(
@@ -49,16 +48,22 @@ class AnswerReader:
         tools: Tools | None = None,
         once: bool = False,
         continues: bool = False,
+        one_call: bool = False,
     ) -> None:
         self._tokenizer, self._budget = tokenizer, budget
+        self._one_call, self.called = one_call, False
         self._added: deque[Added] = deque()
         self._form: _WrittenForm
         if answers is None:
             self._form = _Plain(tokenizer, stops)
         elif answers.template is not None:
+            # Few models have one, and what reads it is large.
+            from ktcli.answers.bytemplate import ByTemplate
+            from ktcli.answers.templates.parser import AnswerParser
+
             parser = AnswerParser(answers.template.template, once=once)
             parser.prime(prompt)
-            self._form = _ByTemplate(tokenizer, stops, answers.template, parser, tools)
+            self._form = ByTemplate(tokenizer, stops, answers.template, parser, tools)
         else:
             style = None if tools is None else answers.calls
             calls = None if style is None or tools is None else CallReader(style, tools)
@@ -72,12 +77,15 @@ class AnswerReader:
 
     @property
     def spent(self) -> bool:
-        """Whether the thoughts have had their tokens and are not at their end: the answer pauses there, and goes on
-        behind `closing`."""
+        """Whether the thought budget is used up before the thought has ended: the answer pauses there, and continues
+        behind `closing`.
+        """
         return self._budget is not None and self._budget <= 0 and self._form.thinks
 
     def closing(self) -> list[int]:
-        """Returns the ids that end the thought, to be heard next; thoughts behind them are not counted any more."""
+        """Returns the ids that end the thought, which must be read next; thoughts behind them are not counted any
+        more.
+        """
         self._budget = None
         return self._tokenizer.encode(self._form.closing)
 
@@ -88,28 +96,37 @@ class AnswerReader:
 
     @property
     def stopped(self) -> str:
-        """The stop string that has come; empty: none has."""
+        """The stop string that ended the answer; empty: none did."""
         return self._form.stops.found
 
     def hears(self, id: int) -> bool:
-        """Takes the next id; returns whether the answer ends, or pauses, with it."""
-        self._added.append(self._form.feed(id))
+        """Reads the next id; returns whether the answer ends, or pauses, with it."""
+        self._added.append(self._allowed(self._form.feed(id)))
         if self._budget is not None and self._form.thinks:
             self._budget -= 1
-        return bool(self.stopped) or self.spent
+        return bool(self.stopped) or self.called or self.spent
 
     def next(self) -> Added:
-        """Returns what the first id added that was not taken yet."""
+        """Returns the events added by the first id whose events were not fetched yet."""
         return self._added.popleft()
 
     def finish(self, *, whole: bool) -> Added:
-        """Returns what was held back; no id follows.
+        """Ends the answer; returns the events that were held back.
 
         Args:
             whole: whether the model itself ended the answer: a call that is whole in a thought never closed is then
                 one.
         """
-        return self._form.finish(whole=whole)
+        return Added("") if self.called else self._allowed(self._form.finish(whole=whole))
+
+    def _allowed(self, added: Added) -> Added:
+        """Returns what is added without further calls, where there may be one only; notes when that is complete."""
+        if not self._one_call:
+            return added
+        calls = [each for each in added.events if isinstance(each, CallEvent)]
+        self.called = self.called or any(isinstance(each, CallEnds) for each in calls)
+        first = (each for each in added.events if not (isinstance(each, CallEvent) and each.number))
+        return Added(added.text, tuple(first))
 
 
 class _WrittenForm(Protocol):
@@ -278,53 +295,6 @@ class _InChannels:
             parts = [(True, text if thought else ""), (False, rest)]
         shown = self._shown.of(_pieces(parts))
         return Added(rest, shown + self._shown.finish(whole=whole, thinks=thinks))
-
-
-class _ByTemplate:
-    """Answers that the model's own template reads. Of thoughts the conversation remembers those between <think> and
-    </think>, which chat templates look for in a text."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stops: Sequence[str],
-        answers: Answers,
-        parser: AnswerParser,
-        tools: Tools | None,
-    ) -> None:
-        self.stops = StopStrings(stops)
-        self.closing = f"\n{closed}\n\n" if (closed := answers.thought[1]) else ""
-        self._marks = {**answers.marks, **(answers.call_marks if tools is not None else {})}
-        self._detokenizer = Detokenizer(tokenizer)
-        self._answers, self._parser = answers, parser
-        self._telling = Telling(answers, tools)
-
-    @property
-    def calls(self) -> int:
-        return self._telling.calls
-
-    @property
-    def thinks(self) -> bool:
-        field = self._parser.field
-        return field is not None and field.role is FieldRole.THOUGHT
-
-    def feed(self, id: int) -> Added:
-        mark = self._marks.get(id)
-        whole = self._detokenizer.feed(id) if mark is None else self._detokenizer.finish() + mark
-        events = self._parser.feed(self.stops.feed(whole))
-        if self.stops.stopped:
-            events += self._parser.finish()
-        return self._telling.tell(events)
-
-    def finish(self, *, whole: bool) -> Added:
-        if self.stops.stopped:
-            return Added("")
-        text = self.stops.feed(self._detokenizer.finish()) + self.stops.finish()
-        events = self._parser.feed(text)
-        ending = self._answers.ending(self._parser.field)
-        events += self._parser.feed(ending) + self._parser.finish()
-        added = self._telling.tell(events)
-        return added._replace(text=added.text.removesuffix(ending))
 
 
 def _is_open(prompt: str) -> bool:

@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ktcli.answers.events import AnswerPiece
+from ktcli.records import dataclass
 
 THINK, ANSWER = "<think>", "</think>"
 
 
 class StopStrings:
-    """Passes text on until a stop string appears, wherever tokens are cut.
+    """A filter that passes text on until a stop string appears, wherever tokens are cut.
 
     The first to be complete ends the text, even inside a longer one that began before it; of several that are
     complete with the same character the longest is cut off.
@@ -32,7 +33,7 @@ class StopStrings:
         return bool(self.found)
 
     def feed(self, text: str) -> str:
-        """Returns the text that is certainly no part of a stop string."""
+        """Adds a piece of text; returns the text that is certainly no part of a stop string."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -65,7 +66,7 @@ def overlap(text: str, stop: str) -> int:
 
 @dataclass(slots=True)
 class Thinking:
-    """Splits text into pairs (is it a thought, piece); the tags themselves go with the thought.
+    """Splits text into pairs (is it a thought, piece); tags belong to the thought.
 
     Attributes:
         inside: whether the next character is part of a thought.
@@ -114,7 +115,7 @@ class Thinking:
 
 
 class ThoughtMarks:
-    """Takes the marks of thoughts, and the blank lines around these, out of an answer's pieces as they come."""
+    """A filter that removes the marks of thoughts, and the blank lines around them, from the pieces of an answer."""
 
     def __init__(self) -> None:
         self._begun = False  # whether the thought has a letter
@@ -124,7 +125,7 @@ class ThoughtMarks:
         self._behind = False  # whether the next letter is the first behind a thought
 
     def without(self, pieces: Iterable[AnswerPiece]) -> tuple[AnswerPiece, ...]:
-        """Returns the pieces without marks; those of which nothing is left are left out."""
+        """Returns the pieces without marks; pieces that become empty are dropped."""
         found = [
             (self._thought(text) if thought else self._answer(text), thought)
             for text, thought in pieces

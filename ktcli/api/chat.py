@@ -54,13 +54,13 @@ class TextChat:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What was said so far, as role and content of each message; a copy."""
+        """The conversation so far, as role and content of each message; a copy."""
         said = self._chat.conversation
         system = [{"role": "system", "content": said.system}] if said.system else []
         return [dict(message) for message in (*system, *said.turns)]
 
     def ask(self, text: str) -> GenerationResult:
-        """Asks and returns the whole answer.
+        """Sends a message; returns the whole answer.
 
         Raises:
             ContextFull: the question alone leaves no room; it is not part of the conversation.
@@ -72,7 +72,8 @@ class TextChat:
         return self.last
 
     def stream(self, text: str) -> Iterator[str]:
-        """Asks and yields the answer's text as it comes, without thoughts; `last` is the whole afterwards.
+        """Sends a message; yields the answer's text as it comes, without thoughts; afterwards `last` is the whole
+        answer.
 
         It may be left at any piece, and is by the next question: the conversation then has what was said until there.
 
@@ -114,6 +115,6 @@ class TextChat:
         self._coming = None
 
     def leave(self) -> None:
-        """Gives up the model, see `EngineUser`."""
+        """Releases the model, see `EngineUser`."""
         self._end()
         self._chat.leave()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet
 
@@ -48,7 +47,7 @@ def load(
     parallel: int = 4,
     pull: bool = False,
 ) -> TextEngine:
-    """Loads a model; it is converted first if it is not yet.
+    """Returns a loaded model by its name; it is converted first if need be.
 
     Args:
         name: a name of the library or the catalogue, a repository, a folder or a file, as `kt chat` takes it, with
@@ -93,10 +92,10 @@ def load(
 
 
 class EngineUser(Protocol):
-    """Whoever holds the model beside its engine: a conversation."""
+    """The interface of an object that holds a reference to the model of an engine: a conversation."""
 
     def leave(self) -> None:
-        """Gives up the model, so that its memory is free."""
+        """Releases the model, so that its memory is free."""
 
 
 class TextEngine:
@@ -127,7 +126,7 @@ class TextEngine:
         return preset_over(self.preset, self.backend.texts.settings)
 
     def require_open(self) -> None:
-        """Raises: UsageError: the engine is closed."""
+        """Raises UsageError if the engine is closed."""
         _ = self.backend
 
     @property
@@ -145,7 +144,8 @@ class TextEngine:
         seed: int | None = None,
         think: bool | None = None,
     ) -> list[GenerationResult]:
-        """Answers prompts, many at the same time; each answer is the one that its prompt would get alone.
+        """Returns the answers to prompts, which are computed together; each answer is the one that its prompt would get
+        alone.
 
         Args:
             prompts: texts, which are gone on with as they are, and lists of messages ({"role": …, "content": …}), which
@@ -187,11 +187,11 @@ class TextEngine:
         return [GenerationResult.of(each.run, each.pieces) for each in made]
 
     def join(self, user: EngineUser) -> None:
-        """Notes who is to leave the model when the engine is closed."""
+        """Registers a user that must release the model when the engine is closed."""
         self._users.add(user)
 
     def close(self) -> None:
-        """Cancels what is not answered and frees the memory; a second call does nothing."""
+        """Cancels unfinished answers and frees the memory; a second call does nothing."""
         if self._backend is None:
             return
         self._backend = None
@@ -208,12 +208,7 @@ class TextEngine:
     def __enter__(self) -> TextEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -19,7 +19,7 @@ MORE_CONTEXT = "use kt.load(..., context=N) for more room, if the model supports
 
 
 class PromptReader:
-    """Makes ids of prompts for one model.
+    """Turns prompts into ids for one model.
 
     Args:
         variables: further variables of the chat template.

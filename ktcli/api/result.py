@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.dialogue.answer import AnswerRun
 from ktcli.engine.request import Finish, Stats
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GenerationResult:
 
     @classmethod
     def of(cls, run: AnswerRun, pieces: Sequence[AnswerPiece]) -> GenerationResult:
-        """Makes the result of an answer that has ended.
+        """Returns the result of an answer that has ended.
 
         Args:
             pieces: all that was shown of it.

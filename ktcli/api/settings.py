@@ -18,7 +18,7 @@ def settings_over(
     seed: int | None,
     think: bool | None,
 ) -> Settings:
-    """Returns a model's own settings with those that were given put over them; None: the model's own.
+    """Returns a model's own settings, overridden by those that were passed; None: the model's own.
 
     Raises:
         UsageError: a value is out of range.

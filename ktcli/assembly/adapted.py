@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.ready import Ready, adapted
 from ktcli.assembly.request import Wanted
 from ktcli.errors import BadCheckpoint, UsageError
-from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.models import Model, build
-from ktcli.planner.memory import AdapterRoom
-from ktcli.store import adapters, library
+from ktcli.planner.memory import AdapterRoom, ProductRoom
+from ktcli.store import library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 
@@ -28,26 +28,20 @@ _LEAST_ROOM, _LEAST_RANKS = 4, 192
 
 
 def with_room(named: Ready | Subject, wanted: Wanted, model: Model) -> Wanted:
-    """Returns how a model is to be loaded, or planned, with its adapter, if it has one: on the CPU, with room for the
-    adapter.
+    """Returns the options to load, or plan, a model with its adapter, if it has one: with memory for the adapter.
 
     Raises:
-        UsageError: a GPU was asked for.
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
     """
     if not named.adapter:
         return wanted
-    if wanted.device.device not in (AUTO, CPU):
-        raise UsageError(
-            f"adapters run on the CPU, not on {wanted.device.device}",
-            hint=f"leave out --device, or merge it: kt convert {named.base} --adapter {named.adapter}",
-        )
-    from ktcli.adapters.packed import packed_bytes, ranks_of
+    from ktcli.adapters.packed import packed_bytes, product_rooms, ranks_of
 
     with _opened(named.adapter, model) as adapter:
         each, experts = packed_bytes(adapter, exact=wanted.exact)
-        room = AdapterRoom(1, ranks_of(adapter), each + experts, each, experts)
-    return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
+        products = product_rooms(adapter)
+        room = AdapterRoom(1, ranks_of(adapter), each + experts, each, experts, products)
+    return replace(wanted, adapters=room)
 
 
 def read_adapter(
@@ -79,18 +73,19 @@ def identity(ready: Ready) -> str:
     if not ready.adapter:
         return found
     from ktcli.assembly.adapters import digest_of
+    from ktcli.store import adapters
 
     return f"{found}+{digest_of(adapters.resolve(ready.adapter))}"
 
 
 def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
-    """Returns how a model is to be served with several adapters, which take turns in a room for at least _LEAST_ROOM
-    of them: on the CPU.
+    """Returns the options to serve a model with several adapters, which take turns in memory for at least _LEAST_ROOM
+    of them.
 
     Args:
         names: of adapters of the library; (): none are served, and there is no room.
     Raises:
-        UsageError: a GPU was asked for, or the model has an adapter already.
+        UsageError: the model has an adapter already.
         NotFound, BadCheckpoint: there is no such adapter, or it is damaged, or it is for another model.
     """
     if not names:
@@ -106,20 +101,33 @@ def with_rooms(ready: Ready, wanted: Wanted, names: Sequence[str]) -> Wanted:
         room = with_room(adapted(ready, name), wanted, model).adapters
         assert room is not None
         rooms.append(room)
-    largest = max(rooms, key=lambda room: room.size_bytes)
+    return replace(wanted, adapters=_together(rooms))
+
+
+def _together(rooms: Sequence[AdapterRoom]) -> AdapterRoom:
+    """The room for several adapters, and for others like the largest."""
+    largest = max(room.size_bytes for room in rooms)
     most = max(len(rooms), _LEAST_ROOM)
-    size = sum(room.size_bytes for room in rooms) + (most - len(rooms)) * largest.size_bytes
-    ranks = max(_LEAST_RANKS, *(room.ranks for room in rooms))
-    room = replace(largest, most=most, ranks=ranks, size_bytes=size)
-    return replace(wanted, device=replace(wanted.device, device=CPU), adapters=room)
+    products: dict[str, ProductRoom] = {}
+    for each in chain.from_iterable(room.products for room in rooms):
+        products[each.name] = each.covering(products.get(each.name, each))
+    return AdapterRoom(
+        most,
+        max(_LEAST_RANKS, *(room.ranks for room in rooms)),
+        sum(room.size_bytes for room in rooms) + (most - len(rooms)) * largest,
+        max(room.token_bytes for room in rooms),
+        max(room.experts_bytes for room in rooms),
+        tuple(products.values()),
+    )
 
 
 def _opened(name: str, model: Model) -> Adapter:
     from ktcli.adapters.folder import open_adapter
+    from ktcli.store import adapters
 
     entry = adapters.resolve(name)
     try:
-        return open_adapter(entry.path, model)
+        return open_adapter(entry.path, model, adapters.unchanged(entry))
     except BadCheckpoint as error:
         error.hint = f"kt adapter show {entry.name} says which model it is for"
         raise

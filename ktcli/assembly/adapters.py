@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import KtError, NotFound, UsageError, hinted
 from ktcli.models import Model, build
 from ktcli.ops.part import ModelPart
+from ktcli.records import dataclass
 from ktcli.store import adapters, catalog, library
 from ktcli.store.adapters import AdapterEntry
 from ktcli.store.entry import Entry
@@ -51,7 +51,7 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """An adapter as it is shown.
+    """The description of an adapter for the user.
 
     Attributes:
         name: in the library; empty: it does not lie there.
@@ -139,7 +139,7 @@ def compare_base(said: str, found: BaseModel, listener: Listener) -> None:
 
 
 def _is_it(text: str, found: BaseModel) -> bool:
-    """Tells whether a name means a base that was found."""
+    """Returns whether a name means a base that was found."""
     try:
         named = parse(text)
     except KtError:
@@ -187,7 +187,7 @@ def opened(
 
 
 def described(text: str, asked: str | None, listener: Listener = SILENT) -> Described:
-    """Returns what there is to say of an adapter; every number of it is read.
+    """Returns the description of an adapter; every number of it is read.
 
     Raises:
         As `opened`.
@@ -214,7 +214,7 @@ def _described(name: str, adapter: Adapter, base: BaseModel) -> Described:
 
 
 def digest_of(entry: AdapterEntry) -> str:
-    """Returns the digest of an adapter of the library, as `Adapter.digest`, from its manifest: no file is read."""
+    """Returns the digest of an adapter in the library, as `Adapter.digest`, from its manifest: no file is read."""
     known = {record.name: record.sha256 for record in entry.records}
     return combined((name, known[name]) for name in FILES if name in known)
 
@@ -223,8 +223,7 @@ def digest_of(entry: AdapterEntry) -> str:
 
 
 def usual_name(folder: Path) -> str:
-    """Returns the name that an adapter gets where nobody gives it one: that of its folder, or of the one above a
-    trainer's checkpoint.
+    """Returns the default name of an adapter: that of its folder, or of the folder above a trainer's checkpoint.
 
     Raises:
         UsageError: an adapter cannot be called so.
@@ -238,7 +237,7 @@ def usual_name(folder: Path) -> str:
 def import_adapter(
     folder: Path, name: str | None, asked: str | None, listener: Listener = SILENT
 ) -> Described:
-    """Copies an adapter into the library, after it was checked, and returns what there is to say of it.
+    """Copies an adapter into the library after checking it; returns its description.
 
     Raises:
         NotFound, UsageError: there is no adapter in the folder, its base is not known, or the name is taken.
@@ -296,7 +295,7 @@ def write_adapter(
 
 
 def _misread(adapter: Adapter, base: BaseModel) -> bool:
-    """Tells whether peft would map modules of shared experts to routed ones."""
+    """Returns whether peft would map modules of shared experts to routed ones."""
     parts = {tensor.part for tensor in base.model.tensors}
     return ModelPart.SHARED in parts and ModelPart.EXPERTS in adapter.parts
 

@@ -29,8 +29,9 @@ def chosen(
     kept: Format | None = None,
     listener: Listener = SILENT,
 ) -> str:
-    """Returns the name of the most precise format for the experts that fits the host; the listener gets a note of
-    it and the reason."""
+    """Returns the name of the most precise number format of the experts that fits the host; the listener is told the
+    choice and its reason.
+    """
     choice = choose_experts(model, host, request, kept)
     listener.note(f"--experts auto: {choice.experts}, {choice.reason}")
     return choice.experts
@@ -56,7 +57,7 @@ def kept_by(name: str, model: Model) -> Format | None:
 def chosen_here(
     entry: Entry, dense: str | None, threads: int | None, listener: Listener = SILENT
 ) -> str:
-    """The name of the format for the experts of a checkpoint that will run on this machine."""
+    """Returns the name of the format for the experts of a checkpoint that will run on this machine."""
     host = host_here(machine_here(), threads, None, torch=torch_installed())
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)

@@ -4,7 +4,7 @@ planned."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,9 +29,11 @@ from ktcli.native import Pool
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
+from ktcli.records import dataclass
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
     from ktcli.engine.device.engine import DeviceEngine
 
 AnEngine = TypeVar("AnEngine", bound=Engine)
@@ -95,14 +97,20 @@ class PlannedTrial:
         """Returns the engine of a plan with a GPU, loaded.
 
         Raises:
+            UsageError: another policy is asked for, and an adapter.
             NotEnoughMemory, DeviceError: as `planned_engine`.
         """
         from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
 
         assert self.plan.device is not None
+        if policy is not Policy.KT and self.trial.subject.adapter:
+            raise UsageError(
+                f"--policy {policy.value} is measured without an adapter: {self.trial.subject.title}",
+                hint=f"leave out --policy, or measure {self.trial.subject.said}",
+            )
         devices = [torch_device(gpu.index) for gpu in self.plan.device.gpus]
-        pack = self.trial.pack
-        setting = DeviceSetting(devices, policy, pack=Pack.open(pack) if pack else None)
+        pack = None if self.trial.pack is None else Pack.open(self.trial.pack)
+        setting = DeviceSetting(devices, policy, pack=pack, adapter=self._adapter(pack))
         return self._loaded(
             lambda progress: planned_engine(self.model, self.plan, self.start(), setting, progress),
             listener,
@@ -119,10 +127,14 @@ class PlannedTrial:
         pool, pack = self.start(), self.trial.pack
         if pack is None:
             return random_engine(self.model, self.plan, pool, progress)
-        opened, ready = Pack.open(pack), self.trial.subject.ready
+        opened = Pack.open(pack)
         source = PackSource.planned(opened, pool, self.plan)
-        adapter = None if ready is None else read_adapter(ready, opened, exact=False)
-        return CpuEngine(self.model, source, pool, self.plan, progress, adapter)
+        return CpuEngine(self.model, source, pool, self.plan, progress, self._adapter(opened))
+
+    def _adapter(self, pack: Pack | None) -> PackedAdapter | None:
+        """The adapter of the model's conversion."""
+        ready = self.trial.subject.ready
+        return None if pack is None or ready is None else read_adapter(ready, pack, exact=False)
 
 
 def refuse_without_gpu(options: Sequence[str]) -> None:

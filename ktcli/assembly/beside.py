@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ktcli.assembly.adapted import with_room
-from ktcli.assembly.planner import planner_of
 from ktcli.assembly.ready import Ready
-from ktcli.assembly.talking import Opening
+from ktcli.assembly.talking import Opening, planner_for
 from ktcli.errors import NotEnoughMemory
 from ktcli.hardware.gpu import CPU
-from ktcli.models import build
 from ktcli.planner.memory import PROCESS_BYTES
-from ktcli.weights.pack import Pack
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +61,15 @@ class MemoryFit:
 
 
 def fit_beside(ready: Ready, how: Opening, held: HeldMemory) -> MemoryFit:
-    """Returns whether a converted model fits into memory now, beside others, and what it would take alone; nothing
-    is loaded.
+    """Returns whether a converted model fits into the memory that is free now, and what it would need alone; nothing is
+    loaded.
 
     A GPU is filled with experts by whoever is there first: two models that want it are never loaded together.
 
     Raises:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
     """
-    pack = Pack.open(ready.pack)
-    model = build(pack.config)
-    wanted = with_room(ready, how.wanted, model)
-    planner = planner_of(model, pack.recipe, wanted, ready.pack)
+    planner = planner_for(ready, how)
     free = max(0, planner.host.available_bytes - held.owed_bytes)
     most = free + held.taken_bytes
     alone = planner.on(most).place()

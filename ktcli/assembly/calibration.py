@@ -5,27 +5,33 @@ What was found is kept in the library, so that no other conversion of the model 
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 from ktcli import smallfiles
+from ktcli.assembly.calibration_text import (
+    BUILT_IN_MARK,
+    BUILT_IN_TEXT,
+    TOKENS,
+    TextImportance,
+    read_text,
+)
 from ktcli.assembly.convert import name_of_packs, pack_folder
 from ktcli.assembly.host import host_here, machine_here, team_to_convert
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, hinted
+from ktcli.errors import KtError, NotEnoughMemory, UsageError, counted, duration, hinted
 from ktcli.hardware.numa import OFF
+from ktcli.measure.calibrate import need_bytes
+from ktcli.measure.calibration_time import ConversionTime, estimate
 from ktcli.models import Model, build
-from ktcli.resources import data_path
+from ktcli.records import dataclass
 from ktcli.store import importances
 from ktcli.store.entry import Entry
-from ktcli.store.removal import calibrating_folder
-from ktcli.text.passage import Passage, read_passage, read_with
 from ktcli.weights.check import check
 from ktcli.weights.conversion import Calibration
-from ktcli.weights.destination import calibration_in
+from ktcli.weights.destination import calibration_in, is_begun
 from ktcli.weights.gguf.header import MAGIC, is_gguf
 from ktcli.weights.gguf.imatrix import METHOD as IMATRIX_METHOD
 from ktcli.weights.gguf.imatrix import read_imatrix
@@ -33,18 +39,14 @@ from ktcli.weights.header import is_regular
 from ktcli.weights.importance import UNKNOWN, Importance, measured, missing
 from ktcli.weights.importance_file import SUFFIX, ImportanceFile, origin_in, read_importance
 from ktcli.weights.pack import is_pack
-from ktcli.weights.reader import open_checkpoint, small_files_of
+from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import explained
 
 AUTO, BUILT_IN, NEVER = "auto", "built-in", "off"  # what --calibrate takes beside a file
-TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
-LEAST = 256  # fewer say nothing of a model's columns
-METHOD = "3"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
 _SNIFFED = 16  # bytes of a file that tell what it is
 _BLOCK = 1 << 20
-_KEY_DIGITS = 16  # of the name of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,14 @@ class _Subject:
 
     Attributes:
         target: the folder of the conversion, which need not exist.
+        recipe: its formats.
     """
 
     entry: Entry
     model: Model
     checkpoint: Reader
     target: Path
+    recipe: Recipe
     listener: Listener
 
     @property
@@ -104,28 +108,42 @@ class _Subject:
         return Calibration(found.identity, found.importance)
 
 
-def calibration(
-    entry: Entry, said: str, target: Path, threads: int | None, listener: Listener = SILENT
+def _calibration(
+    entry: Entry,
+    recipe: Recipe,
+    said: str,
+    threads: int | None,
+    listener: Listener,
+    target: Path,
+    starts: bool,
 ) -> Calibration | None:
-    """Returns the calibration of a checkpoint's model; None: it is not calibrated.
+    """Returns the calibration to convert a checkpoint with; None: it is converted without.
 
     Args:
         said: "auto": by an importance that the library has, if any; "built-in": by the text that comes with kt; "off";
             else a file: a text, on which the model is run, an importance, or an imatrix.
         target: the folder of the conversion.
+        starts: whether "auto" calibrates by the built-in text where that does not take long.
     Raises:
         UsageError: the text is too short or none, or the file is of another model.
         BadCheckpoint: the file is damaged.
         NotFound: the file cannot be read.
         NotEnoughMemory: no layer fits in 8 bits, the format in which the model reads the text.
     """
-    if said == NEVER or (said == AUTO and not importances.every(name_of_packs(entry))):
+    if said == AUTO:
+        said = _begun(entry, target)
+    is_known = said == AUTO and importances.every(name_of_packs(entry))
+    if said == NEVER or (said == AUTO and not is_known and not starts):
         return None
     with closing(open_checkpoint(entry.path)) as checkpoint:
-        subject = _Subject(entry, build(checkpoint.config), checkpoint, target, listener)
-        if said == AUTO:
+        subject = _Subject(entry, build(checkpoint.config), checkpoint, target, recipe, listener)
+        if is_known:
             return _known(subject)
-        path = data_path("profiles", "text", "calibration.txt") if said == BUILT_IN else Path(said)
+        if said == AUTO:
+            if not _time(subject, TOKENS, threads).is_short or _lacking(subject, TOKENS, threads):
+                return None
+            said = BUILT_IN
+        path = BUILT_IN_TEXT if said == BUILT_IN else Path(said)
         match _kind_of(path):
             case "imatrix":
                 return _of_imatrix(subject, path)
@@ -143,12 +161,13 @@ def calibrated(
     threads: int | None,
     listener: Listener = SILENT,
     target: Path | None = None,
+    *,
+    starts: bool = False,
 ) -> tuple[Recipe, Calibration | None]:
-    """Returns a recipe with what a calibration makes of it, and the calibration; None: there is none. Raises as
-    `calibration`.
+    """Returns a recipe as a calibration changes it, and the calibration; None: there is none. Raises as `_calibration`.
 
     Args:
-        said: as `calibration` takes it.
+        said, starts: as `_calibration` takes them.
         target: the folder of the conversion; None: in the library.
     """
     if not recipe.searches:
@@ -159,23 +178,28 @@ def calibrated(
             )
         return recipe, None
     changed = replace(recipe, calibrated=True)
-    found = calibration(entry, said, target or pack_folder(entry, changed), threads, listener)
+    plain = target or pack_folder(entry, replace(recipe, calibrated=False))
+    target = target or pack_folder(entry, changed)
+    # What was made or begun without a calibration stays so.
+    starts = starts and not (is_begun(plain) and not calibration_in(plain))
+    found = _calibration(entry, changed, said, threads, listener, target, starts)
     return (recipe, None) if found is None else (changed, found)
 
 
 def kept_calibration(
-    entry: Entry, checkpoint: Reader, target: Path, listener: Listener = SILENT
+    entry: Entry, recipe: Recipe, checkpoint: Reader, target: Path, listener: Listener = SILENT
 ) -> Calibration:
     """Returns the calibration of an open checkpoint by an importance that the library has.
 
     Raises:
         BadCheckpoint, UsageError: the file is damaged, or of another model.
     """
-    return _known(_Subject(entry, build(checkpoint.config), checkpoint, target, listener))
+    return _known(_Subject(entry, build(checkpoint.config), checkpoint, target, recipe, listener))
 
 
 def kept_for(pack: Entry, model: Model) -> Importance | None:
-    """Returns the importance by which a conversion was calibrated; None: it was not, or the library does not have it.
+    """Returns the importance matrix that a conversion was calibrated with; None: it was not calibrated, or the library
+    does not have it.
 
     Raises:
         BadCheckpoint: the file is damaged.
@@ -186,6 +210,23 @@ def kept_for(pack: Entry, model: Model) -> Importance | None:
         return None
     found = read_importance(path, model, pack.shown)
     return found.importance if found.identity == identity else None
+
+
+def _begun(entry: Entry, target: Path) -> str:
+    """What "auto" means where a conversion was begun by a text that the model had not read to its end.
+
+    Raises:
+        UsageError: that text is not known.
+    """
+    found = "" if is_pack(target) else calibration_in(target)
+    if not found.startswith("the text") or importances.path_of(entry.name, found) is not None:
+        return AUTO
+    if BUILT_IN_MARK in found:
+        return BUILT_IN
+    raise UsageError(
+        f"{target} was begun with a calibration by a text",
+        hint=f"name the text again: kt convert {entry.label} --calibrate FILE",
+    )
 
 
 def _kind_of(path: Path) -> str:
@@ -227,58 +268,58 @@ def _of_imatrix(subject: _Subject, path: Path) -> Calibration:
 
 
 def _of_text(subject: _Subject, path: Path, threads: int | None) -> Calibration:
-    """The calibration by a text; the model is only run if neither the conversion nor the result is there."""
-    passage = read_passage(path)
-    if "\0" in passage.text:
-        raise UsageError(
-            f"{passage.name[:300]} is not text: it has zero bytes", hint="give a plain text file"
-        )
-    digest = sha256(passage.text.encode()).hexdigest()
-    source = f"the text with SHA-256 {digest}, up to {TOKENS} tokens, method {METHOD}"
-    made = calibration_in(subject.target) if is_pack(subject.target) else ""
-    if made.startswith(f"{source};"):  # nothing is left to be written
-        return Calibration(made, UNKNOWN)
-    for kept in importances.every(subject.name):
-        if origin_in(kept).startswith(f"{source};"):
-            found = read_importance(kept, subject.model, subject.shown)
-            if found.checkpoint == subject.checkpoint.digest:
-                return subject.calibration(found)
-    return subject.calibration(subject.keep(_run(subject, passage, source, threads), source))
-
-
-def _run(subject: _Subject, passage: Passage, source: str, threads: int | None) -> Importance:
-    """What the model finds while it reads a text; a run that was stopped is continued.
+    """The calibration by a text, found while the model is converted unless the conversion or the result is there.
 
     Raises:
-        UsageError: the text is too short.
+        UsageError: it is not text, or too short.
         NotEnoughMemory: not even one layer fits.
     """
-    from ktcli.measure.calibrate import calibrate, need_bytes
-    from ktcli.measure.stage_files import StageFiles
-
-    entry, listener = subject.entry, subject.listener
-    with small_files_of(entry.path) as folder:
-        reading = read_with(folder, passage, TOKENS)
-    if len(reading.ids) < LEAST:
-        raise UsageError(
-            f"{passage.name} has {counted(len(reading.ids), 'token')}, but --calibrate needs at least {LEAST}",
-            hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
-        )
+    text = read_text(subject.entry, path)
+    made = calibration_in(subject.target)
+    if made.startswith(f"{text.source};") and is_pack(
+        subject.target
+    ):  # nothing is left to be written
+        return Calibration(made, UNKNOWN)
+    found = _kept(subject, text.source)
+    if found and made != text.source:  # else what was begun would not have its own
+        return subject.calibration(found)
     check(subject.model, subject.checkpoint)
-    need = need_bytes(subject.model, len(reading.ids))
+    if lacking := _lacking(subject, len(text.reading.ids), threads):
+        raise lacking
+    taken = _time(subject, len(text.reading.ids), threads)
+    subject.listener.note(
+        f"Calibrating {subject.shown} by {text.name}: about {duration(taken.calibrate_s)}, and "
+        f"{duration(taken.convert_s)} for the conversion"
+    )
+    measuring = TextImportance(subject.model, text, subject.keep)
+    if made.startswith(f"{text.source};"):  # begun with a result that was lost
+        measuring.begin(subject.checkpoint, team_to_convert(threads))
+        return Calibration(measuring.finish(), measuring.whole())
+    return Calibration(text.source, UNKNOWN, measuring)
+
+
+def _lacking(subject: _Subject, tokens: int, threads: int | None) -> NotEnoughMemory | None:
+    """The error of a machine whose memory does not hold one layer; None: it does."""
+    need = need_bytes(subject.model, tokens)
     room = host_here(machine_here(gpus=False), threads, OFF, torch=False).room_bytes
-    if need > room:
-        raise NotEnoughMemory(
-            f"{subject.shown} (--calibrate keeps one layer in memory)", need, room,
-            hint="calibrate on a machine with more memory, or convert without --calibrate",
-        )  # fmt: skip
-    pool = team_to_convert(threads)
-    key = sha256(f"{subject.checkpoint.digest} {source} {pool.isa}".encode()).hexdigest()
-    folder = calibrating_folder(key[:_KEY_DIGITS])
-    with listener.progress(f"Reading {passage.name}", unit="layers") as bar:
-        found = calibrate(
-            subject.checkpoint, subject.model, pool, reading.ids, reading.begin,
-            lambda done, total: bar.update(done=done, total=total), StageFiles(folder),
-        )  # fmt: skip
-    shutil.rmtree(folder, ignore_errors=True)
-    return found
+    if need <= room:
+        return None
+    return NotEnoughMemory(
+        f"{subject.shown} (--calibrate keeps one layer in memory)", need, room,
+        hint="calibrate on a machine with more memory, or convert without --calibrate",
+    )  # fmt: skip
+
+
+def _time(subject: _Subject, tokens: int, threads: int | None) -> ConversionTime:
+    working = team_to_convert(threads).threads
+    return estimate(subject.model, subject.recipe, tokens, team_to_convert(1), working)
+
+
+def _kept(subject: _Subject, source: str) -> ImportanceFile | None:
+    """What the library has of an earlier calibration of this checkpoint by the same text; None: nothing."""
+    for path in importances.every(subject.name):
+        if origin_in(path).startswith(f"{source};"):
+            found = read_importance(path, subject.model, subject.shown)
+            if found.checkpoint == subject.checkpoint.digest:
+                return found
+    return None

@@ -11,9 +11,14 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from ktcli.errors import KtError
+from ktcli.threads import Daemon
 
 # The kernel kills the child when its parent is gone (PR_SET_PDEATHSIG is 1); it may be gone before that is asked for.
 _BEGIN = """
@@ -27,6 +32,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 # The servers of a router are near: a proxy for the web has no place between.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_LINE_BYTES = 1 << 16  # of what a child prints, at most in one piece
 
 
 def start(
@@ -67,13 +73,77 @@ def start(
 def start_beside(
     python: Path, module: str, words: Sequence[str], **more: Any
 ) -> subprocess.Popen[bytes]:
-    """Starts a program that talks to servers near by, without the proxies of the environment, and returns it; see
-    `start`."""
+    """Starts a program that talks to servers on this machine, without the proxies of the environment, and returns it;
+    see `start`.
+    """
     return start(python, module, words, without=_PROXIES, **more)
 
 
+class LoggedChild:
+    """A program that runs beside this one, as a module of another environment; each line that it prints is handed on.
+
+    Args:
+        label: the name of the program, for errors.
+        hear: is given each line, in a thread of its own.
+        more: further arguments of `start_beside`.
+    Attributes:
+        began_s: when it was started, by the monotonic clock.
+    Raises:
+        KtError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        python: Path,
+        module: str,
+        words: Sequence[str],
+        hear: Callable[[bytes], None],
+        **more: Any,
+    ) -> None:
+        try:
+            self._child = start_beside(
+                python, module, words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more
+            )
+        except OSError as error:
+            raise KtError(f"cannot start {label}: {error.strerror}") from error
+        self.began_s = time.monotonic()
+        self._reader = Daemon(partial(self._read, hear), name=f"kt-log-{module}")
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also that of the group of all processes that it starts."""
+        return self._child.pid
+
+    def ended(self) -> int | None:
+        """Returns its exit code; None: it is running."""
+        return self._child.poll()
+
+    def stop(self) -> None:
+        """Asks it to end once its answers have finished."""
+        if self.ended() is None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once, with all processes that it started, also if it has ended itself."""
+        kill(self._child)
+        self.heard()
+
+    def heard(self) -> None:
+        """Waits a moment until what it printed has been handed on, once it has ended."""
+        self._reader.join(2.0)
+
+    def _read(self, hear: Callable[[bytes], None]) -> None:
+        """Hands on what it prints, until everybody who could print has ended."""
+        assert self._child.stdout is not None
+        with self._child.stdout as output:
+            while line := output.readline(_LINE_BYTES):
+                hear(line)
+
+
 def kill(child: subprocess.Popen[bytes]) -> None:
-    """Kills a child with whatever it started, and waits for it."""
+    """Kills a child process with all processes of its group, and waits for it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

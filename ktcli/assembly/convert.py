@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener, announce_library
+from ktcli.assembly.sourcefiles import newest_ns
 from ktcli.errors import UsageError
 from ktcli.store import catalog, contents, library, origins, places
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.weights.checkpoint import read_config
-from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.recipe import Recipe, split_pair
 from ktcli.weights.scheme import loss_of, usual_experts
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
-    """Returns the recipe with the formats asked for, else those the catalogue recommends, else what the checkpoint's
-    own numbers speak for, else the defaults."""
+    """Returns the recipe with the formats asked for, else those of the catalogue, else those that suit the checkpoint's
+    own number format, else the defaults.
+    """
     profile = catalog.find(entry.name)
     if profile is not None:
         experts, dense = experts or profile.experts, dense or profile.dense
@@ -41,7 +42,7 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 
 
 def recipe_named(entry: Entry, formats: str) -> Recipe:
-    """The formats of "<experts>-<dense>", either or both of which may be missing, else as `recipe_for`."""
+    """Returns the recipe of "<experts>-<dense>", either or both of which may be missing, else as `recipe_for`."""
     experts, dense = split_pair(formats)
     return recipe_for(entry, experts or None, dense or None)
 
@@ -56,7 +57,7 @@ def convert_entry(
     merged: MergedBase | None = None,
     listener: Listener = SILENT,
 ) -> Report:
-    """Converts a model into the folder `target`, None: into the library, and returns the report.
+    """Converts a model into the folder `target` (None: into the library); returns the report.
 
     Args:
         merged: opens the checkpoint with an adapter in its weights; None: as it is.
@@ -146,20 +147,8 @@ def conversions_outside(entry: Entry) -> list[Entry]:
     return [each for each in library.entries() if each.name == name]
 
 
-def newest_ns(path: Path) -> int:
-    """Returns the time, in nanoseconds, of the last write to a file of a conversion's source; 0 if there is none."""
-    if (file := gguf_at(path)) is not None:
-        return max((part.stat().st_mtime_ns for part in contents.parts(file)), default=0)
-    taken = (
-        each
-        for each in path.iterdir()
-        if (each.suffix == ".safetensors" or extra_limit(each.name)) and each.is_file()
-    )
-    return max((each.stat().st_mtime_ns for each in taken), default=0)
-
-
 def provenance_of(path: Path) -> Provenance:
-    """Returns the place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
+    """Returns the place where a checkpoint was published, if it is known; for a GGUF file its name."""
     from ktcli.weights.conversion import Provenance
 
     source = manifest.read(path / manifest.CHECKPOINT)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli import config
 from ktcli.assembly.subject import Subject
 from ktcli.hardware.disk import read_disk
 from ktcli.models import build
 from ktcli.planner.spec import weight_bytes
+from ktcli.records import dataclass
 from ktcli.store import library
 from ktcli.store.places import EntryKind
 from ktcli.weights.recipe import Recipe
@@ -16,7 +15,7 @@ from ktcli.weights.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class DiskNeed:
-    """The bytes that are still to come onto the library's disk, and those that are free there."""
+    """The bytes that are still to be written to the library's disk, and those that are free there."""
 
     download_bytes: int
     pack_bytes: int
@@ -24,7 +23,7 @@ class DiskNeed:
 
     @property
     def need_bytes(self) -> int:
-        """The bytes to come, of the download and the conversion together."""
+        """The bytes to be written, of the download and the conversion together."""
         return self.download_bytes + self.pack_bytes
 
     @property
@@ -34,8 +33,8 @@ class DiskNeed:
 
 
 def disk_need(subject: Subject, recipe: Recipe) -> DiskNeed | None:
-    """Returns the bytes that a model needs on the disk of the library, and those free there; None: the disk cannot
-    be asked.
+    """Returns the bytes that a model needs on the disk of the library, and those free there; None: the free space is
+    unknown.
 
     Raises:
         UsageError: the library folder is none.

@@ -48,13 +48,13 @@ def fetch(
 
 
 def looking(reference: Reference) -> str:
-    """Returns the sentence that says, for people, that a hub is asked for a repository."""
+    """Returns the progress message about looking a repository up on a hub."""
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
     return f"Looking up {where} on {HUBS[reference.hub]} …"
 
 
 class Bars:
-    """Shows each part of a pull as a progress bar."""
+    """A watcher that shows each part of a pull as a progress bar."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -62,18 +62,18 @@ class Bars:
         self._bar: Bar | None = None
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """Shows a new progress bar in place of the one before."""
+        """Replaces the progress bar by a new one."""
         self.end()
         self._shown = self._listener.progress(what, total_bytes, done=done_bytes)
         self._bar = self._shown.__enter__()
 
     def advance(self, n_bytes: int) -> None:
-        """Advances the bar that is shown, if any, by `n_bytes`."""
+        """Advances the current progress bar, if any, by `n_bytes`."""
         if self._bar is not None:
             self._bar.advance(n_bytes)
 
     def end(self) -> None:
-        """Ends the bar that is shown, if any."""
+        """Closes the current progress bar, if any."""
         if self._shown is not None:
             self._shown.__exit__(None, None, None)
             self._shown = self._bar = None

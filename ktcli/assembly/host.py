@@ -32,19 +32,20 @@ _AGAIN_S = 3600.0
 
 
 def leave_gpus() -> None:
-    """Makes this process choose the CPU from now on wherever no GPU is asked for: what has failed fails again until
-    kt is started anew."""
+    """Makes this process choose the CPU from now on unless a GPU is asked for; a GPU that has failed fails again until
+    kt is restarted.
+    """
     _left.set()
 
 
 def is_full_again() -> bool:
-    """Tells whether a GPU's memory was already full within the last hour; to be called each time that it is full."""
+    """Returns whether a GPU's memory was already full within the last hour; to be called each time that it is full."""
     before, _full_s[0] = _full_s[0], time.monotonic()
     return _full_s[0] - before < _AGAIN_S
 
 
 def where_now(asked: str) -> str:
-    """Returns the device that is asked for; the CPU where the choice is free and `leave_gpus` was called."""
+    """Returns the device that is asked for; "cpu" where the choice is free and `leave_gpus` was called."""
     return CPU if asked == AUTO and _left.is_set() else asked
 
 
@@ -94,7 +95,7 @@ def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | N
 
 
 def team_to_convert(threads: int | None = None) -> Pool:
-    """Returns a pool of one team over all cores, its memory anywhere: whatever is converted passes through it once.
+    """Returns a pool of one team over all cores, its memory on any node: converted data passes through it once.
 
     Raises:
         UsageError, NativeError: as `team_here`.
@@ -104,7 +105,7 @@ def team_to_convert(threads: int | None = None) -> Pool:
 
 
 def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
-    """Tells whether torch can use a GPU; the listener is told why not, where there is one.
+    """Returns whether torch can use a GPU; the listener is told the reason if not.
 
     Raises:
         DeviceError: a GPU was asked for and cannot be used.

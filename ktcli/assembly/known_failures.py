@@ -15,7 +15,7 @@ from ktcli.store import experience
 
 
 def known_failures_of(conversion: str, gpus: Sequence[Gpu]) -> KnownFailures:
-    """Returns what is known to fail with a conversion on these GPUs, with a function that stores more of it."""
+    """Returns the known failures of a conversion on these GPUs, with a function that stores more of them."""
     where, versions = gpus[0].name, versions_of(gpus)
     found, day = experience.recall_failures(conversion, where, versions)
     known = Failures(**{way: found.get(way, "") for way in asdict(Failures())})
@@ -27,7 +27,7 @@ def known_failures_of(conversion: str, gpus: Sequence[Gpu]) -> KnownFailures:
 
 
 def versions_of(gpus: Sequence[Gpu]) -> str:
-    """Returns all versions that may change what fails, as one text: with another text, all is tried again."""
+    """Returns all versions on which failures may depend, as one text: with another text, everything is tried again."""
     kinds = {
         f"{gpu.name} {gpu.capability or 'of unknown capability'} driver {gpu.driver or 'unknown'}"
         for gpu in gpus

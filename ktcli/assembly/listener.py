@@ -27,13 +27,13 @@ class Listener(Protocol):
     """A receiver of notes, warnings and progress."""
 
     def note(self, text: str) -> None:
-        """Receives a sentence that says what is happening."""
+        """Called with a sentence that says what is happening."""
 
     def warn(self, text: str) -> None:
-        """Receives a sentence that the user should know although the work goes on."""
+        """Called with a sentence that the user should know although the work goes on."""
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Receives what is about to be pulled; returns if it may be, else raises.
+        """Called with an offer of what is about to be pulled; returns to agree, else raises.
 
         Args:
             command: pulls it alone.
@@ -53,7 +53,7 @@ class Listener(Protocol):
 
 
 class Silent:
-    """A listener that ignores everything, and agrees to it."""
+    """A listener that ignores every message and agrees to every pull."""
 
     def note(self, text: str) -> None:
         """Ignores a note."""
@@ -82,8 +82,9 @@ SILENT = Silent()
 
 
 def announce_library(listener: Listener) -> None:
-    """Warns that a new library begins where KT_HOME names a folder that is not there yet: another one may be meant,
-    on a disk that is not mounted."""
+    """Warns if KT_HOME names a folder that does not exist yet, where a new library begins: another one may be meant, on
+    a disk that is not mounted.
+    """
     home = config.home()
     if config.stated("home").text and not home.exists():
         listener.note(f"Creating a new library in {home}")

@@ -37,7 +37,7 @@ WHAT = "the model with its context"  # that a machine is too small for
 
 
 def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
-    """Returns the engine of a prepared model, loaded where it is to run.
+    """Returns the loaded engine of a prepared model.
 
     Raises:
         UsageError: an option does not fit this model or machine.
@@ -55,7 +55,7 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
         adapter = read_adapter(ready, pack, exact=wanted.exact, listener=listener)
         engine: Engine | None = None
         if plan.device is not None:
-            plan, engine = _with_device(ready, pack, planner, plan, listener)
+            plan, engine = _with_device(ready, pack, planner, plan, listener, adapter)
         if engine is None:
             for option in wanted.device.of_gpu():
                 listener.warn(
@@ -149,7 +149,12 @@ def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
 
 
 def _with_device(
-    ready: Ready, pack: Pack, planner: Planner, plan: Plan, listener: Listener
+    ready: Ready,
+    pack: Pack,
+    planner: Planner,
+    plan: Plan,
+    listener: Listener,
+    adapter: PackedAdapter | None,
 ) -> tuple[Plan, DeviceEngine | None]:
     """Loads an engine with a GPU; returns the plan it follows, and None as the engine if the GPU is too small."""
     from ktcli.assembly.known_failures import known_failures_of
@@ -165,6 +170,7 @@ def _with_device(
             note=listener.note,
             known_failures=partial(known_failures_of, conversion),
             progress=lambda done, total: bar.update(done=done, total=total),
+            adapter=adapter,
         )
         loaded = load_as_planned(attempt, plan, torch_device)
     device = loaded.plan.device
@@ -184,8 +190,10 @@ def _words(device: DevicePlan, engine: DeviceEngine) -> str:
     """The text of what the GPUs hold: "H200: everything except experts, plus 12 of 64 experts (31% of the choices)"."""
     mask = device.mask
     here, depth = int(mask.sum()), engine.depth_at(0)
+    apart = " and ".join(sorted({f"{each.part.value}" for each in device.apart}))
     if here == mask.size:
-        return f"{device.names}: the whole model"
+        return f"{device.names}: {f'everything except {apart}' if apart else 'the whole model'}"
     of_these = f"{here:,} of {mask.size:,} experts ({device.hit_rate:.0%} of the choices)"
     deferral = f"; up to {depth} of each token's experts finish one layer later" if depth else ""
-    return f"{device.names}: everything except experts, plus {of_these}{deferral}"
+    without = f"experts, {apart}" if apart else "experts"
+    return f"{device.names}: everything except {without}, plus {of_these}{deferral}"

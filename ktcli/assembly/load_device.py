@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +24,11 @@ from ktcli.ops.torch.kernels import compiled_before
 from ktcli.planner.deferral import Times
 from ktcli.planner.lower import Lower, step_down
 from ktcli.planner.plan import DevicePlan, Plan, Request
+from ktcli.records import dataclass
 from ktcli.weights.pack import Pack
+
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Attempt:
         say: called with a sentence for every step down.
         note: called with a sentence when something takes long.
         known_failures: finds what is known to fail on the GPUs that an attempt uses.
+        adapter: the adapter of all sequences, for which the plan has room; None: they have none.
     """
 
     pack: Pack
@@ -42,6 +48,7 @@ class Attempt:
     note: Callable[[str], object]
     known_failures: Callable[[Sequence[Gpu]], KnownFailures]
     progress: Progress | None = None
+    adapter: PackedAdapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +117,14 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
 
 
 def _has_room(devices: Sequence[torch.device], planned: DevicePlan) -> bool:
-    """Tells whether what is left after the load holds what prompts work with: kernels, graphs and libraries have taken
+    """Returns whether the memory left after the load suffices for prompts: kernels, graphs and libraries have taken
     theirs by now, which the plan could only assume."""
     pairs = zip(map(left_bytes, devices), planned.segments, strict=True)
     return all(left is None or left >= segment.need.workspace for left, segment in pairs)
 
 
 def left_bytes(device: torch.device) -> int | None:
-    """Returns the bytes of a device's memory that are free, or kept by torch for what it makes next; None: it is no
-    GPU."""
+    """Returns the bytes of a device's memory that are free, or cached by torch; None: the device is no GPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -149,7 +155,7 @@ def _try(
     if devices[0].type == "cuda" and not compiled_before():
         attempt.note("GPU kernels are compiled once, after loading, which takes about 20 seconds")
     model, use = attempt.planner.model, plan.use
-    embeds = model.spec.embeds
+    every = model.spec.embeds or use.all_logits
     try:
         engine = DeviceEngine(
             model,
@@ -158,9 +164,10 @@ def _try(
             pool,
             Placement.of(plan, planned),
             devices,
-            max_outputs=use.outputs(model.spec, plan.context) if embeds else use.streams,
+            max_outputs=use.outputs(model.spec, plan.context) if every else use.streams,
             progress=attempt.progress,
             known_failures=attempt.known_failures(planned.gpus),
+            adapter=attempt.adapter,
         )
         with device_errors("loading"):
             return engine if _has_room(devices, planned) else None

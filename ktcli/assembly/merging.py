@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli.adapters.folder import open_adapter, read_settings
@@ -14,6 +13,7 @@ from ktcli.assembly.listener import Listener
 from ktcli.errors import UsageError
 from ktcli.models import build
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
 from ktcli.store import catalog, places
 from ktcli.store.entry import Entry
 from ktcli.weights.changed import ChangedCheckpoint, stored_as
@@ -61,7 +61,7 @@ class MergedBase:
 
 
 def merged_base(entry: Entry, adapter: str, name: str | None, listener: Listener) -> MergedBase:
-    """Returns what a conversion with an adapter starts from.
+    """Returns the source of a conversion that merges an adapter into its base.
 
     Args:
         adapter: a name in the library, or a folder.

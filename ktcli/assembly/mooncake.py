@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.assembly.child import kill, start_beside
 from ktcli.errors import KtError, NotEnoughMemory, UsageError
 from ktcli.hardware.memory import read_memory
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.records import dataclass
 from ktcli.store import engines
 from ktcli.store.engines import InstalledEngine
 from ktcli.store.mooncake.address import WHY, MooncakeAddress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.assembly.disk import DiskNeed, disk_need
 from ktcli.assembly.fetch import Bars, looking
@@ -16,6 +16,7 @@ from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO
 from ktcli.ops.part import ModelPart
 from ktcli.planner.plan import Plan
+from ktcli.records import dataclass
 from ktcli.store import catalog
 from ktcli.store.choice import look
 from ktcli.store.download import wanted
@@ -32,7 +33,7 @@ _WHOLE = ("BF16", "F16", "F32")  # quants whose numbers are no blocks
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The account of what a pull would bring.
+    """The sizes and consequences of a pull, for the user's consent.
 
     Attributes:
         n_files, download_bytes: what is fetched.
@@ -100,15 +101,16 @@ class Offer:
         yield from (f"  {lever.text}" for lever in self.plan.advice)
 
     def streamed(self, reference: Reference) -> Reference:
-        """Returns the reference of the conversion that a stream makes: with the formats that the checkpoint speaks for,
-        which are not known any more once it is not kept."""
+        """Returns the reference of the conversion made while the checkpoint is downloaded, with the formats that suit
+        its number format: once it is not kept, they are not known any more.
+        """
         own = self.plan.recipe
         known = reference.formats or catalog.find(reference.name) is not None or own == Recipe()
         return reference if known else replace(reference, formats=own.name)
 
 
 def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = None) -> Offer:
-    """Asks the hub about a repository, plans its conversion, and returns what a pull would bring.
+    """Looks a repository up on its hub and plans its conversion; returns the offer of a pull.
 
     Raises:
         NotFound, HubError: there is no such repository, or the hub does not respond.
@@ -161,6 +163,6 @@ def _rounded_again(quant: str, plan: Plan) -> str:
 
 
 def stream_bytes(files: Sequence[RemoteFile], pack_bytes: int) -> int:
-    """Returns the bytes that a model takes on the disk while it is converted as it arrives, as far as sizes tell."""
+    """Returns the bytes on disk that a model needs while it is converted during its download, estimated from sizes."""
     sizes = [file.size_bytes for file in files if file.name.endswith(WEIGHTS)]
     return pack_bytes + min(sum(sizes), AT_ONCE * max(sizes, default=0))

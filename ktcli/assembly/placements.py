@@ -45,7 +45,7 @@ _CLASSES: tuple[tuple[str, tuple[str, ...] | str], ...] = (
 
 
 def import_placement(path: Path, model: PartNames | None = None) -> Imported:
-    """Returns the rules that a file of another program means, and what is left of it.
+    """Returns the placement rules equal to a file of another program, and the lines that have no equivalent.
 
     Args:
         model: the parts of the model that they are for; None: nobody says.

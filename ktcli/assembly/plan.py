@@ -10,7 +10,7 @@ from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.host import machine_here, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.planner import host_for, informed
-from ktcli.assembly.request import Wanted
+from ktcli.assembly.request import Wanted, require_rows
 from ktcli.assembly.subject import Subject
 from ktcli.errors import BadCheckpoint
 from ktcli.hardware.gpu import AUTO, CPU, torch_installed
@@ -51,6 +51,7 @@ def host_described(wanted: Wanted, described: Path | None = None) -> Host:
         return host_for(machine_here(), wanted, torch=torch_installed())
     numa = AUTO_NUMA if wanted.numa is None else wanted.numa
     machine = read_machine(described)
+    require_rows(wanted, machine.cpu.isa)
     return host_of(machine, threads=wanted.threads, isa=wanted.row, numa=numa, torch=True)
 
 
@@ -102,7 +103,7 @@ def placement_text(subject: Subject, made: Plan) -> str:
 
 
 def _is_exact(subject: Subject, model: Model, recipe: Recipe) -> bool:
-    """Whether a recipe holds the experts of a model's checkpoint as they are, as far as that is known."""
+    """Returns whether a recipe holds the experts of a model's checkpoint as they are, as far as that is known."""
     try:
         return kept_by(subject.said, model) == recipe.experts
     except BadCheckpoint:  # a folder with a config.json alone can be planned, too

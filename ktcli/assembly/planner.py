@@ -6,12 +6,12 @@ A plan is made once, before anything is loaded, and whatever is loaded follows i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli.assembly.host import host_here, machine_here, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.assembly.request import Wanted
+from ktcli.assembly.request import Wanted, require_rows
 from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.machine import Gpu, Machine
@@ -23,6 +23,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.host import Host
 from ktcli.planner.placement import candidates, is_small, place
 from ktcli.planner.plan import Plan, Request
+from ktcli.records import dataclass
 from ktcli.store import experience, heat, places
 from ktcli.weights.recipe import Recipe
 
@@ -85,6 +86,7 @@ def host_for(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
     """Returns the host that an engine would use: an exact engine runs in one team, on the plainest row unless one is
     named."""
     row = wanted.row
+    require_rows(wanted, machine.cpu.isa)
     if wanted.exact:
         return host_here(machine, wanted.threads, OFF, torch=False, isa=row or EXACT_ROW)
     return host_here(machine, wanted.threads, wanted.numa, torch=torch, isa=row)
@@ -97,8 +99,9 @@ def informed(
     gpus: Sequence[Gpu],
     warn: Callable[[str], object] = SILENT.warn,
 ) -> Request:
-    """Returns the request with what earlier runs of a converted model taught: which experts are hot, how much
-    memory of a GPU it was given, how long a layer takes."""
+    """Returns the request with measurements of earlier runs of a converted model: which experts are used most, how much
+    memory of a GPU it was given, how long a layer takes.
+    """
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)
     possible, name = candidates(gpus, request), places.conversion_name(pack)
@@ -116,7 +119,7 @@ def informed(
 
 
 def verdict(name: str, plan: Plan, *, free_bytes: int = 0) -> str:
-    """Returns a sentence that says what memory a plan needs of how much, and how fast the model will be.
+    """Returns a sentence with the memory that a plan needs and that there is, and the model's forecast speed.
 
     Args:
         free_bytes: what another model holds and would give back.

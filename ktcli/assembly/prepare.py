@@ -10,12 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli.assembly.convert import (
-    conversions_outside,
-    convert_entry,
-    pack_folder,
-    recipe_named,
-)
+from ktcli.assembly.convert import conversions_outside, convert_entry, pack_folder, recipe_named
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.offer import make_offer
@@ -48,7 +43,7 @@ def prepare(
     formats: str = "",
     listener: Listener = SILENT,
 ) -> Ready:
-    """Returns the conversion that `name` means; it is pulled and converted now if need be.
+    """Returns the conversion of the model called `name`; pulls and converts it first if need be.
 
     Args:
         check: called with (name, folder) of a checkpoint before it is converted; it may raise.

@@ -14,7 +14,7 @@ _SAMPLING = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty", "se
 
 
 def preset_over(preset: Preset, settings: Settings) -> Settings:
-    """Returns the settings with the values of a preset put over them; its system text and context are no part."""
+    """Returns the settings, overridden by the values of a preset; its system text and context are not included."""
     sampling = {name.replace("-", "_"): preset.get(name) for name in _SAMPLING}
     thinking = preset.get("think")
     return replace(
@@ -29,7 +29,7 @@ def preset_over(preset: Preset, settings: Settings) -> Settings:
 def with_system(
     preset: Preset, messages: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Returns a conversation that begins with the system text of a preset, where it has none of its own."""
+    """Returns a conversation that begins with the system text of a preset, unless it has one of its own."""
     system = preset.get("system")
     if not system or any(each.get("role") in _SYSTEM_ROLES for each in messages):
         return messages

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from ktcli.errors import BadCheckpoint, gib
 from ktcli.ggufname import GGUF
 from ktcli.models import build
+from ktcli.records import dataclass
 from ktcli.store.choice import look
 from ktcli.store.download import Unwatched, Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
@@ -51,14 +51,14 @@ _GGUF_BYTES, _MORE = 8 << 20, 8
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A model as its hub shows it: its `config.json`, and the bytes that a pull would fetch."""
+    """A model as its hub lists it: its `config.json`, and the bytes that a pull would fetch."""
 
     config: Mapping[str, Any]
     download_bytes: int
 
 
 def preview(reference: Reference, *, hub: Hub | None = None, tell: Tell = silent) -> Preview:
-    """Asks the hub of a reference for what a plan needs, and returns it.
+    """Fetches from a hub what the plan of a repository needs; returns its preview.
 
     Args:
         hub: where to ask; None: the hub of the reference.

@@ -30,7 +30,7 @@ def pull_adapter(
     *,
     limit_bps: int | None = None,
 ) -> Described:
-    """Fetches an adapter into the library, and returns what there is to say of it.
+    """Downloads an adapter into the library; returns its description.
 
     Args:
         name: what it is to be called; None: as its repository.
@@ -100,7 +100,7 @@ def _wanted(snapshot: Snapshot) -> list[RemoteFile]:
 
 
 def _is_there(file: RemoteFile, path: Path) -> bool:
-    """Tells whether a file arrived in an earlier run, and is what the hub has now."""
+    """Returns whether a file arrived in an earlier run, and is what the hub has now."""
     if not path.is_file() or path.stat().st_size != file.size_bytes:
         return False
     sha256, blob = integrity.digests(path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from ktcli.assembly.convert import newest_ns
+from ktcli.assembly.sourcefiles import newest_ns
 from ktcli.errors import UsageError
 from ktcli.manifest import PACK as PACK_MANIFEST
-from ktcli.store import adapters, library
+from ktcli.records import dataclass
+from ktcli.store import library
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse, split_adapter
@@ -35,8 +36,8 @@ class Ready:
 
 
 def at_hand(name: str, formats: str = "") -> Ready | None:
-    """Returns the conversion that `name` means, with its adapter; None: there is none, or none that may be used as it
-    is.
+    """Returns the conversion of the model called `name`, with its adapter; None: there is none, or none that can be
+    used as it is.
 
     Args:
         formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
@@ -57,12 +58,15 @@ def adapted(ready: Ready, adapter: str) -> Ready:
     """
     if not adapter:
         return ready
+    from ktcli.store import adapters  # few models have one
+
     name = adapters.resolve(adapter).name
     return replace(ready, name=f"{ready.name}+{name}", adapter=name)
 
 
 def meant(name: str, formats: str = "") -> tuple[Reference, Entry | None]:
-    """What a name means, to these formats if there are any, and what is there of it; None: nothing.
+    """Returns the reference that a name stands for, in these formats if there are any, with what is on disk of it;
+    None: there is none.
 
     Raises:
         UsageError: the name means nothing.
@@ -86,7 +90,7 @@ def usable(reference: Reference, entry: Entry | None) -> Ready | None:
 
 
 def is_stale(pack: Entry) -> bool:
-    """Tells whether a pack was made from the built-in model of an earlier kt."""
+    """Returns whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.in_library:
         return False

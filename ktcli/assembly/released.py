@@ -21,7 +21,7 @@ _MAX_BYTES = 100_000_000
 
 
 class ReleasedRanges:
-    """The record of which bytes of the weight files in a folder were given back to the disk.
+    """The record of the byte ranges of a folder's weight files that were freed on the disk.
 
     Args:
         head: where it is written down.
@@ -50,7 +50,7 @@ class ReleasedRanges:
         smallfiles.write(self._path, b"".join(_line(*each) for each in there.items()))
 
     def shrink(self, name: str, ranges: Ranges) -> None:
-        """Records that byte ranges of a file are given back to the disk, then punches holes there.
+        """Records byte ranges of a file as freed, then punches holes there.
 
         Raises:
             OSError: the disk failed.

@@ -25,8 +25,8 @@ from ktcli.store.retrying import with_retries
 
 
 def repair_entry(entry: Entry, names: Collection[str], listener: Listener = SILENT) -> None:
-    """Fetches or makes again the damaged files of an entry, and nothing else; each stays until its successor is
-    proved.
+    """Downloads or converts the damaged files of an entry again, and nothing else; each old file stays until the new
+    one is verified.
 
     Raises:
         NotFound: there is nothing to make them from.

@@ -3,7 +3,8 @@ planner."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli import config, smallfiles
@@ -12,18 +13,19 @@ from ktcli.hardware.gpu import AUTO, CPU, gpu_numbers
 from ktcli.hardware.numa import Numa
 from ktcli.hardware.text import whole
 from ktcli.models.model import Spec
-from ktcli.planner.experts import WISHES, Wish, parse_mask
+from ktcli.planner.experts import CHOICES, ExpertChoice, parse_mask
 from ktcli.planner.memory import AdapterRoom, Use
 from ktcli.planner.plan import Request
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.rules import MAX_BYTES as MAX_RULES_BYTES
 from ktcli.planner.rules import PlacementRules, parse_rules
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's
 _MOST = NEVER - 1
 _SHOWN = 60
-_EXPERTS = f"--gpu-experts takes a number per layer, {', '.join(WISHES)}, or a file"
+_EXPERTS = f"--gpu-experts takes a number per layer, {', '.join(CHOICES)}, or a file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class DeviceWords:
     def of_gpu(self) -> tuple[str, ...]:
         """Returns the given options that mean something only with a GPU. One that says which may be used, and may
         come from a setting, is kept to by using none."""
-        said = {
-            "--gpu-experts": self.gpu_experts,
-            "--prefill-threshold": self.prefill_threshold,
-        }
+        said = {"--gpu-experts": self.gpu_experts, "--prefill-threshold": self.prefill_threshold}
         return tuple(option for option, value in said.items() if value is not None)
+
+    @property
+    def numbers(self) -> tuple[int, ...] | None:
+        """The numbers of the GPUs that may be used; None: all. Raises UsageError if `gpus` means none."""
+        return None if self.gpus is None else gpu_numbers(self.gpus)
 
     def rules(self) -> PlacementRules | None:
         """Returns the placement rules; None: there are none.
@@ -55,7 +59,7 @@ class DeviceWords:
         return None if self.placement is None else read_rules(self.placement)
 
     def apply(self, request: Request, spec: Spec) -> Request:
-        """Returns `request` with what these options ask for.
+        """Returns `request` with these options applied.
 
         Raises:
             UsageError: an option means nothing, or a file is of another model.
@@ -64,17 +68,20 @@ class DeviceWords:
         return replace(
             request,
             device=self.device,
-            gpus=None if self.gpus is None else gpu_numbers(self.gpus),
-            gpu_experts=_wish(self.gpu_experts, spec),
+            gpus=self.numbers,
+            gpu_experts=_expert_choice(self.gpu_experts, spec),
             defer=self.defer,
             rules=self.rules(),
             prefill_threshold=_threshold(self.prefill_threshold),
         )
 
 
+ON_CPU = DeviceWords(device=CPU)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The way in which a model is to be loaded.
+    """The options with which a model is to be loaded.
 
     Attributes:
         context: the positions of a session; None: the plan decides.
@@ -87,7 +94,7 @@ class Wanted:
         numa: the teams and their memory; None: KT_NUMA, else one team per node.
         isa: the row of kernels; None: the portable one if exact, else KT_ISA, else the best.
         rounding: the recipe as whose products exact ones round their activations; None: they do not.
-        adapters: the room for adapters, which are used on the CPU; None: there is none.
+        adapters: the room for adapters; None: there is none.
     """
 
     context: int | None = None
@@ -98,7 +105,7 @@ class Wanted:
     streams: int = 1
     served: bool = False
     numa: Numa | None = None
-    device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
+    device: DeviceWords = ON_CPU
     isa: str | None = None
     rounding: Recipe | None = None
     adapters: AdapterRoom | None = None
@@ -136,13 +143,24 @@ class Wanted:
 
     @property
     def row(self) -> str | None:
-        """The row of kernels that is asked for; None: nobody says."""
+        """The row of kernels that is asked for; None: none is."""
         rules = self.device.rules()
         return self.isa or (rules.kernel if rules else None)
 
 
-def _wish(said: str | None, spec: Spec) -> Wish:
-    if said is None or said in WISHES:
+def require_rows(wanted: Wanted, runs: Sequence[str]) -> None:
+    """Raises UsageError if placement rules ask for a row of kernels that a CPU does not run.
+
+    Raises:
+        UsageError: see above; `runs` are those that it runs.
+    """
+    rules = wanted.device.rules()
+    if rules is not None:
+        rules.require_rows(runs)
+
+
+def _expert_choice(said: str | None, spec: Spec) -> ExpertChoice:
+    if said is None or said in CHOICES:
         return said
     if (number := whole(said)) is not None:
         return number

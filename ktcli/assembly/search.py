@@ -8,7 +8,6 @@ model that looks sound here may still be refused there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.assembly.request import Wanted
@@ -17,6 +16,7 @@ from ktcli.models import build
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
+from ktcli.records import dataclass
 from ktcli.store import catalog
 from ktcli.store.hubsearch import CONFIG, FoundConfig, Hit, read_configs
 from ktcli.store.retrying import Tell, silent
@@ -30,7 +30,7 @@ _LONGEST_TYPE = 40
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The judgement of a hub's repository on one machine.
+    """A repository of a hub, and whether this machine can run it.
 
     Attributes:
         model_type: of its config; empty: it has none that could be read.

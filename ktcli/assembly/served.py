@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli import config
 from ktcli.assembly.kvpages import cache_quota
 from ktcli.assembly.listener import SILENT, Listener
@@ -18,13 +16,14 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.models import build
 from ktcli.native import PAGE_TOKENS
 from ktcli.planner.plan import Plan
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS
 from ktcli.store import experience, places
 
 
 @dataclass(frozen=True, slots=True)
 class ServedFacts:
-    """What `kt serve` of a model would be on this machine, as its plan says.
+    """The facts about `kt serve` of a model on this machine, from its plan.
 
     Attributes:
         plan: the plan; it may not fit.
@@ -44,7 +43,7 @@ class ServedFacts:
 
 
 def served_facts(subject: Subject, listener: Listener = SILENT) -> ServedFacts:
-    """Returns what `kt serve` of a model would be on this machine, with the settings as they are.
+    """Returns the facts about `kt serve` of a model on this machine, with the current settings.
 
     Raises:
         UsageError: the model keeps no pages.

@@ -35,8 +35,9 @@ from ktcli.weights.recipe import Recipe
 
 
 def begun_stream(reference: Reference) -> Reference | None:
-    """Returns the reference, with its formats, of a stream of this model that was begun and did not end; None:
-    there is none."""
+    """Returns the reference, with its formats, of a conversion during download of this model that did not finish; None:
+    there is none.
+    """
     found = (
         entry.formats
         for entry in library.entries()
@@ -54,7 +55,7 @@ def stream_model(
     limit_bps: int | None = None,
     check: Callable[[str, Path], object] | None = None,
 ) -> Entry:
-    """Pulls and converts a model; returns its pack, at once if it is there.
+    """Downloads and converts a model at the same time; returns its pack, at once if it exists.
 
     Args:
         reference: its formats are those of the pack; empty: the recommended ones.
@@ -130,7 +131,7 @@ def _convert(
             from ktcli.assembly.calibration import kept_calibration
 
             entry = _entry(reference)
-            calibration = kept_calibration(entry, supply.checkpoint, pack, listener)
+            calibration = kept_calibration(entry, recipe, supply.checkpoint, pack, listener)
         report = convert_source(
             Source(found.repository, supply.checkpoint, supply),
             pack,
@@ -171,8 +172,8 @@ def _head(
 
 
 def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) -> Manifest:
-    """Fetches the small files of a repository and the headers of its weight files, and writes the manifest of all
-    of them, which it returns.
+    """Downloads the small files of a repository and the headers of its weight files, and writes the manifest of all of
+    them; returns the manifest.
 
     Raises:
         HubError: the hub does not give what its weight files are verified with.

@@ -7,7 +7,7 @@ unless the command line asks for others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ktcli.assembly.preview import preview
 from ktcli.assembly.ready import Ready
 from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.models import build
+from ktcli.records import dataclass
 from ktcli.store import adapters, catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN
@@ -78,7 +79,7 @@ def find_with_adapter(
     ask_hub: bool = False,
     tell: Tell = silent,
 ) -> Subject:
-    """Returns the model that a name means, with its adapter if it names one; see `find_subject`.
+    """Returns the model of a name, with its adapter if it names one; see `find_subject`.
 
     Raises:
         As `find_subject`.
@@ -141,7 +142,7 @@ def find_subject(
 
 
 def _has_weights(path: Path) -> bool:
-    """Whether a model outside the library is more than a `config.json` to plan with."""
+    """Returns whether a model outside the library is more than a `config.json` to plan with."""
     kinds = (".safetensors", ".bin", ".pt", ".pth")
     return gguf_at(path) is not None or any(each.suffix in kinds for each in path.iterdir())
 

@@ -3,7 +3,7 @@
 PACK/.kt-stream/                the small files, and of each weight file its header
 PACK/.kt-stream/kt-source.json  lists all files with their hashes, and says where they come from; written last
 PACK/.kt-stream/shards/         the weight files that are here: complete ones are verified
-PACK/.kt-stream/gone            the bytes of these that were given back to the disk, see `remains`
+PACK/.kt-stream/gone            the bytes of these that were given back to the disk, see `released`
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class HubSupply:
         self.checkpoint = Arriving(head, sizes)
         self._sizes = sizes
         self._schedule = Schedule((), Shards(sizes))
-        self._remains: ReleasedRanges | None = None
+        self._released: ReleasedRanges | None = None
         self._transfer: BoundedTransfer | None = None
         self._coming: list[str] = []  # the files of the transfer
         self._open: set[str] = set()
         self._done = self._told = 0
 
     def close(self) -> None:
-        """Ends the transfer in progress; what arrived stays."""
+        """Ends the transfer in progress; files that arrived are kept."""
         if self._transfer is not None:
             self._transfer.stop()
         self._watcher.end()
@@ -95,13 +95,13 @@ class HubSupply:
     def _planned(self, plan: Conversion, made: Collection[str]) -> Schedule:
         """Plans what is left to do with what is here, and gives up what of it is not needed any more."""
         folder, also = self._head / SHARDS, self.checkpoint.presumed
-        self._remains = remains = ReleasedRanges(self._head, folder)
-        shards = Shards(self._sizes, punched=remains.can_shrink)
+        self._released = released = ReleasedRanges(self._head, folder)
+        shards = Shards(self._sizes, punched=released.can_shrink)
         steps = schedule(plan, made, shards, also)
         _tidy(folder, steps.files)
-        remains.keep({name: steps.kept(name, 0) for name in steps.files})
+        released.keep({name: steps.kept(name, 0) for name in steps.files})
         present = frozenset(name for name in steps.files if (folder / name).is_file())
-        cut = frozenset(name for name in present if remains.lost(name))
+        cut = frozenset(name for name in present if released.lost(name))
         for (
             name
         ) in cut:  # others were not opened, and nobody has looked at all that somebody wants to see
@@ -110,16 +110,17 @@ class HubSupply:
 
     def _shrink(self, steps: Schedule, name: str, done: int) -> None:
         """Gives up what of a file is not needed after `done` steps, but for its header."""
-        assert self._remains is not None
+        assert self._released is not None
         if steps.source.punched:
             start = self.checkpoint.data_start(name)
-            self._remains.shrink(name, between(steps.kept(name, done), start, self._sizes[name]))
-        self.checkpoint.lost(name, self._remains.lost(name))
+            self._released.shrink(name, between(steps.kept(name, done), start, self._sizes[name]))
+        self.checkpoint.lost(name, self._released.lost(name))
 
     @contextmanager
     def at_hand(self, file: WeightFile) -> Iterator[None]:
-        """Waits for the files that a file of the pack is made from; drops afterwards those that nobody needs any
-        more."""
+        """Opens a context in which the source files of a file of the pack are there, after waiting for them; its end
+        removes those that no later file needs.
+        """
         transfer, folder = self._transfer, self._head / SHARDS
         step = self._schedule.steps[self._done]
         assert transfer is not None and step.name == file.name, "steps are taken in their order"
@@ -152,7 +153,7 @@ class HubSupply:
         self._transfer.allow(sum(name in ahead for name in self._coming))
 
     def tell(self) -> None:
-        """Tells the watcher how many bytes have arrived since the last call."""
+        """Reports to the watcher the bytes that have arrived since the last call."""
         assert self._transfer is not None
         now = self._transfer.new_bytes
         self._watcher.advance(now - self._told)

@@ -7,7 +7,7 @@ month the largest; then the slower ones, the fastest first; then those that do n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.request import Wanted
@@ -19,6 +19,7 @@ from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.planner.spec import weight_bytes
+from ktcli.records import dataclass
 from ktcli.store import catalog, library
 from ktcli.store.catalog import ModelProfile
 from ktcli.store.entry import BUILTIN
@@ -33,7 +34,7 @@ _LEAST_BITS = 4  # of a weight in memory, for a first look at what could fit at 
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """The number formats that are asked for all models alike; None: those of the catalogue."""
+    """The number formats that are asked for all models; None: those of the catalogue."""
 
     experts: str | None = None
     dense: str | None = None
@@ -67,7 +68,7 @@ class Surveyed:
         return self.decodes(READING_TOK_S)
 
     def decodes(self, tok_s: float) -> bool:
-        """Tells whether it fits and decodes as many tokens per second."""
+        """Returns whether it fits and decodes at least so many tokens per second."""
         return self.plan is not None and self.fits and self.plan.speed.decode >= tok_s
 
     @property
@@ -85,8 +86,9 @@ class Surveyed:
 
     @property
     def disk_bytes(self) -> int:
-        """The bytes, at most, that must be free on the disk before it runs: of a checkpoint that is not there yet as
-        it is converted while it arrives."""
+        """The bytes, at most, that must be free on the disk before it runs; a missing checkpoint is converted during
+        its download.
+        """
         if self.plan is None or self.here == EntryKind.PACK.value:
             return 0
         packed = weight_bytes(build(self.profile.config), self.plan.recipe)
@@ -95,7 +97,8 @@ class Surveyed:
 
     @property
     def rank(self) -> tuple[int, float, float]:
-        """The key by which models are sorted: the smaller, the better."""
+        """The sort key of models, best first: a class and figures in it: quick ones by date and size, slow ones by
+        speed, those that do not fit by the bytes that are missing, those without a plan."""
         if self.plan is None:
             return 3, 0.0, 0.0
         if not self.fits:
@@ -193,7 +196,7 @@ def best_here(
 
 
 def on_disk() -> dict[str, str]:
-    """Returns what of each model is on disk, by name: "pack" where there is one, else "checkpoint"."""
+    """Returns, by model name, what is on disk: "pack", or else "checkpoint"."""
     complete = [entry for entry in library.entries() if entry.complete and entry.in_library]
     kinds = sorted(complete, key=lambda entry: entry.kind is EntryKind.PACK)
     return {entry.name: entry.kind.value for entry in kinds}

@@ -7,22 +7,16 @@ import gc
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ktcli.answers.format import AnswerFormat
 from ktcli.assembly.adapted import identity, read_adapter, with_room
 from ktcli.assembly.host import is_full_again, leave_gpus
-from ktcli.assembly.kvpages import (
-    MooncakePlace,
-    PageWatch,
-    SharedStore,
-    stored_pages,
-    watched_pages,
-)
+from ktcli.assembly.kvpages import PageWatch, stored_pages, watched_pages
+from ktcli.assembly.kvplaces import MooncakePlace, SharedStore
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
-from ktcli.assembly.planner import planner_of
+from ktcli.assembly.planner import Planner, planner_of
 from ktcli.assembly.ready import Ready, adapted, at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.dialogue.local import LocalBackend
@@ -30,6 +24,7 @@ from ktcli.errors import DeviceError, OutOfDeviceMemory, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.models import build
 from ktcli.planner.plan import Plan
+from ktcli.records import dataclass
 from ktcli.store import heat
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.weights.pack import Pack
@@ -60,7 +55,7 @@ class Opening:
 
 
 class OpenModel:
-    """A model that is loaded, until it is closed.
+    """A loaded model, which can be closed.
 
     Attributes:
         backend: its engine and texts.
@@ -97,16 +92,19 @@ class OpenModel:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of memory that are free when it is closed: those of its weights."""
+        """The bytes of memory that closing it frees: those of its weights."""
         return self.backend.engine.weights_bytes
 
     def forget(self) -> None:
-        """Drops its reference to the backend, after `close`, so that its memory is free once nobody else has it."""
+        """Drops its reference to the backend, after `close`, so that its memory is free once there is no other
+        reference.
+        """
         del self.backend
 
     def close(self) -> None:
-        """Writes the pages that are to be kept, and closes the model; the memory is free once nobody has the
-        backend any more."""
+        """Writes the pages that are to be stored, and closes the model; its memory is free once there is no reference
+        to the backend.
+        """
         try:
             self._held.close()
         finally:
@@ -130,7 +128,7 @@ def open_model(
     how: Opening,
     hear: Callable[[TextModel], None] = lambda texts: None,
 ) -> OpenModel:
-    """Loads a converted model and returns it.
+    """Returns a converted model, loaded.
 
     Args:
         asked: the name that finds it again.
@@ -145,7 +143,7 @@ def open_model(
 
 
 def require_text(name: str, *, embeds: bool) -> None:
-    """Checks that the model called `name` generates text.
+    """Raises an error if the model called `name` does not generate text.
 
     Raises:
         UsageError: it makes embeddings.
@@ -158,8 +156,8 @@ def require_text(name: str, *, embeds: bool) -> None:
 
 
 def open_read(ready: Ready, texts: TextModel, asked: str, how: Opening) -> OpenModel:
-    """Loads a converted model whose texts were read, returns it, and says if one of them is not used; on any
-    thread.
+    """Returns a converted model, loaded, whose text files were read before; warns if one of them is not used; callable
+    from any thread.
 
     Args:
         asked: the name that finds it again.
@@ -187,8 +185,8 @@ def prepared(name: str, how: Opening) -> Ready:
 
 
 def after_failure(error: DeviceError, how: Opening) -> str:
-    """Decides where a model whose GPU failed runs once it is closed and opened again in the same way, and returns
-    that in words.
+    """Chooses the device on which a model whose GPU failed runs once it is closed and opened again; returns a sentence
+    about it.
 
     Where the memory of the GPU was full, for the first time in a while, that is the same GPU with what is free now;
     otherwise it is the CPU, also for all other models that this process opens without being asked for a GPU.
@@ -204,8 +202,8 @@ def after_failure(error: DeviceError, how: Opening) -> str:
     return "on the CPU"
 
 
-def plan_of(ready: Ready, how: Opening) -> Plan:
-    """Returns the plan of a converted model as it would be loaded now; nothing is loaded.
+def planner_for(ready: Ready, how: Opening) -> Planner:
+    """Returns the planner of a converted model as it would be loaded now; nothing is loaded.
 
     Raises:
         UsageError, DeviceError: an option does not fit this model or machine. BadPack: its files are damaged.
@@ -213,12 +211,18 @@ def plan_of(ready: Ready, how: Opening) -> Plan:
     pack = Pack.open(ready.pack)
     model = build(pack.config)
     wanted = with_room(ready, how.wanted, model)
-    return planner_of(model, pack.recipe, wanted, ready.pack).place()
+    return planner_of(model, pack.recipe, wanted, ready.pack)
+
+
+def plan_of(ready: Ready, how: Opening) -> Plan:
+    """Returns the plan of a converted model as it would be loaded now; nothing is loaded. Raises as `planner_for`."""
+    return planner_for(ready, how).place()
 
 
 def give_back_memory() -> None:
-    """Frees objects that nobody holds any more, cycles too: of an engine these are gigabytes. torch's share of a
-    GPU goes back to the driver, which is asked how much is free before the next model is planned."""
+    """Collects garbage, reference cycles included, which for an engine are gigabytes, and returns torch's cached GPU
+    memory to the driver, which is asked how much is free before the next model is planned.
+    """
     torch = sys.modules.get("torch")  # if a GPU was used, it is there
     if torch is not None and torch.cuda.is_initialized():
         from ktcli.assembly.load_device import release

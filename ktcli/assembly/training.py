@@ -9,7 +9,7 @@ from ktcli.hardware.gpu import torch_installed
 
 
 def require_torch() -> None:
-    """Checks that PyTorch is installed, and tells its threads how to wait.
+    """Raises an error unless PyTorch is installed; sets how its threads wait.
 
     Threads of OpenMP that wait by spinning take the cores from the threads of the native pool: with both on two cores a
     step of kt-mini took 0.4 to 2 s, and 0.14 s without. The setting is read when torch is loaded; the user's own comes

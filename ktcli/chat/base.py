@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 
 def not_cancelled() -> bool:
-    """Returns false: nobody stops the answer."""
+    """Returns False: the answer cannot be stopped."""
     return False
 
 
@@ -65,12 +65,12 @@ class BaseChat(ABC):
     @property
     @abstractmethod
     def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
+        """The name of the model in the saved conversation."""
 
     @property
     @abstractmethod
     def context(self) -> int | None:
-        """The positions that a conversation can have; None: its server does not say."""
+        """The most positions of a conversation; None: its server does not say."""
 
     @property
     @abstractmethod
@@ -103,19 +103,19 @@ class BaseChat(ABC):
 
     @property
     def loss(self) -> Loss | None:
-        """The cached tokens that the last prompt could not use; None if it used all, or that is not known."""
+        """The cached tokens that the last prompt could not reuse; None if it reused all, or that is not known."""
         return None
 
     # --- questions and answers ------------------------------------------------------------------------
 
     @property
     def thought_cut(self) -> bool:
-        """Tells whether the last answer's thought was ended because it had spent its budget."""
+        """Whether the last answer's thought was ended because its token budget was used up."""
         return self.reply is not None and self.reply.thought_cut
 
     @property
     def answering(self) -> Reply | None:
-        """The answer that has begun and not ended."""
+        """The answer in progress; None: there is none."""
         return self._answering
 
     def ask(
@@ -125,7 +125,7 @@ class BaseChat(ABC):
         cancelled: Callable[[], bool] = not_cancelled,
         progress: Progress | None = None,
     ) -> Generator[AnswerPiece]:
-        """Asks `question` and yields the answer's pieces as they come; it may be left at any piece.
+        """Sends `question`; yields the answer's pieces as they come, and may be closed at any piece.
 
         Raises:
             ContextFull: there is no room; the question is not part of the conversation.
@@ -139,8 +139,9 @@ class BaseChat(ABC):
         cancelled: Callable[[], bool] = not_cancelled,
         progress: Progress | None = None,
     ) -> Iterator[AnswerPiece] | None:
-        """Answers the last question again; returns None if there was none. If it is stopped before the first word,
-        the earlier answer stays."""
+        """Generates another answer to the last question; returns None if there was none. If it is stopped before the
+        first word, the earlier answer stays.
+        """
         before = self.conversation.copy()
         question = self.conversation.undo()
         if question is None:
@@ -186,7 +187,9 @@ class BaseChat(ABC):
     # --- the conversation -----------------------------------------------------------------------------
 
     def restore(self, saved: Saved) -> None:
-        """Goes on with a kept conversation, with its settings; a question without an answer gets an empty one."""
+        """Replaces the conversation by a saved one, with its settings; a question without an answer gets an empty
+        one.
+        """
         self.conversation = saved.conversation.copy()
         self.conversation.end_question()
         self.settings = self.settings.restored(saved.sampling, saved.others)
@@ -194,7 +197,7 @@ class BaseChat(ABC):
     def compact(
         self, *, cancelled: Callable[[], bool] = not_cancelled, progress: Progress | None = None
     ) -> int:
-        """Lets the model sum up the oldest turns, and reads the summary in their place from then on.
+        """Replaces the oldest turns in prompts by a summary that the model writes; returns their number.
 
         Returns:
             The number of turns that were summed up; 0: it was stopped, and nothing changed.

@@ -21,13 +21,7 @@ from ktcli.chat.compaction import DROP_SHARE, SUMMARY_SHARE
 from ktcli.chat.conversation import Conversation, Saved, Turn
 from ktcli.chat.fitting import FittedText, Fitting
 from ktcli.chat.reply import Reply
-from ktcli.dialogue.answer import (
-    AnswerEvent,
-    AnswerOptions,
-    AnswerRun,
-    PromptProgress,
-    Said,
-)
+from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, PromptProgress, Said
 from ktcli.dialogue.backend import ChatBackend, Identity, longer_context
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.dialogue.splice import Spoken, remember
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Chat(BaseChat):
-    """A conversation with a model whose ids are at hand.
+    """A conversation with a model loaded in this process.
 
     Attributes:
         session: the requests to the model.
@@ -71,7 +65,7 @@ class Chat(BaseChat):
         self._prompts = PromptEncoder(backend.texts, context, recurrent=backend.recurrent)
 
     def leave(self) -> None:
-        """Gives up the model and all that its engine holds of the conversation; only `go_to` may follow."""
+        """Releases the model and its cached state of the conversation; the only call allowed afterwards is `go_to`."""
         self._closing()
         del self.backend, self.session, self._prompts
         self._run, self.left = None, True
@@ -79,17 +73,19 @@ class Chat(BaseChat):
         self.spoken, self.timeline, self._before = [], None, None
 
     def go_to(self, backend: ChatBackend, settings: Settings) -> None:
-        """Goes on with a model, after `leave`: it reads the conversation anew when it is asked."""
+        """Continues the conversation with a model, after `leave`; the model reads the conversation when it is asked
+        next.
+        """
         self._begin(backend)
         self.settings = settings
 
     def keep(self) -> None:
-        """Keeps the end of the last answer, so that whoever goes on with the conversation finds it."""
+        """Stores the end of the last answer in the cache, so that it is reused when the conversation continues."""
         self.session.keep()
 
     @property
     def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
+        """The name of the model in the saved conversation."""
         return self.backend.model
 
     @property
@@ -124,7 +120,7 @@ class Chat(BaseChat):
         return self._sampler.seed
 
     def restore(self, saved: Saved) -> None:
-        """Goes on with a kept conversation, see `BaseChat`; where its ids were this model's, they are again."""
+        """Replaces the conversation by a saved one, see `BaseChat`; ids of the same model are reused."""
         super().restore(saved)
         whole = self._prompts.is_whole
         self.spoken = [answer for answer in saved.spoken if whole(answer, foreign=True)]
@@ -132,7 +128,7 @@ class Chat(BaseChat):
 
     @property
     def loss(self) -> Loss | None:
-        """The cached tokens that the last prompt could not use; None if it used all."""
+        """The cached tokens that the last prompt could not reuse; None if it reused all."""
         now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None

@@ -13,13 +13,13 @@ import re
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli import config
 from ktcli.chat import document, log
 from ktcli.chat.conversation import Saved
 from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.records import dataclass
 
 _AROUND = 40  # characters on each side of what was searched
 LAST = "last"  # of the chat that was kept last; earlier versions of kt had a file of this name, and no other
@@ -30,12 +30,12 @@ _DATED = re.compile(r"\d{4}-\d\d-\d\d-\d{6}(-\d+)?")
 
 
 def chats_folder() -> Path:
-    """Returns the folder in which the library keeps chats."""
+    """Returns the library's folder of saved chats."""
     return config.home() / "chats"
 
 
 def make_folder() -> Path:
-    """Makes the folder of chats, for its owner alone, and returns it.
+    """Creates the folder of saved chats, readable by its owner only; returns it.
 
     Raises:
         OSError: the system refuses.
@@ -77,7 +77,7 @@ def plain_name(name: str) -> str:
 
 
 def require_free(path: Path) -> None:
-    """Refuses the name of a file that is to be given to a chat, if it means another chat.
+    """Raises an error if the name of a file for a chat is another chat's.
 
     Raises:
         UsageError: it does.
@@ -96,7 +96,7 @@ def _path(name: str) -> Path:
 
 
 def files() -> list[Path]:
-    """Returns the files of the chats in the library folder, the one used last first."""
+    """Returns the files of the chats in the library folder, the most recently used first."""
     found: list[tuple[int, str, Path]] = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(chats_folder()):
@@ -112,7 +112,7 @@ def files() -> list[Path]:
 
 
 def used_ns(status: os.stat_result) -> int:
-    """When a file was used last, in nanoseconds since 1970; 0: its time is beyond that of any clock."""
+    """Returns when a file was last used, in nanoseconds since 1970; 0: its time is out of range."""
     return status.st_mtime_ns if 0 <= status.st_mtime_ns < _LATEST_NS else 0
 
 
@@ -122,12 +122,13 @@ def saved_names() -> tuple[str, ...]:
 
 
 def newest() -> Path | None:
-    """Returns the file of the last chat that kept itself, None if there is none."""
+    """Returns the file of the last chat that was saved automatically, None if there is none."""
     return next((path for path in files() if kept_itself(path)), None)
 
 
 def newest_readable() -> tuple[Path, Saved, list[Path]]:
-    """Returns the last chat that kept itself and can be read: its file, what it holds, and newer files that cannot be.
+    """Returns the last automatically saved chat that can be read: its file, its contents, and newer files that cannot
+    be read.
 
     Raises:
         NotFound: there is none at all. UsageError: there are some, and none of them can be read.
@@ -144,12 +145,12 @@ def newest_readable() -> tuple[Path, Saved, list[Path]]:
 
 
 def kept_itself(path: Path) -> bool:
-    """Tells whether a file was written by a chat as it went on, and not by `/save`."""
+    """Returns whether a chat's file was written automatically as the chat went on, and not by `/save`."""
     return path.suffix == log.SUFFIX or path.stem == LAST or bool(_DATED.fullmatch(path.stem))
 
 
 def find(name: str) -> Path:
-    """Returns the file of a chat: "last", its name, a beginning of the name that no other has, or a path.
+    """Returns the file of a chat by "last", its name, a unique prefix of the name, or a path.
 
     Raises:
         NotFound: there is none. UsageError: it could be several, or cannot be a name.
@@ -186,13 +187,13 @@ def find(name: str) -> Path:
 
 
 def saved_hint() -> str:
-    """Returns the advice which names there are."""
+    """Returns a sentence that lists the names of saved chats."""
     known = ", ".join(path.stem for path in files()[:10])
     return f"saved: {known}" if known else ""
 
 
 def load(path: Path) -> Saved:
-    """Reads a chat of either form.
+    """Returns a chat that was saved in either format.
 
     Raises:
         NotFound: no such file. UsageError: it is not a saved chat.
@@ -203,7 +204,7 @@ def load(path: Path) -> Saved:
 
 
 def create() -> log.Log:
-    """Makes the file of a new conversation, named after the time; a clock that goes back gives no name twice.
+    """Creates the file of a new conversation, named after the time; names are unique even if the clock goes back.
 
     Raises:
         KtError, OSError: the system refuses.
@@ -219,7 +220,7 @@ def create() -> log.Log:
 
 
 def rename(path: Path, name: str) -> Path:
-    """Gives a chat in the library folder another name; returns its new path.
+    """Renames a chat in the library folder; returns its new path.
 
     Raises:
         UsageError: the name cannot be one, or is taken. KtError: the system refuses.
@@ -260,7 +261,7 @@ def remove(path: Path) -> None:
 
 
 def require_closed(path: Path) -> None:
-    """Refuses to change a chat that a process has open.
+    """Raises an error if a process has a chat open.
 
     Raises:
         Busy: one has.
@@ -270,8 +271,9 @@ def require_closed(path: Path) -> None:
 
 
 def said(path: Path, words: Sequence[str]) -> str:
-    """Returns where a chat has all of some words, whatever their case: the first place of the first one, with what
-    stands around it; empty: it has not, or cannot be read."""
+    """Returns an excerpt of a chat around the first of some words if it contains all of them, in any case; empty: it
+    does not, or cannot be read.
+    """
     try:
         messages = load(path).conversation.messages
     except KtError:
@@ -289,7 +291,7 @@ def said(path: Path, words: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A chat as a list shows it.
+    """One row of a list of chats.
 
     Attributes:
         used_s: when it was used last, in seconds since 1970.
@@ -311,7 +313,7 @@ class Listed:
 
 
 def line_of(path: Path) -> Listed:
-    """Returns what a list says of a chat; of a file that is none, why it is none."""
+    """Returns what a list shows of a chat's file; of one that is not a chat, the reason as its `problem`."""
     try:
         status = path.stat()
     except OSError as error:

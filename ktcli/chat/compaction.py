@@ -19,7 +19,8 @@ SUM_UP = (
 
 
 def older_turns(turns: int, omitted: int) -> int:
-    """Returns the number of turns that a summary replaces, of a conversation in which so many are omitted already.
+    """Returns the number of turns that a summary replaces, of a conversation from whose prompt `omitted` turns are left
+    out already.
 
     Raises:
         UsageError: there are none.
@@ -59,7 +60,7 @@ def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int
 
 
 def exchanges(turns: int) -> str:
-    """Returns a number of turns for people."""
+    """Returns words for a number of turns: "the oldest 3 questions and their answers"."""
     count = turns // 2
     return (
         "the oldest question and its answer"

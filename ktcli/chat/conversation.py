@@ -5,12 +5,13 @@ Pure data; no model is needed, and nothing here reads or writes. `document` and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.splice import Spoken
 from ktcli.dialogue.timeline import Timeline
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 
 ROLES = ("system", "user", "assistant")
@@ -19,7 +20,7 @@ Turn = dict[str, str]  # role and content
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """The oldest turns that the model reads no more; they stay in the conversation.
+    """The oldest turns that are left out of prompts; they stay in the conversation.
 
     Attributes:
         turns: how many they are.
@@ -63,32 +64,34 @@ class Conversation:
         self.turns.append({"role": role, "content": content})
 
     def clear(self) -> None:
-        """Forgets the turns; the system text stays."""
+        """Removes all turns; the system text stays."""
         self.cut(0)
 
     def cut(self, most: int) -> None:
-        """Takes back all but the first `most` turns; if some that were omitted go, none is omitted any more."""
+        """Removes all but the first `most` turns; if omitted ones are removed, no turn is omitted any more."""
         del self.turns[most:]
         if self.omitted.turns > most:
             self.omitted = NOTHING_OMITTED
 
     def copy(self) -> Conversation:
-        """Returns a conversation of the same turns, which goes its own way."""
+        """Returns an independent copy of the conversation."""
         return Conversation(self.system, list(self.turns), self.omitted)
 
     def become(self, other: Conversation) -> None:
-        """Takes the turns of another one, and what is omitted of them."""
+        """Replaces the turns, and what is omitted of them, by those of another conversation."""
         self.turns[:], self.omitted = other.turns, other.omitted
 
     def end_question(self) -> bool:
-        """Gives a question at the end an empty answer, so that turns alternate; returns whether there was one."""
+        """Adds an empty answer if the conversation ends with a question, so that turns alternate; returns whether it
+        did.
+        """
         is_open = bool(self.turns) and self.turns[-1]["role"] == "user"
         if is_open:
             self.say("assistant", "")
         return is_open
 
     def undo(self) -> str | None:
-        """Drops the last question and its answer; returns the question, None if there was none."""
+        """Removes the last question and its answer; returns the question, None if there was none."""
         while self.turns:
             turn = self.turns[-1]
             self.cut(len(self.turns) - 1)

@@ -25,7 +25,7 @@ MAX_STOPS = 1000  # texts; each is looked for in every piece of an answer
 
 
 def save(path: Path, saved: Saved) -> None:
-    """Writes a chat into a file, as a whole or not at all.
+    """Writes a chat to a file, atomically.
 
     Raises:
         KtError: the system refuses.
@@ -59,7 +59,7 @@ def markdown_of(saved: Saved) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes the text of a chat into a file, as a whole or not at all, for nobody else to read.
+    """Writes the text of a chat to a file, atomically, readable by its owner only.
 
     Raises:
         KtError: the system refuses.
@@ -72,7 +72,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> Saved:
-    """Reads a chat.
+    """Returns the chat in a JSON document.
 
     Raises:
         UsageError: it is not a saved chat.
@@ -134,7 +134,7 @@ def plain_text(value: Any) -> str:
 
 
 def others_of(values: Any) -> dict[str, Any]:
-    """Returns the known settings beside those of sampling."""
+    """Returns the known settings in a saved object, except those of sampling."""
     if not isinstance(values, Mapping):
         raise ValueError("its settings are not an object")
     known = ("max_tokens", "stops", "thinking", "think_budget", "stated")
@@ -157,7 +157,7 @@ def others_of(values: Any) -> dict[str, Any]:
 
 
 def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
-    """Returns the known settings of sampling: numbers, and pairs of them.
+    """Returns the known sampling settings in a saved object: numbers, and pairs of them.
 
     Raises:
         ValueError, OverflowError, UsageError: one is no number or out of range.

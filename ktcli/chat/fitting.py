@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ktcli.chat.compaction import fewest_omitted
 from ktcli.chat.conversation import Conversation, Turn
 from ktcli.dialogue.prompts import PromptEncoder
 from ktcli.dialogue.splice import Spoken
+from ktcli.records import dataclass
 
 
 class FittedText(NamedTuple):
-    """Messages as a prompt.
+    """A prompt that fits the context: its messages, text and ids.
 
     Attributes:
         ids: of the text; None: they are surely more than the most that was allowed.
@@ -23,7 +24,7 @@ class FittedText(NamedTuple):
     ids: list[int] | None
 
     def leaves(self, room: int, context: int) -> bool:
-        """Whether the prompt leaves room for so many ids in a context."""
+        """Returns whether the prompt leaves room for so many ids in a context."""
         return self.ids is not None and len(self.ids) + room <= context
 
     def tokens(self, context: int) -> str:
@@ -33,7 +34,7 @@ class FittedText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Makes prompts of the messages of one chat as it is now.
+    """Makes the prompts of one chat as it is now, within the context.
 
     Attributes:
         variables: further variables of the chat template.
@@ -57,8 +58,9 @@ class Fitting:
         return FittedText(rendered.text, ids)
 
     def with_room(self, said: Conversation, most: int) -> FittedText:
-        """Returns the prompt of a conversation that is too long, without as many of its oldest turns, which it omits
-        from now on, as it takes to have at most `most` ids, if that is possible; its last question stays."""
+        """Returns the prompt of a conversation that is too long, of `most` ids at most if possible: as many of the
+        oldest turns as needed are omitted from now on; the last question stays.
+        """
 
         def fits(turns: int) -> bool:
             messages = replace(said, omitted=replace(said.omitted, turns=turns)).messages

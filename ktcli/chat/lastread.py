@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.chat.conversation import NOTHING_OMITTED, Conversation, Turn
 from ktcli.dialogue.timeline import Timeline
+from ktcli.records import dataclass
 
 MOST_IDS = 10_000_000  # positions of the longest context
 Runs = Sequence[tuple[int, int]]  # a number of ids behind each other, and their depth of deferral
@@ -19,7 +19,7 @@ Runs = Sequence[tuple[int, int]]  # a number of ids behind each other, and their
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """What a model read: the first `kept` ids of what was there, and those behind them.
+    """A log record of the ids that a model read: those behind the first `kept` ids of the record before.
 
     Attributes:
         runs: the depths of deferral of all ids.
@@ -33,7 +33,7 @@ class ReadRecord:
 
 
 class LastRead:
-    """The ids that were read and said last, and the messages that they were made from."""
+    """The ids of the last prompt and answer, and the messages that they encode."""
 
     def __init__(self) -> None:
         self._about: Timeline | None = None
@@ -48,7 +48,7 @@ class LastRead:
         self._answers: list[str] = []
 
     def begin(self, prompt: ReadRecord, conversation: Conversation) -> None:
-        """Follows a prompt, which was made from all messages of the conversation.
+        """Sets the ids to those of a prompt, which encodes all messages of the conversation.
 
         Raises:
             ValueError: it says more than there is.
@@ -73,13 +73,13 @@ class LastRead:
             self._answers.append(text)
 
     def taken_back(self, conversation: Conversation, most: int) -> None:
-        """Keeps the turns of a conversation that are about to be gone but for the first `most`."""
+        """Removes the turns of a conversation behind the first `most`; called before they are removed there."""
         if most < self._first:
             self._behind.extendleft(reversed(conversation.turns[most : self._first]))
             self._first = most
 
     def timeline(self, conversation: Conversation) -> Timeline | None:
-        """The timeline of what was read and said last; None: nothing was read."""
+        """Returns the ids and messages of the last prompt and answer; None: there was none."""
         if self._about is None:
             return None
         turns = [*conversation.turns[: self._first], *self._behind]

@@ -57,7 +57,7 @@ def line_of(record: Mapping[str, Any]) -> bytes:
 
 
 def record_of(line: bytes) -> Record | None:
-    """Returns the record of a line; None if it is damaged."""
+    """Returns the record in a line; None if the line is damaged."""
     body, mark, crc = line.rstrip(b"\n").rpartition(b',"crc":"')
     body += b"}"
     if not mark or crc != b'%08x"}' % zlib.crc32(body):
@@ -73,7 +73,7 @@ def record_of(line: bytes) -> Record | None:
 
 
 def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
-    """Reads a conversation; returns it, and the bytes of the file before a torn last line.
+    """Returns the conversation in a log, and the bytes of the file before a torn last line.
 
     Raises:
         UsageError: it is no conversation, too large, or of another version.
@@ -138,7 +138,7 @@ class Log:
 
     @classmethod
     def create(cls, path: Path) -> Log:
-        """Makes a new file.
+        """Returns a new log file, which must not exist yet.
 
         Raises:
             FileExistsError: there is one of this name. OSError: the system refuses.
@@ -152,7 +152,7 @@ class Log:
 
     @classmethod
     def open(cls, path: Path) -> tuple[Log, Saved]:
-        """Opens the file of a conversation to go on with it.
+        """Returns the log file of a conversation, opened for appending.
 
         Raises:
             Busy: another process has it open. UsageError: it is no conversation. OSError: it may not be written.
@@ -169,7 +169,7 @@ class Log:
         return cls(path, descriptor, size), saved
 
     def add(self, records: list[Record], content: Any, *, sync: bool) -> None:
-        """Adds records, all or none; what was left over of an attempt that failed is written over.
+        """Appends records, all or none; overwrites the remains of an append that failed.
 
         Args:
             content: the writer's `content` when they are there.
@@ -190,7 +190,7 @@ class Log:
         self._size, self._torn, self.content = at, False, content  # no call between: a signal waits
 
     def is_mine(self) -> bool:
-        """Tells whether the name still means this file, and nobody else wrote into it."""
+        """Returns whether the path still names this file, and no other process has written to it."""
         try:
             there, here = os.lstat(self.path), os.fstat(self._descriptor)
         except OSError:
@@ -198,12 +198,12 @@ class Log:
         return os.path.samestat(there, here) and (self._torn or here.st_size == self._size)
 
     def date(self, least_ns: int) -> None:
-        """Makes the file's time at least `least_ns`."""
+        """Sets the file's modification time to at least `least_ns`."""
         if os.fstat(self._descriptor).st_mtime_ns < least_ns:
             os.utime(self._descriptor, ns=(least_ns, least_ns))
 
     def read(self) -> Saved:
-        """Returns the conversation as the file has it."""
+        """Returns the conversation in the file."""
         with open(self.path, "rb") as file:
             return read(file, self.path)[0]
 
@@ -225,7 +225,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def read_path(path: Path) -> Saved:
-    """Reads a conversation that somebody may be writing.
+    """Returns the conversation in a file that may be open for writing elsewhere.
 
     Raises:
         UsageError: it is no conversation, or it cannot be read.
@@ -241,7 +241,7 @@ def read_path(path: Path) -> Saved:
 
 
 def is_open(path: Path) -> bool:
-    """Tells whether a process has a conversation open."""
+    """Returns whether a process has a conversation's file open."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from ktcli.chat.reply import Reply
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.timeline import Timeline, common, depth_runs
 from ktcli.errors import Busy, KtError
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 
 
@@ -58,7 +59,7 @@ class _Content:
 
 
 class ChatRecorder:
-    """Writes a chat into a file of its own.
+    """Saves a chat to a file of its own as it goes on.
 
     Args:
         warn: called with the reason why the chat cannot be kept.
@@ -81,15 +82,15 @@ class ChatRecorder:
 
     @property
     def is_kept(self) -> bool:
-        """Tells whether a file holds the conversation."""
+        """Whether a file holds the conversation."""
         return self._log is not None
 
     def keep(self) -> None:
-        """Adds what is new to the file, unless the chat never began. Never raises, and complains once."""
+        """Appends what is new in the chat to the file, unless the chat is empty. Never raises, and complains once."""
         self._keep(sync=True)
 
     def keep_token(self) -> None:
-        """Adds what is new of an answer, without waiting for the disk."""
+        """Appends what is new in an answer, without waiting for the disk."""
         self._keep(sync=False)
 
     def _keep(self, *, sync: bool) -> None:
@@ -113,7 +114,7 @@ class ChatRecorder:
             return
         if self._log is not None and sync and not self._log.is_mine():
             self._let_go()
-        records, content = self._news()
+        records, content = self._unsaved()
         if not records:
             return
         file = self._log
@@ -140,20 +141,20 @@ class ChatRecorder:
                 file.date(chats.used_ns(newest.stat()) + 1)
 
     def begin(self) -> None:
-        """Gives a new conversation a file of its own; the file of the one before stays as it is."""
+        """Starts a new file for a new conversation; the file of the one before stays as it is."""
         self._begins = self._begins or self.is_kept
         self._let_go()
         self._as_loaded = None
         self.keep()
 
     def fork(self) -> None:
-        """Goes on in a new file, which holds what was said so far; the one before stays as it is."""
+        """Continues in a new file, a copy of the conversation so far; the old file stays as it is."""
         self._let_go()
         self._as_loaded = None
         self.keep()
 
     def rename(self, name: str) -> Path:
-        """Gives the file of the chat a name.
+        """Renames the file of the chat; returns its new path.
 
         Raises:
             UsageError: the name cannot be one, or is taken. KtError: the system refuses.
@@ -165,8 +166,8 @@ class ChatRecorder:
         return self._log.path
 
     def take_over(self, path: Path) -> Saved:
-        """Goes on with a conversation in a file: a log goes on there, unless another process has it open; any other
-        file stays as it is.
+        """Continues the conversation in a file, which it returns: in the file itself if that is a log that no process
+        has open, else in a new one.
 
         Returns:
             The conversation as it was; the chat holds it now.
@@ -202,7 +203,7 @@ class ChatRecorder:
         return saved
 
     def close(self) -> None:
-        """Keeps the chat and gives its file back."""
+        """Saves the chat and closes its file."""
         self.keep()
         self._as_loaded = self._state()
         self._let_go()
@@ -234,14 +235,9 @@ class ChatRecorder:
         """Everything that is kept of the chat, but an answer that is being made."""
         chat = self._chat
         said = chat.conversation
-        return (
-            chat.settings.sampling,
-            chat.settings.others,
-            said.copy(),
-            chat.answering,
-        )
+        return (chat.settings.sampling, chat.settings.others, said.copy(), chat.answering)
 
-    def _news(self) -> tuple[list[Record], _Content]:
+    def _unsaved(self) -> tuple[list[Record], _Content]:
         """The records that bring the file to the chat as it is, and what it holds then."""
         chat, held = self._chat, self._held
         records: list[Record] = []
@@ -347,7 +343,7 @@ class ChatRecorder:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Opens a context in which a signal that ends the process keeps the chat first."""
+        """Opens a context in which a signal that ends the process saves the chat first."""
         before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGHUP, signal.SIGTERM):

@@ -58,17 +58,17 @@ class RemoteChat(BaseChat):
         self._used_before = 0  # tokens, before the last question
 
     def go_to(self, model: ListedModel) -> None:
-        """Goes on with another model of the server."""
+        """Continues the conversation with another model of the server."""
         self._model, self._answered_by = model, ""
 
     @property
     def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
+        """The name of the model in the saved conversation."""
         return Identity(self._model.name, self._model.name, server=self.server.url)
 
     @property
     def context(self) -> int | None:
-        """The positions that a conversation can have; None: the server does not say."""
+        """The most positions of a conversation; None: the server does not say."""
         return self._model.context
 
     @property
@@ -78,7 +78,7 @@ class RemoteChat(BaseChat):
 
     @property
     def thinks(self) -> bool:
-        """Whether the model may think: that is not known before it does."""
+        """True: a model on a server may always think, which is not known before it does."""
         return True
 
     @property
@@ -97,8 +97,9 @@ class RemoteChat(BaseChat):
 
     @property
     def used(self) -> int:
-        """The tokens of the last prompt and its answer, as the server counts them: until it does, of the answer so far,
-        behind those of before."""
+        """The tokens of the last prompt and its answer as the server counts them; until it does, those of the answer so
+        far and everything before.
+        """
         if self.reply is None:
             return 0
         stats = self.reply.stats

@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 class Replay:
-    """A conversation as its records make it, one after the other."""
+    """A conversation rebuilt from the records of its log."""
 
     def __init__(self) -> None:
         self._model = Identity()
@@ -44,7 +44,7 @@ class Replay:
         self._tokens = self._time_s = self._damaged = 0
 
     def take(self, record: Record | None) -> None:
-        """Applies one record to the conversation; None: a damaged line."""
+        """Applies one record to the conversation; None stands for a damaged line."""
         if record is not None:
             follow = KINDS.get(
                 next(iter(record), "")
@@ -79,7 +79,7 @@ class Replay:
         )
 
     def header(self, record: Record) -> None:
-        """Applies a record of the model: it answers from now on."""
+        """Applies a record of the model that answers from then on."""
         self._model = Identity(
             *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack", "server"))
         )
@@ -115,7 +115,7 @@ class Replay:
             remember(self._spoken, Spoken(at, said, tuple(ids)))
 
     def read(self, record: Record) -> None:
-        """Applies a record of the ids that the model read."""
+        """Applies a record of the ids that the model read: they become the last prompt's."""
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
         runs = [(_count(count), _count(depth, 255)) for count, depth in record.get("depths", [])]
         self._close()
@@ -125,7 +125,7 @@ class Replay:
         self._read.begin(ReadRecord(kept, ids, runs, about), self._conversation)
 
     def piece(self, record: Record) -> None:
-        """Applies a record of a piece of an answer: begins the answer, or goes on with it."""
+        """Applies a record of a piece of an answer: starts the answer, or extends it."""
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
         defer = _count(record["defer"], 255) if "defer" in record else None
         if self._open is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ktcli.chat.worktimes import Lap
 from ktcli.client.completion import Completion
@@ -11,11 +11,12 @@ from ktcli.dialogue.answer import AnswerRun
 from ktcli.dialogue.backend import Clocks
 from ktcli.dialogue.timeline import Timeline
 from ktcli.engine.request import Finish, Stats
+from ktcli.records import dataclass
 
 
 @dataclass(slots=True)
 class Reply:
-    """The answer to one question, final when its pieces are through.
+    """The answer to one question; complete once its pieces were iterated.
 
     Attributes:
         at: the characters of the rendered conversation before it.
@@ -34,33 +35,36 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text that the conversation remembers: thoughts between marks are part of it, as templates cut them out
-        themselves; thoughts in channels are not."""
+        """The answer's text in the conversation, with thoughts between marks (templates remove them), without thoughts
+        in channels.
+        """
         return "" if self.run is None else self.run.text
 
     @property
     def ids(self) -> Sequence[int]:
-        """The ids of the answer so far, with those that ended its thought."""
+        """The ids of the answer so far, including those that ended its thought."""
         return () if self.run is None else self.run.ids
 
     @property
     def begun(self) -> bool:
-        """Whether there is something of it."""
+        """Whether the answer has any ids."""
         return bool(self.ids or self.text)
 
     @property
     def thought_cut(self) -> bool:
-        """Whether its thought was ended because it had spent its budget."""
+        """Whether its thought was ended because its token budget was used up."""
         return self.run is not None and self.run.thought_cut
 
     @property
     def stats(self) -> Stats:
-        """Its counts and times; those of an answer that is being made grow."""
+        """Its counts and times; those of an answer in progress grow."""
         return Stats() if self.run is None else self.run.stats
 
     @property
     def laps(self) -> tuple[Lap, Lap] | None:
-        """Where the time went, of the prompt and of the answer; None: it was stopped before its first token."""
+        """The times of the prompt and of the answer, by what they were spent on; None: it was stopped before its first
+        token.
+        """
         if len(self.clocks) < 3:
             return None
         stats = self.stats

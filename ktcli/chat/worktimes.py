@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ktcli.engine.request import Stats
+from ktcli.records import dataclass
 
 Clocks = Sequence[tuple[str, int]]  # (operation, nanoseconds so far) pairs, see `Engine.operations`
 
@@ -30,7 +31,7 @@ _LEAST_SHARE = 0.005  # of the time, below which a line says nothing
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """A stretch of time, and the parts of it.
+    """A stretch of time, split by what it was spent on.
 
     Attributes:
         parts: seconds by group; what is missing is `ELSEWHERE`.
@@ -41,7 +42,7 @@ class Lap:
 
     @classmethod
     def between(cls, before: Clocks, after: Clocks, seconds: float, choosing_s: float) -> Lap:
-        """Returns the time between two looks at an engine's clocks.
+        """Returns the seconds between two readings of an engine's clocks, by what they were spent on.
 
         Args:
             seconds: all of it.
@@ -60,7 +61,7 @@ class Lap:
 
     @property
     def rows(self) -> list[tuple[str, float]]:
-        """The parts, in the order of the groups, and what is none of them."""
+        """The parts, in the order of the groups, and the rest."""
         rest = max(0.0, self.seconds - sum(self.parts.values()))
         known = {**self.parts, ELSEWHERE: rest}
         return [(name, known[name]) for name in _ORDER if name in known]
@@ -112,7 +113,9 @@ class ChatTotals:
 
 
 def time_lines(reading: Lap, answering: Lap, loading_s: float = 0.0) -> str:
-    """Returns where time went, in lines of at most 40 columns: each part as a share of all of it, the longest first."""
+    """Returns lines of at most 40 columns about where time was spent: each part as a share of all of it, the longest
+    first.
+    """
     whole = loading_s + reading.seconds + answering.seconds
     lines = [_line("loading", loading_s, whole)] if loading_s else []
     for name, lap in (("reading", reading), ("answering", answering)):

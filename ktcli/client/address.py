@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 _SHOWN = 200  # characters of what is wrong
 _EXAMPLE = "for example http://127.0.0.1:11435"
@@ -71,9 +71,8 @@ class ServerAddress:
     @property
     def url(self) -> str:
         """The address as a URL without a path, and without a port that is the scheme's own."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
-        return f"{self.scheme}://{host}{port}"
+        return f"{self.scheme}://{bracketed(self.host)}{port}"
 
     @property
     def encrypted(self) -> bool:
@@ -91,13 +90,18 @@ class ServerAddress:
             return False
 
 
+def bracketed(host: str) -> str:
+    """Returns a host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _is_host(name: str) -> bool:
-    """Tells whether a name is one that can be looked up."""
+    """Returns whether a name is one that can be looked up."""
     labels = name.removesuffix(".").split(".")
     return len(name) <= _HOST_CHARS and all(0 < len(label) <= _LABEL_CHARS for label in labels)
 
 
 def _lacks_scheme(text: str) -> bool:
-    """Tells whether a text looks like a host and perhaps a port."""
+    """Returns whether a text looks like a host and perhaps a port."""
     plain = text.replace(".", "").replace(":", "").replace("-", "")
     return len(text) <= _SHOWN and plain.isascii() and plain.isalnum()

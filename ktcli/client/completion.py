@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktcli.answers.calls.styles import GENERIC
@@ -13,6 +13,7 @@ from ktcli.answers.events import AnswerPiece
 from ktcli.answers.stream import Thinking, ThoughtMarks
 from ktcli.engine.request import Finish, Stats
 from ktcli.errors import ServerFailed
+from ktcli.records import dataclass
 from ktcli.text.files import without_surrogates
 
 _FINISH = {
@@ -37,7 +38,7 @@ class _Call:
 
 @dataclass(slots=True)
 class Completion:
-    """An answer while it comes, and afterwards.
+    """An answer of a server, while it is streamed and afterwards.
 
     Attributes:
         clock: returns seconds.
@@ -71,11 +72,11 @@ class Completion:
         self._began_s = self.clock()
 
     def depths_of(self, start: int, end: int | None = None) -> bytes:
-        """Returns nothing: how a server computed an answer is not known."""
+        """Returns an empty result: how a server computed an answer is not known."""
         return b""
 
     def take(self, document: dict[str, Any]) -> list[AnswerPiece]:
-        """Takes a chunk of the stream; returns the pieces that it adds."""
+        """Processes a chunk of the stream; returns the pieces that it adds."""
         self._note_model(document.get("model"))
         self._count(document.get("usage"))
         choices = document.get("choices")
@@ -90,7 +91,7 @@ class Completion:
         return pieces
 
     def end(self) -> list[AnswerPiece]:
-        """Returns the last pieces, once the stream has ended: what was held back, and calls of tools as text."""
+        """Ends the stream; returns the last pieces: text that was held back, and tool calls as text."""
         rest = self._shown(self._thinking.finish())
         calls = "\n".join(map(_written, self._calls))
         if calls:

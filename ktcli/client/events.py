@@ -19,7 +19,7 @@ Document = dict[str, Any]
 
 
 def documents(chunks: Iterable[bytes], who: str) -> Iterator[Document]:
-    """Yields the objects of a stream, up to `[DONE]`; one that tells of an error has the key `error`.
+    """Yields the JSON objects of an event stream, up to `[DONE]`; one that reports an error has the key `error`.
 
     Args:
         who: the server, for errors.

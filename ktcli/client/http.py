@@ -28,7 +28,9 @@ _START_THERE = "start a server there with: kt serve NAME --host ADDRESS --api-ke
 
 
 class NoResponse(ServerFailed):
-    """A server did not respond, because it is not there, hangs, or speaks something else; it may later."""
+    """Raised when a server did not respond: it is not there, hangs, or speaks another protocol; it may respond
+    later.
+    """
 
 
 class HttpClient:
@@ -93,7 +95,7 @@ class HttpClient:
         return {**found, "Authorization": f"Bearer {self._key}"} if self._key else found
 
     def chunks(self, reply: Response, silence_s: float) -> Iterator[bytes]:
-        """Yields what arrives of a response, as it arrives.
+        """Yields the bytes of a response, as they arrive.
 
         Args:
             silence_s: that of its request.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from ktcli.records import dataclass
 
 _NAME_CHARS = 1000
 _MOST_MODELS = 10_000
@@ -14,7 +15,7 @@ _READ_PROGRESS = ("kt", "llamacpp")  # owners whose servers say how far a prompt
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model that a server says it has.
+    """A model in a server's list of models.
 
     Attributes:
         name: what it is asked for by.
@@ -28,7 +29,7 @@ class ListedModel:
 
 
 def listed_models(document: Any) -> list[ListedModel] | None:
-    """Returns the models of a list, each name once; None: it is not one."""
+    """Returns the models of a server's list, each name once; None: the document is no such list."""
     rows = document.get("data") if isinstance(document, dict) else None
     if not isinstance(rows, list):
         return None

@@ -21,7 +21,7 @@ _AGAIN = (408, 500, 502, 504)
 
 
 def refusal(who: str, status: int, said: Any, headers: Mapping[str, str], *, key: bool) -> KtError:
-    """Returns the error of a response that is no answer.
+    """Returns the error that an unsuccessful HTTP response reports.
 
     Args:
         who: the server.
@@ -53,7 +53,7 @@ def refusal(who: str, status: int, said: Any, headers: Mapping[str, str], *, key
 
 
 def failure(who: str, said: Mapping[str, Any]) -> KtError:
-    """Returns the error that a stream tells of in one of its events."""
+    """Returns the error that an event of a stream reports."""
     error = said.get("error")
     of = error if isinstance(error, dict) else {}
     code = of.get("code")

@@ -42,7 +42,7 @@ class ServerClient:
         self._http = HttpClient(address, key, through_proxy=True)
 
     def models(self) -> list[ListedModel] | None:
-        """Returns the models that the server says it has; None: it does not say.
+        """Returns the models that the server lists; None: it has no such list.
 
         Raises:
             ServerFailed: it is not there, refuses, or sends something else. UsageError: the key is missing or wrong.

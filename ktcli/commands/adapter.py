@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
 from ktcli.errors import ExitCode, UsageError, counted, gib
 from ktcli.output import out, safe
 from ktcli.store import adapters, integrity
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from ktcli.adapters.measure import PartSummary
     from ktcli.assembly.adapters import Described
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Import LoRA adapters, list, check and convert them.",
-)
+app = family("Import LoRA adapters, list, check and convert them.")
 
 BaseOpt = Annotated[
     str | None,

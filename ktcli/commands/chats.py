@@ -14,7 +14,7 @@ from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
 from ktcli.commands.view.times import age
 from ktcli.errors import ExitCode, UsageError
 from ktcli.output import out, safe
@@ -22,12 +22,7 @@ from ktcli.output import out, safe
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    invoke_without_command=True,
-    help="List saved conversations, and change them.",
-)
+app = family("List saved conversations, and change them.", invoke_without_command=True)
 ChatArg = Annotated[
     str,
     typer.Argument(metavar="CHAT", help="Name or its beginning, 'last', or the path of a file."),
@@ -185,7 +180,7 @@ def _in_library(name: str) -> Path:
 
 
 def chosen() -> Path:
-    """Asks on the terminal which chat is meant, and returns its file.
+    """Lets the user choose a chat on the terminal; returns its file.
 
     Raises:
         UsageError: there is no terminal, nothing to choose from, or the answer is none of it.

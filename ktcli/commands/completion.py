@@ -102,7 +102,7 @@ def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
 
 
 def script(shell: str) -> str:
-    """Returns the script of one shell."""
+    """Returns the completion script of one shell."""
     return _SCRIPTS[shell](verbs())
 
 

@@ -12,17 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config, settingsfile
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, family
 from ktcli.config import Origin, Stated
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.settings import SETTINGS, TABLE, Setting
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Show and change the settings.",
-)
+app = family("Show and change the settings.")
 
 NameArg = Annotated[
     str, typer.Argument(metavar="SETTING", help="Name of a setting, as kt config list shows it.")

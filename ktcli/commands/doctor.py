@@ -8,7 +8,7 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,35 +43,40 @@ from ktcli.store.engines import InstalledEngine
 
 _MODELS = 3  # that run here, of those named
 
+MeasureOpt = Annotated[
+    bool,
+    typer.Option(
+        "--measure", help="Also measure bandwidth and arithmetic, and remember the result."
+    ),
+]
+VerboseOpt = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Also show kernels, threads, caches and notes.")
+]
+RecordOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FILE",
+        help="Write a description of this machine to a file, for kt plan --machine FILE.",
+        callback=writable,
+    ),
+]
+ReportOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a file for a bug report, without names, paths or tokens.",
+        callback=writable,
+    ),
+]
+
 
 def doctor(
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="Also measure bandwidth and arithmetic, and remember the result."
-        ),
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also show kernels, threads, caches and notes.")
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--record",
-            metavar="FILE",
-            help="Write a description of this machine to a file, for kt plan --machine FILE.",
-            callback=writable,
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="Write a file for a bug report, without names, paths or tokens.",
-            callback=writable,
-        ),
-    ] = None,
+    measure: MeasureOpt = False,
+    verbose: VerboseOpt = False,
+    record: RecordOpt = None,
+    report: ReportOpt = None,
     json: JsonOpt = False,
 ) -> None:
     """Show what this machine is and can do.
@@ -101,29 +106,34 @@ def doctor(
     )
     code = max((problem.level for problem in found), default=Level.NOTE)
     models = _models(machine) if code is not Level.ERROR else ()
-    installed = [each.label for each in here]
-    document = {
-        "version": __version__,
-        "machine": profile.document(machine),
-        **threads.document(),
-        "kernels": [asdict(kernel) for kernel in kernels],
-        "amx": begin.document() if begin else None,
-        "torch": setting.torch,
-        "home": setting.home,
-        "problems": [{**asdict(problem), "level": problem.level.name.lower()} for problem in found],
-        "models": [surveyed_document(each) for each in models],
-        "engines": installed,
-        "exit_code": int(code),
-    }
+    installed = tuple(each.label for each in here)
+    shown = Examination(machine, kernels, setting, threads, begin, found, models, installed)
+    document = _document(shown, code)
     if record is not None:
         record_machine(machine, record)
     if report is not None:
         write_report(document, report)
-    shown = Examination(machine, kernels, setting, threads, begin, found, models, tuple(installed))
     out.result(document, lambda: render_all(shown) if verbose else render(shown))
     _tell_written(record, report)
     if code:
         raise typer.Exit(int(code))
+
+
+def _document(found: Examination, code: int) -> dict[str, Any]:
+    """What was found, as JSON."""
+    return {
+        "version": __version__,
+        "machine": profile.document(found.machine),
+        **found.threads.document(),
+        "kernels": [asdict(kernel) for kernel in found.kernels],
+        "amx": found.begin.document() if found.begin else None,
+        "torch": found.setting.torch,
+        "home": found.setting.home,
+        "problems": [{**asdict(each), "level": each.level.name.lower()} for each in found.problems],
+        "models": [surveyed_document(each) for each in found.models],
+        "engines": list(found.engines),
+        "exit_code": int(code),
+    }
 
 
 def _engines(problems: list[Problem]) -> tuple[InstalledEngine, ...]:

@@ -7,17 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.store import engines
 from ktcli.store.engines import ExternalEngine, InstalledEngine
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Install programs by others that kt starts, each in an environment of its own.",
-)
+app = family("Install programs by others that kt starts, each in an environment of its own.")
 
 EngineArg = Annotated[
     str, typer.Argument(metavar="ENGINE", help="Name: smg, mooncake or sglang-kt.")

@@ -11,11 +11,15 @@ import typer
 from ktcli import smallfiles
 from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.assignments import LINE, assignments, settings_file
+from ktcli.commands.cli.engine_options import DeviceOpt, GpusOpt
+from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
 from ktcli.errors import KtError, UsageError, counted
+from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.interrupt import Interrupt
 from ktcli.output import Mode, Progress, out, safe
+from ktcli.records import dataclass
 from ktcli.store import adapters, places
 
 if TYPE_CHECKING:
@@ -69,29 +73,55 @@ PlanOpt = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class SettingOptions:
+    """The settings that have options of their own."""
+
+    epochs: EpochsOpt = None
+    steps: StepsOpt = None
+    rank: RankOpt = None
+    lr: RateOpt = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that are given, by their names as settings."""
+        names = "num_train_epochs", "max_steps", "lora_rank", "learning_rate"
+        said = zip(names, (self.epochs, self.steps, self.rank, self.lr), strict=True)
+        return {name: value for name, value in said if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlaceOptions:
+    """Where it is trained."""
+
+    threads: ThreadsOpt = None
+    numa: NumaOpt = None
+    device: DeviceOpt = AUTO
+    gpus: GpusOpt = None
+
+
+@with_option_groups
 def finetune(
+    *,
     words: WordsArg,
     data: DataOpt = None,
     name: NameOpt = None,
-    epochs: EpochsOpt = None,
-    steps: StepsOpt = None,
-    rank: RankOpt = None,
-    lr: RateOpt = None,
+    own: SettingOptions,
     show: ShowOpt = None,
     plan: PlanOpt = False,
     machine: MachineOpt = None,
-    threads: ThreadsOpt = None,
-    numa: NumaOpt = None,
+    place: TrainingPlaceOptions,
     yes: PullOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Train an adapter on your data.
 
-    Trains low-rank factors (LoRA) of attention, MLPs and experts on the CPU; the model's files do not
-    change. Only answers are trained, unless the data is plain text. Settings have the names that
-    LLaMA-Factory gives them, and its YAML files can be used as they are. Ctrl-C finishes the step and
-    saves it; resume_from_checkpoint=true goes on from there.
+    Trains low-rank factors (LoRA) of attention, MLPs and experts; the model's files do not change. Experts
+    are computed on the CPU, all else on a GPU if there is one with enough memory. Only answers are trained,
+    unless the data is plain text. Settings have the names that LLaMA-Factory gives them, and its YAML files
+    can be used as they are. Ctrl-C finishes the step and saves it; resume_from_checkpoint=true goes on from
+    there.
 
     Examples:
 
@@ -102,13 +132,7 @@ def finetune(
       kt finetune qwen3-235b-a22b --data mine.jsonl --plan
     """
     require_torch()
-    options = {
-        "num_train_epochs": epochs,
-        "max_steps": steps,
-        "lora_rank": rank,
-        "learning_rate": lr,
-    }
-    settings = _settings(words, {key: value for key, value in options.items() if value is not None})
+    settings = _settings(words, own.given)
     if machine is not None and not plan:
         raise UsageError("--machine plans for another machine", hint="add --plan")
     if show is not None and plan:
@@ -116,16 +140,17 @@ def finetune(
     from ktcli.finetune import prepared
 
     prepared.require_trainable(settings)
-    asked = _asked(settings, data or [], name, threads, numa)
+    asked = _asked(settings, data or [], name, place)
     if plan and (machine is not None or not _is_here(settings)):
-        found = prepared.plan_asked(asked, None, None, machine)
+        found = prepared.plan_asked(asked, None, None, machine, out)
         _show_plan(found)
         return
     if show is not None:
         _show_samples(asked, show)
     elif plan:
         ready, texts = prepared.find_texts(asked, out)
-        _show_plan(prepared.plan_asked(asked, prepared.read_data(asked, texts, out), ready))
+        data_read = prepared.read_data(asked, texts, out)
+        _show_plan(prepared.plan_asked(asked, data_read, ready, listener=out))
     else:
         adapters.require_free(asked.name)
         if _TENSORBOARD in settings.report_to:
@@ -153,12 +178,9 @@ def _settings(words: list[str], options: dict[str, Any]) -> FinetuneSettings:
 
 
 def _asked(
-    settings: FinetuneSettings,
-    files: list[Path],
-    name: str | None,
-    threads: int | None,
-    numa: str | None,
+    settings: FinetuneSettings, files: list[Path], name: str | None, place: TrainingPlaceOptions
 ) -> Asked:
+    from ktcli.assembly.request import DeviceWords
     from ktcli.finetune.prepared import Asked
     from ktcli.samples.source import sources_of
 
@@ -173,11 +195,12 @@ def _asked(
     first = files[0].stem if files else (settings.dataset or (_USUAL,))[0]
     usual = first if places.is_name(first) else _USUAL
     named = adapters.require_name(name if name is not None else usual)
-    return Asked(settings, named, sources, held, threads, asked_numa(numa))
+    where, numa = DeviceWords(place.device, place.gpus), asked_numa(place.numa)
+    return Asked(settings, named, sources, held, place.threads, numa, where)
 
 
 def _is_here(settings: FinetuneSettings) -> bool:
-    """Whether the model is converted, so that its tokenizer can be read."""
+    """Returns whether the model is converted, so that its tokenizer can be read."""
     from ktcli.assembly.prepare import converted
 
     return converted(settings.model_name_or_path) is not None
@@ -210,7 +233,7 @@ def _train(asked: Asked) -> None:
     prepared.begin_output(asked)
     ready, texts = prepared.find_texts(asked, out)
     data = prepared.read_data(asked, texts, out)
-    plan = prepared.plan_asked(asked, data, ready)
+    plan = prepared.plan_asked(asked, data, ready, listener=out)
     if out.mode is Mode.HUMAN:
         out.note(plan_words(plan))
     plan.require()

@@ -123,7 +123,7 @@ def read_ids(path: Path) -> list[I32Array]:
 
 
 def _are_ids(values: Any) -> bool:
-    """Tells whether this is a list of numbers that could be ids, one at least."""
+    """Returns whether this is a list of numbers that could be ids, one at least."""
     return (
         isinstance(values, list)
         and bool(values)

@@ -8,14 +8,10 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, writable
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, writable
 from ktcli.output import out, safe
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Translate placements of other programs into rules for --placement.",
-)
+app = family("Translate placements of other programs into rules for --placement.")
 
 
 @app.callback()
@@ -23,31 +19,36 @@ def _family() -> None:
     """Make `import` a command of a family even while it is the only one."""
 
 
+FileArg = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="KTransformers' YAML, or llama.cpp's -ot patterns or command lines.",
+    ),
+]
+ModelOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Model that the rules are for. Default: any model."
+    ),
+]
+OutputOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        callback=writable,
+        help="Write the rules to this file.",
+    ),
+]
+
+
 @app.command("import")
 def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="KTransformers' YAML, or llama.cpp's -ot patterns or command lines.",
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", metavar="MODEL", help="Model that the rules are for. Default: any model."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            callback=writable,
-            help="Write the rules to this file.",
-        ),
-    ] = None,
+    file: FileArg,
+    model: ModelOpt = None,
+    output: OutputOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

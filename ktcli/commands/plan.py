@@ -23,8 +23,9 @@ from ktcli.assembly.survey import (
     ranked,
     survey,
 )
-from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
+from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
+from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import (
     ContextOpt,
     DenseOpt,
@@ -48,41 +49,46 @@ from ktcli.store.reference import parse
 
 _ALTERNATIVES = 3  # smaller models that are named where one does not fit
 
+NameArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="Model, as for kt chat; from a repository, only small files are fetched."
+        " Default: all models kt knows.",
+    ),
+]
+WantOpt = Annotated[
+    float | None,
+    typer.Option(
+        "--want",
+        metavar="TOK_S",
+        min=0.1,
+        max=100_000,
+        help="Tokens per second that you want; kt suggests how to reach this speed.",
+    ),
+]
+WritePlacementOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-placement",
+        metavar="FILE",
+        callback=writable,
+        help="Write where the parts go as rules for --placement.",
+    ),
+]
 
-@with_engine_options
+
+@with_option_groups
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="Model, as for kt chat; from a repository, only small files are fetched."
-            " Default: all models kt knows.",
-        ),
-    ] = None,
+    *,
+    model: NameArg = None,
     context: ContextOpt = None,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    options: EngineOptions = NO_OPTIONS,
-    want: Annotated[
-        float | None,
-        typer.Option(
-            "--want",
-            metavar="TOK_S",
-            min=0.1,
-            max=100_000,
-            help="Tokens per second that you want; kt suggests how to reach this speed.",
-        ),
-    ] = None,
+    options: EngineOptions,
+    want: WantOpt = None,
     machine: MachineOpt = None,
-    write_placement: Annotated[
-        Path | None,
-        typer.Option(
-            "--write-placement",
-            metavar="FILE",
-            callback=writable,
-            help="Write where the parts go as rules for --placement.",
-        ),
-    ] = None,
+    write_placement: WritePlacementOpt = None,
     json: JsonOpt = False,
 ) -> None:
     """Show which models run here, or where one model goes and how fast it is.
@@ -126,6 +132,15 @@ def plan(
     if write_placement is not None:
         smallfiles.write_named(write_placement, placement_text(subject, made))
         out.note(f"wrote the plan's placement to {safe(str(write_placement))}")
+    _show(subject, made, wanted, machine, want)
+    if not made.fits:
+        raise typer.Exit(ExitCode.NO_ROOM)
+
+
+def _show(
+    subject: Subject, made: Plan, wanted: Wanted, machine: Path | None, want: float | None
+) -> None:
+    """Shows a plan, with what to do next, and what else runs there if it does not fit or is too slow."""
     slow = want is not None and made.speed.decode < want
     others = _smaller(subject, wanted, machine, want) if slow or not made.fits else ()
     disk = disk_need(subject, made.recipe) if machine is None else None
@@ -142,8 +157,6 @@ def plan(
         found["disk"] = asdict(disk)
     following = _next(subject, made, others, disk, want if slow else None)
     out.result(found, lambda: render(subject.title, made, disk, following))
-    if not made.fits:
-        raise typer.Exit(ExitCode.NO_ROOM)
 
 
 def _plan_all(wanted: Wanted, formats: Formats, machine: Path | None) -> None:

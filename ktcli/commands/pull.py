@@ -11,9 +11,9 @@ from ktcli.assembly.fetch import fetch
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
-from ktcli.commands.alias import lasting_target, name_it
 from ktcli.commands.cli.faults import note_what_is_beside, note_what_is_unused
 from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
+from ktcli.commands.library.alias import lasting_target, name_it
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
@@ -32,22 +32,27 @@ def _limit(value: str | None) -> str | None:
     return value
 
 
+LimitOpt = Annotated[str | None, setting_option("pull-limit", callback=_limit)]
+AliasOpt = Annotated[
+    str | None, typer.Option("--as", metavar="NAME", help="Also give it this name.")
+]
+StreamOpt = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Convert during the download, and do not keep the checkpoint. Default: only if the "
+        "disk is too small for both.",
+    ),
+]
+
+
 def pull(
     model: ModelArg,
     yes: YesOpt = False,
-    limit: Annotated[str | None, setting_option("pull-limit", callback=_limit)] = None,
-    alias: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="Also give it this name.")
-    ] = None,
+    limit: LimitOpt = None,
+    alias: AliasOpt = None,
     source: FromOpt = None,
-    stream: Annotated[
-        bool | None,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Convert during the download, and do not keep the checkpoint. Default: only if the "
-            "disk is too small for both.",
-        ),
-    ] = None,
+    stream: StreamOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli.assembly.convert import conversions_outside
-from ktcli.commands.alias import called
 from ktcli.commands.cli.options import JsonOpt, ModelArg
+from ktcli.commands.library.alias import called
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
 from ktcli.store import adapters, aliases, catalog, library
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from ktcli.models.pooling import TextPooling
     from ktcli.weights.recipe import Recipe
 
+ExpertsOpt = Annotated[
+    bool,
+    typer.Option("--experts", help="Show a chart of how often each expert was chosen in chats."),
+]
+ProgramOpt = Annotated[
+    bool, typer.Option("--program", help="Show the operations of a step, one line each.")
+]
+
 
 def show(
     model: ModelArg,
-    experts: Annotated[
-        bool,
-        typer.Option(
-            "--experts", help="Show a chart of how often each expert was chosen in chats."
-        ),
-    ] = False,
-    program: Annotated[
-        bool, typer.Option("--program", help="Show the operations of a step, one line each.")
-    ] = False,
+    experts: ExpertsOpt = False,
+    program: ProgramOpt = False,
     json: JsonOpt = False,
 ) -> None:
     """Show what a model is and what it needs.

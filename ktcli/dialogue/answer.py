@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ktcli.answers.calls.values import Tools
@@ -33,6 +33,7 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import Busy, ContextFull
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How a prompt is to be answered.
+    """The options of an answer.
 
     Attributes:
         stops: texts that end an answer.
@@ -61,6 +62,7 @@ class AnswerOptions:
             chances of the prompt.
         min_tokens: the tokens before which no such id can come.
         persist: whether the pages are in every store before the answer has ended.
+        one_call: whether the first call of a tool ends an answer.
     """
 
     sampling: SamplingSettings
@@ -79,6 +81,7 @@ class AnswerOptions:
     min_tokens: int = 0
     prompt_logprobs: int | None = None
     persist: bool = False
+    one_call: bool = False
 
 
 class PromptProgress(NamedTuple):
@@ -95,7 +98,7 @@ class PromptProgress(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What an answer says next.
+    """The next events of an answer.
 
     Attributes:
         token: the id that was chosen; None: the text was held back, or put in to end a thought.
@@ -108,12 +111,12 @@ class Said(NamedTuple):
 
     @property
     def events(self) -> tuple[ReadEvent, ...]:
-        """What is shown of it."""
+        """The events to show."""
         return self.added.events
 
 
 class Ended(NamedTuple):
-    """An answer is at its end.
+    """The event of an answer's end.
 
     Attributes:
         stopped: the client's stop text that ended it; empty: none did.
@@ -132,7 +135,7 @@ AnswerEvent = PromptProgress | Said | Ended
 
 
 class Submit(Protocol):
-    """Gives a request to an engine, whose events then come to `AnswerRun.hear`."""
+    """A function that submits a request to an engine; the request's events are passed to `AnswerRun.hear`."""
 
     def __call__(
         self, request: GenerationRequest, sampler: Sampler | None, *, goes_on: bool
@@ -146,7 +149,7 @@ class Submit(Protocol):
 
 
 class AnswerRun:
-    """One answer while it is made; its events come to `tell`, in the thread that calls `hear`.
+    """One answer in progress; its events are passed to `tell`, in the thread that calls `hear`.
 
     Args:
         answers: how the model writes answers.
@@ -186,6 +189,7 @@ class AnswerRun:
             tools=options.tools,
             once=options.shape is not None and not options.shape.free,
             continues=prompt.continues,
+            one_call=options.one_call,
         )
         self.parts: list[Answer] = []
         self.ids: list[int] = []
@@ -203,13 +207,14 @@ class AnswerRun:
 
     @property
     def thought_cut(self) -> bool:
-        """Whether its thought was ended because it had spent its budget."""
+        """Whether its thought was ended because its token budget was used up."""
         return bool(self.put_in)
 
     @property
     def depths(self) -> bytes:
-        """How the prompt's ids and the answer's were computed or will be, a byte for each, see `engine.forms`; empty
-        before its first id."""
+        """The depth of deferral of each id of the prompt and the answer, one byte each, see `engine.forms`; empty
+        before the answer's first id.
+        """
         return bytes(self._how)
 
     def depths_of(self, start: int, end: int | None = None) -> bytes:
@@ -221,7 +226,8 @@ class AnswerRun:
         """The number of ids that the engine has computed: the answer's last one unless it was cut there."""
         if not self.ids:
             return self.stats.prompt_tokens
-        cut = self.finish in (None, Finish.CANCELLED, Finish.FAILED) or bool(self._reader.stopped)
+        cut = self.finish in (None, Finish.CANCELLED, Finish.FAILED)
+        cut = cut or bool(self._reader.stopped) or self._reader.called
         if (constraint := self.parts[-1].request.constraint) is not None:
             cut = cut or constraint.ended
         return len(self._prompt.ids) + len(self.ids) - cut
@@ -235,7 +241,7 @@ class AnswerRun:
         return None if held else self._prompt.forced
 
     def submit(self) -> None:
-        """Gives the request to the engine.
+        """Submits the request to the engine.
 
         Raises:
             KtError: it takes none, see `Scheduler.submit`.
@@ -266,13 +272,13 @@ class AnswerRun:
             self.parts.append(self._submit(request, self._sampler, goes_on=False))
 
     def cancel(self) -> None:
-        """Ends it at the next step."""
+        """Cancels the answer; it ends at the next step."""
         self._cancelled = True
         if self.parts:
             self.parts[-1].cancel()
 
     def hear(self, event: Event) -> None:
-        """Takes what the engine says of this answer; never raises: what goes wrong here ends the answer."""
+        """Processes an event of the engine about this answer; never raises: an error here ends the answer."""
         if self.finish is not None:
             return
         try:
@@ -288,7 +294,7 @@ class AnswerRun:
             self._end(Finish.FAILED, error)
 
     def forget(self) -> None:
-        """Lets go of whoever made it and hears of it; it takes no event any more."""
+        """Drops the references to its maker and its listener; it must get no event any more."""
         self._submit, self._tell = _submit_nothing, _tell_nobody
 
     def _take_token(self, event: Token) -> None:

@@ -7,12 +7,12 @@ both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ktcli.engine.drafting import DraftOptions
 from ktcli.engine.request import Answer, Event, GenerationRequest
 from ktcli.engine.sampler import Sampler
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from ktcli.answers.format import AnswerFormat
@@ -55,20 +55,23 @@ class AnsweringEngine(Protocol):
     """The part of an engine that a conversation needs, see `Engine`."""
 
     @property
-    def spec(self) -> ModelSize: ...
+    def spec(self) -> ModelSize:
+        """The sizes of the model."""
 
     @property
-    def context(self) -> int: ...
+    def context(self) -> int:
+        """The most positions of a conversation."""
 
-    def operations(self) -> Clocks: ...
+    def operations(self) -> Clocks:
+        """Returns the nanoseconds spent so far, by operation."""
 
 
 class ChatSession(Protocol):
-    """One conversation with a model: requests one after the other, and their events."""
+    """The requests of one conversation to a model, one after the other, and their events."""
 
     @property
     def began(self) -> Clocks:
-        """The engine's clocks when it took the last request."""
+        """The engine's clocks when the last request was submitted."""
 
     def submit(
         self,
@@ -76,7 +79,7 @@ class ChatSession(Protocol):
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Takes a request; its events come from `step`.
+        """Submits a request; `step` returns its events.
 
         Args:
             sampler: the random sequence that the answer goes on with.
@@ -86,24 +89,27 @@ class ChatSession(Protocol):
         """
 
     def step(self) -> list[Event]:
-        """Returns what happened to the request, soon: perhaps nothing."""
+        """Returns the new events of the request, which may be none."""
 
     def keep(self) -> None:
-        """Keeps what was computed last, so that whoever begins with the same ids can go on from there."""
+        """Stores the last computed state in the cache, so that another prompt that begins with the same ids can reuse
+        it.
+        """
 
     def close(self) -> None:
-        """Gives back what the engine holds of the conversation."""
+        """Releases the engine's state of the conversation."""
 
 
 class ChatBackend(Protocol):
-    """A model that answers a conversation."""
+    """The interface of a model that answers a conversation."""
 
     @property
     def name(self) -> str:
         """The name for people."""
 
     @property
-    def engine(self) -> AnsweringEngine: ...
+    def engine(self) -> AnsweringEngine:
+        """The engine that computes its answers."""
 
     @property
     def texts(self) -> TextModel:
@@ -111,7 +117,7 @@ class ChatBackend(Protocol):
 
     @property
     def answers(self) -> AnswerFormat:
-        """How it writes its answers."""
+        """The format of its answers."""
 
     @property
     def recurrent(self) -> bool:
@@ -123,10 +129,10 @@ class ChatBackend(Protocol):
 
     @property
     def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
+        """The name of the model in saved conversations."""
 
     def session(self, draft: DraftOptions) -> ChatSession:
-        """Begins a conversation.
+        """Returns a new session for a conversation.
 
         Raises:
             UsageError: drafts were asked for where they could change answers.
@@ -134,7 +140,7 @@ class ChatBackend(Protocol):
 
 
 def longer_context(engine: AnsweringEngine) -> str:
-    """Returns the advice for a longer conversation: an option, unless the model itself ends there."""
+    """Returns a sentence on how to have a longer context: an option, unless the model itself ends there."""
     most = engine.spec.context
     if engine.context < most:
         return f"--context gives more room, up to {most:,} tokens"

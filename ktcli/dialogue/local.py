@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ktcli.answers.format import AnswerFormat
 from ktcli.dialogue.backend import ChatSession, Identity
 from ktcli.engine import Engine
 from ktcli.engine.drafting import DraftOptions
+from ktcli.records import dataclass
 from ktcli.text.model import TextModel
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalBackend:
-    """A loaded model that can answer, see `ChatBackend`.
+    """A model loaded in this process, see `ChatBackend`.
 
     Attributes:
         name: the name for people.
@@ -47,11 +48,11 @@ class LocalBackend:
 
     @property
     def model(self) -> Identity:
-        """The model, as a kept conversation names it."""
+        """The name of the model in saved conversations."""
         return Identity(self.name, self.asked or self.name, self.pack)
 
     def session(self, draft: DraftOptions) -> ChatSession:
-        """Begins a conversation, see `ChatBackend.session`."""
+        """Returns a new session, see `ChatBackend.session`."""
         if self.shared is not None:
             from ktcli.dialogue.shared import SharedSession  # most have an engine for themselves
 

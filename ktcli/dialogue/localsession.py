@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LocalSession:
-    """A scheduler with one request, on one sequence, see `ChatSession`.
+    """A session with a scheduler, and one sequence, of its own, see `ChatSession`.
 
     Attributes:
         sequence: what the engine holds of the conversation.
@@ -41,7 +41,7 @@ class LocalSession:
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Takes a request, see `ChatSession.submit`."""
+        """Submits a request, see `ChatSession.submit`."""
         if constraint is not None:
             # Most chats ask for no form, and their first word need not wait for what compiles grammars.
             from ktcli.answers.grammar.compiler import GrammarCompiler
@@ -55,5 +55,5 @@ class LocalSession:
         )
 
     def step(self) -> list[Event]:
-        """Does a step of the engine."""
+        """Runs a step of the engine; returns its events."""
         return self._scheduler.step()

@@ -17,7 +17,7 @@ from ktcli.errors import KtError
 
 
 class PromptAnswer:
-    """The answer to one of many prompts while it is made.
+    """The answer in progress to one of many prompts.
 
     Attributes:
         run: the answer, see `AnswerRun`.
@@ -38,7 +38,7 @@ class PromptAnswer:
         self.run = AnswerRun(answers, context, prompt, options, self._submit, self._take)
 
     def has_ended(self) -> bool:
-        """Returns whether the answer is whole.
+        """Returns whether the answer is complete.
 
         Raises:
             Exception: it failed.
@@ -64,7 +64,7 @@ def ended(
     scheduler: SharedScheduler,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[PromptAnswer]:
-    """Yields answers as they end, until all have, or `cancelled` says that nobody wants the rest.
+    """Yields answers as they end, until all have or `cancelled` returns True.
 
     Where one fails, or whoever reads them stops, the others are cancelled.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.dialogue.rendering import Message, known_answer, rendered
 from ktcli.dialogue.snapshots import shared_ids, snapshot_positions
 from ktcli.dialogue.splice import Splicer, Spoken
 from ktcli.engine.forcing import ForcedIds
+from ktcli.records import dataclass
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel
 
@@ -41,7 +41,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Makes the prompts of one model; but `is_whole` not for several threads at once.
+    """Makes the prompts of one model; thread-safe except for `is_whole`.
 
     Args:
         context: the number of positions that a conversation can have.
@@ -56,7 +56,7 @@ class PromptEncoder:
     def rendered(
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
     ) -> Marked:
-        """Returns messages as text, see `rendering.rendered`."""
+        """Returns messages as the text of a prompt, see `rendering.rendered`."""
         return rendered(self.texts, messages, variables, self.context, continues=continues)
 
     def ids(
@@ -67,7 +67,7 @@ class PromptEncoder:
         *,
         passing: bool = False,
     ) -> list[int] | None:
-        """Returns the ids of a rendered conversation; None: they are surely more than `most`, or than the context.
+        """Returns the ids of a rendered conversation; None: they are certainly more than `most`, or than the context.
 
         Args:
             spoken: answers as they were generated, by where they may be in the text.
@@ -78,14 +78,14 @@ class PromptEncoder:
         )
 
     def forced(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ForcedIds | None:
-        """Returns what the answer to messages has to be; None: anything."""
+        """Returns the text that the answer to messages must have; None: any."""
         found = known_answer(self.texts, messages, variables, self.context)
         if found is None:
             return None
         return ForcedIds(tuple(self.texts.control.encode_text(found.text)), found.lead)
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
-        """Whether the ids of an answer are all of its text, see `Splicer.is_whole`."""
+        """Returns whether the ids of an answer encode all of its text, see `Splicer.is_whole`."""
         return self._splicer.is_whole(answer, foreign=foreign)
 
     def partings(
@@ -97,8 +97,8 @@ class PromptEncoder:
         *,
         further: bool = True,
     ) -> tuple[int, tuple[int, ...]]:
-        """Returns the number of first ids with which other conversations begin, too, and the positions of the prompt
-        at which a state should be kept; 0 and none where no layer keeps any.
+        """Returns the number of first ids that other conversations share, and the positions of the prompt at which a
+        snapshot of the state should be stored; 0 and none where no layer has a state.
 
         Args:
             further: whether positions are looked for behind a question.

@@ -30,7 +30,7 @@ class _Submitted(NamedTuple):
 
 
 class SharedScheduler:
-    """A scheduler whose events go to whoever submitted their request; for one thread.
+    """A scheduler that passes each event to the submitter of its request; for one thread.
 
     The timeline of the conversation that asked last is kept until somebody else asks. Of the others, of which there can
     be any number, whole pages stay in the cache as long as nobody needs the room.
@@ -61,7 +61,7 @@ class SharedScheduler:
         conversation: object | None = None,
         goes_on: bool = False,
     ) -> Answer:
-        """Takes a request; `hear` gets its events within `step`.
+        """Submits a request; `hear` is called with its events within `step`.
 
         Args:
             sampler: goes on with this random sequence; None: a new one.
@@ -82,7 +82,7 @@ class SharedScheduler:
         return answer
 
     def step(self) -> None:
-        """Does a step of the engine and tells what happened, also to those whose answers go on beside.
+        """Runs a step of the engine and passes its events to all submitters.
 
         Within a step it does nothing: the garbage collector may find an answer there that nobody reads any more.
         """
@@ -96,13 +96,13 @@ class SharedScheduler:
             self._stepping = False
 
     def close(self) -> None:
-        """Cancels every request, and tells so."""
+        """Cancels every request, with an event for each."""
         self._events += self._scheduler.close()
         self._tell()
         self.forget()
 
     def forget(self, conversation: object | None = None) -> None:
-        """Lets go of a kept timeline, if it is that of a conversation; None: of any."""
+        """Releases a cached timeline if it is that of the conversation; None: that of any."""
         if self._kept is not None and conversation in (None, self._kept[0]):
             _close(self._kept[1])
             self._kept = None
@@ -143,7 +143,7 @@ def _close(sequence: Sequence | None) -> None:
 
 
 class SharedSession:
-    """A conversation on an engine that others use, too, see `ChatSession`.
+    """The session of a conversation on an engine that others use, too, see `ChatSession`.
 
     Attributes:
         began: the engine's clocks when it took the last request.
@@ -161,7 +161,7 @@ class SharedSession:
         sampler: Sampler,
         constraint: AnswerConstraint | None = None,
     ) -> Answer:
-        """Takes a request, see `ChatSession.submit`.
+        """Submits a request, see `ChatSession.submit`.
 
         Raises:
             UsageError: the answer is to have a form.
@@ -174,7 +174,7 @@ class SharedSession:
         return self._answer
 
     def step(self) -> list[Event]:
-        """Returns the events that came meanwhile, or those of a step."""
+        """Returns the events that have arrived, or those of a step."""
         if not self._events or (self._answer is not None and self._answer.cancelled):
             self._scheduler.step()
         events = list(self._events)
@@ -182,9 +182,9 @@ class SharedSession:
         return events
 
     def keep(self) -> None:
-        """Lets go of the timeline, so that others find what ends within a page, too."""
+        """Releases the timeline, so that others can reuse it up to its end within a page."""
         self._scheduler.forget(self)
 
     def close(self) -> None:
-        """Lets go of the timeline; requests end by themselves."""
+        """Releases the timeline; requests in progress end by themselves."""
         self._scheduler.forget(self)

@@ -8,15 +8,15 @@ between answers are encoded. That is safe where a stretch begins with a special 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ktcli.records import dataclass
 from ktcli.text.control import ControlTokens, Marked
 from ktcli.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """An answer as its model generated it.
+    """An answer as its model generated it: text and ids.
 
     Attributes:
         at: the characters of the rendered conversation before it.
@@ -29,14 +29,14 @@ class Spoken:
 
 
 def remember(spoken: list[Spoken], answer: Spoken) -> None:
-    """Adds an answer in its place; those from there on belong to another course of the conversation."""
+    """Adds an answer in its place; later answers in the list are dropped."""
     while spoken and spoken[-1].at >= answer.at:
         spoken.pop()
     spoken.append(answer)
 
 
 class Splicer:
-    """Encodes one conversation again and again, as it grows; stretches that it knows are not encoded anew."""
+    """Encodes the prompts of one conversation as it grows; known stretches keep their ids."""
 
     def __init__(self, tokenizer: Tokenizer, control: ControlTokens) -> None:
         self._tokenizer, self._control = tokenizer, control
@@ -45,7 +45,7 @@ class Splicer:
     def ids(
         self, rendered: Marked, spoken: Sequence[Spoken], most: int, *, passing: bool = False
     ) -> list[int] | None:
-        """Returns the ids of a rendered conversation; None if they are surely more than `most`.
+        """Returns the ids of a rendered conversation; None if they are certainly more than `most`.
 
         Args:
             spoken: answers, by where they may be in the text; those that are not there are left out.
@@ -86,7 +86,7 @@ class Splicer:
         return [answer for answer, stretch in behind if stretch and stretch[0] in special]
 
     def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
-        """Returns whether the ids of an answer are all of its text.
+        """Returns whether the ids of an answer encode all of its text.
 
         Args:
             foreign: whether they come from a file, which could name control tokens or ids that do not exist.

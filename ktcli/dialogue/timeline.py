@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 from typing import Any
 
 from ktcli.native.library import PAGE_TOKENS
+from ktcli.records import dataclass
 
 SHOWN = 24  # characters of each side of a difference
-_DATE = re.compile(r"\b(19|20)\d\d\b|\d\d:\d\d|\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)")
+_DATE = r"\b(19|20)\d\d\b|\d\d:\d\d|\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _THOUGHT_ENDS = ("</think>", "</thinking>", "[/THINK]")
 _THOUGHTS = ("<think>", *_THOUGHT_ENDS, "<|channel|>analysis")
 
@@ -24,7 +25,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The ids that a model had before it, and what they were made from.
+    """The ids that a model has read, and the messages that they encode.
 
     Attributes:
         messages: role and content of each message, the system text first if there is one.
@@ -40,7 +41,7 @@ class Timeline:
     depths: bytes = b""
 
     def answered(self, text: str, ids: Sequence[int], depths: bytes = b"") -> Timeline:
-        """Returns the same, and an answer after it.
+        """Returns the timeline with an answer appended.
 
         Args:
             depths: those of all ids.
@@ -51,7 +52,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Cached tokens that could not be used.
+    """Cached tokens that could not be reused.
 
     Attributes:
         at: the first token of the new prompt that is not the one before; or to which the engine had to go back.
@@ -70,7 +71,7 @@ class Loss:
 
 
 def depth_runs(depths: bytes) -> list[list[int]]:
-    """Returns depths of deferral as pairs: the number of ids with the same one behind each other, and the depth."""
+    """Returns depths of deferral in run-length encoding: pairs of the number of ids, and their depth."""
     return [[len(list(same)), depth] for depth, same in groupby(depths)]
 
 
@@ -81,7 +82,7 @@ def common(before: Sequence[int], now: Sequence[int]) -> int:
 
 
 def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss | None:
-    """Returns the loss between two prompts of a conversation; None if all that was cached is used.
+    """Returns the cached tokens that the second of two prompts of a conversation cannot reuse; None if it reuses all.
 
     Args:
         before: what was read and answered last.
@@ -175,7 +176,7 @@ def common_letters(old: str, new: str) -> int:
 
 def _dated(old: str, new: str, at: int) -> bool:
     around = slice(max(0, at - SHOWN), at + SHOWN)
-    return bool(_DATE.search(old[around]) and _DATE.search(new[around]))
+    return bool(re.search(_DATE, old[around]) and re.search(_DATE, new[around]))
 
 
 def _snippet(text: str, at: int) -> str:

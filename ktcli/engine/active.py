@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from ktcli.engine.sequence import Sequence
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Run
 from ktcli.native.choosing import ChosenToken, TokenChoice
+from ktcli.records import dataclass
 
 # Ids of an answer that are computed again in one step, after its pages were given back or a draft failed.
 _AGAIN = MOST_ROWS
@@ -40,7 +41,7 @@ def _even(tokens: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DraftRoom:
-    """The rows that a step has for the drafts of one answer.
+    """The number of rows that a step has for the drafts of one answer.
 
     Attributes:
         outputs: the rows of its run that can give logits, 1 at least.
@@ -113,7 +114,7 @@ class Active:
 
     @property
     def held(self) -> bool:
-        """Whether it waits for its constraint; its prompt is computed but for the last id."""
+        """Whether it waits for its constraint; its prompt is computed except for the last id."""
         return self._late and self.sequence.length >= self.prompt_tokens - 1
 
     @property
@@ -175,7 +176,7 @@ class Active:
             reused = sum(self._chunks[-1])
 
     def start(self, now_s: float) -> None:
-        """Notes that its next step begins; the first one ends its time in the queue."""
+        """Records that its next step begins; the first one ends its time in the queue."""
         if not self.answer.stats.queued_s:
             self.answer.stats.queued_s = max(now_s - self.submitted_s, 1e-9)
         self.begun = True
@@ -193,8 +194,8 @@ class Active:
         return pools or request.prompt_logprobs is not None
 
     def reads(self, engine: Engine, most: int) -> Run:
-        """Returns the run that computes the next `most` tokens of the prompt at most: a piece of the chunk that
-        would be computed in one step if the request were alone.
+        """Returns the run that computes at most the next `most` tokens of the prompt: a piece of the chunk that would
+        be computed in one step if the request were alone.
 
         Raises:
             PoolFull: there are no pages for it.
@@ -228,8 +229,8 @@ class Active:
         return self._run(upto, False, depth, (at, 1))
 
     def writes(self, engine: Engine, room: DraftRoom = NO_DRAFT_ROOM) -> Run:
-        """Returns the run that computes the answer's ids that the sequence lacks: one id, or several where pages
-        were given back; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
+        """Returns the run that computes the ids of the answer that the sequence lacks: one id, or several if its pages
+        were released; and behind them a draft, each id of which has logits. Each is computed as if it came alone.
 
         Raises:
             PoolFull: there are no pages for it.
@@ -267,15 +268,16 @@ class Active:
         return drafted[: next(unfit, len(drafted))]
 
     def computed(self, run: Run, drafted: int, *, ends_chunk: bool) -> None:
-        """Commits a run of this request that was computed, but for the drafted ids at its end."""
+        """Commits a run of this request that was computed, except for the drafted ids at its end."""
         if not drafted:
             self.sequence.commit(run, prompt=ends_chunk)
         elif not self.sequence.recurrent:
             self.sequence.commit(run, run.ids.size - drafted, prompt=False)
 
     def keep(self, run: Run, drafted: int, right: int) -> None:
-        """Commits the first `right` ids of a run's draft. Where layers keep states, it is committed as a whole or
-        not at all: the states between are not known, and what was right is computed again."""
+        """Commits the first `right` ids of a run's draft. Where layers keep states, it is committed as a whole or not
+        at all: the states between are not known, and what was right is computed again.
+        """
         if not self.sequence.recurrent:
             sure = run.ids.size - drafted
             rest = run._replace(ids=run.ids[sure:], start=run.start + sure)
@@ -284,7 +286,7 @@ class Active:
             self.sequence.commit(run, prompt=False)
 
     def choice(self, logits: Logits) -> TokenChoice:
-        """Returns how the next token is to be chosen from these logits."""
+        """Returns the options for choosing the next token from these logits."""
         wanted = self.answer.request.logprobs
         likeliest = -1 if wanted is None else wanted
         constraint = self.answer.request.constraint

@@ -1,10 +1,9 @@
-"""The adapters of an engine: a program computes the updates of several next to its products, and runs select one by
-number."""
+"""The adapters of an engine: updates of several are computed next to its products, and runs select one by number."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ktcli.errors import NativeError, UsageError
 from ktcli.native import Program
@@ -18,7 +17,7 @@ Norms = Mapping[str, Sequence[int]]
 
 
 class AttachedAdapter(NamedTuple):
-    """An adapter whose updates a program has.
+    """An adapter that is loaded into a program.
 
     Attributes:
         number: what runs name it by, 1 or more.
@@ -29,65 +28,125 @@ class AttachedAdapter(NamedTuple):
     digest: str
 
 
-class Adapters:
-    """The adapters that a program has.
+class Updates(Protocol):
+    """What computes the updates of adapters next to the products of an engine."""
+
+    @property
+    def products(self) -> Collection[str]:
+        """The names of the tensors whose products can be updated."""
+
+    @property
+    def norms(self) -> Collection[str]:
+        """The names of the gains that can be replaced."""
+
+    def ranks(self, name: str) -> int:
+        """Returns the most ranks that the updates of this product by one adapter have together."""
+
+    def set(self, number: int, adapter: PackedAdapter) -> None:
+        """Sets the updates and gains of adapter `number`, from the next step on; not while one runs."""
+
+    def forget(self, number: int, adapter: PackedAdapter) -> None:
+        """Drops what `set` was given; not while a step runs."""
+
+
+class ProgramUpdates:
+    """The updates that a program computes.
 
     Args:
-        program: has this room.
-    Attributes:
+        program: has room for adapters.
         products: the operations that multiply with each tensor, by its name, and the part of each.
         norms: the norms that have each gain, by its name.
+        ranks: the most that the updates of one product by one adapter have together.
     """
 
-    def __init__(
-        self, program: Program, products: Products, norms: Norms, room: AdapterRoom
-    ) -> None:
-        self._program, self.products, self.norms, self.room = program, products, norms, room
+    def __init__(self, program: Program, products: Products, norms: Norms, ranks: int) -> None:
+        self._program, self.products, self.norms, self._ranks = program, products, norms, ranks
+
+    def ranks(self, name: str) -> int:
+        """Returns the most ranks that the updates of a product by one adapter have together: the same for all."""
+        return self._ranks
+
+    def set(self, number: int, adapter: PackedAdapter) -> None:
+        """Sets the updates and gains that an adapter has for the program; not while it runs."""
+        self._tell(number, adapter, present=True)
+
+    def forget(self, number: int, adapter: PackedAdapter) -> None:
+        """Drops what `set` was given; not while the program runs."""
+        self._tell(number, adapter, present=False)
+
+    def _tell(self, number: int, adapter: PackedAdapter, *, present: bool) -> None:
+        for name, updates in adapter.updates.items():
+            for operation, part in self.products.get(name, ()):
+                self._program.adapt(number, operation, part, updates if present else ())
+        for name, gain in adapter.gains.items():
+            for operation in self.norms.get(name, ()):
+                self._program.adapt_gain(number, operation, gain if present else None)
+
+
+class Adapters:
+    """The adapters that an engine has.
+
+    Args:
+        updates: computes them.
+    """
+
+    def __init__(self, updates: Updates, room: AdapterRoom) -> None:
+        self._updates, self.room = updates, room
         self._there: dict[int, PackedAdapter] = {}
 
     @property
+    def products(self) -> Collection[str]:
+        """The names of the tensors whose products an adapter may change."""
+        return self._updates.products
+
+    @property
+    def norms(self) -> Collection[str]:
+        """The names of the gains that an adapter may replace."""
+        return self._updates.norms
+
+    @property
     def size_bytes(self) -> int:
-        """The bytes of the factors of all that are attached."""
+        """The bytes of the factors of all attached adapters."""
         return sum(each.size_bytes for each in self._there.values())
 
     def attach(self, adapter: PackedAdapter) -> AttachedAdapter:
-        """Returns an adapter with a number, by which runs name it from the next step on; not while one runs.
+        """Attaches an adapter; returns it with the number by which runs refer to it from the next step on; not to be
+        called during a run.
 
         Raises:
             UsageError: there is no number left, it has more ranks than there is room for, or it changes a tensor that
-                no product has.
+                cannot be changed here.
         """
         free = [n for n in range(1, self.room.most + 1) if n not in self._there]
         if not free:
             raise UsageError(f"there is no room for another adapter: the limit is {self.room.most}")
-        if adapter.ranks > self.room.ranks:
-            raise UsageError(
-                f"the adapter {adapter.name} needs {adapter.ranks} ranks in one product, "
-                f"but there is room for only {self.room.ranks}",
-                hint=f"serve it from the start: kt serve MODEL --adapter {adapter.name}",
-            )
+        self._require_room(adapter)
+        try:
+            self._updates.set(free[0], adapter)
+        except NativeError:
+            self._updates.forget(free[0], adapter)
+            raise
+        self._there[free[0]] = adapter
+        return AttachedAdapter(free[0], adapter.digest)
+
+    def detach(self, attached: AttachedAdapter) -> PackedAdapter:
+        """Drops an adapter that no run names any more, and returns it: freeing it takes time; not while a step runs."""
+        gone = self._there.pop(attached.number)
+        self._updates.forget(attached.number, gone)
+        return gone
+
+    def _require_room(self, adapter: PackedAdapter) -> None:
         for name in (*adapter.updates, *adapter.gains):
             if name not in self.products and name not in self.norms:
                 raise UsageError(
                     f"the adapter {adapter.name} changes {name}, which is not a product or a norm of this model",
                     hint=f"merge it into a conversion: kt convert MODEL --adapter {adapter.name}",
                 )
-        try:
-            self._tell(free[0], adapter, present=True)
-        except NativeError:
-            self._tell(free[0], adapter, present=False)
-            raise
-        self._there[free[0]] = adapter
-        return AttachedAdapter(free[0], adapter.digest)
-
-    def detach(self, attached: AttachedAdapter) -> None:
-        """Drops an adapter that no run names any more; not while a step runs."""
-        self._tell(attached.number, self._there.pop(attached.number), present=False)
-
-    def _tell(self, number: int, adapter: PackedAdapter, *, present: bool) -> None:
         for name, updates in adapter.updates.items():
-            for operation, part in self.products[name]:
-                self._program.adapt(number, operation, part, updates if present else ())
-        for name, gain in adapter.gains.items():
-            for operation in self.norms[name]:
-                self._program.adapt_gain(number, operation, gain if present else None)
+            ranks, room = sum(each.rank for each in updates), self._updates.ranks(name)
+            if ranks > room:
+                raise UsageError(
+                    f"the adapter {adapter.name} needs {ranks} ranks in one product, "
+                    f"but there is room for {f'only {room}' if room else 'none'}",
+                    hint=f"serve it from the start: kt serve MODEL --adapter {adapter.name}",
+                )

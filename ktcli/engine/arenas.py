@@ -6,16 +6,18 @@ a cache line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.native import Arena, Pool
 from ktcli.ops.tensors import ceil_to
+from ktcli.records import dataclass
 
 _LINE_BYTES = 64
+
+GetArena = Callable[[int, int | None], Arena]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,23 @@ class NodeMemory:
     Args:
         node_bytes: the bytes of each node's arena, a sum of `aligned` sizes.
         shared_bytes: the bytes of the common arena, a sum of `aligned` sizes.
+        arena: returns memory of at least so many bytes on a node; None: `Pool.arena`.
     Attributes:
         size_bytes: the bytes of all arenas.
         refused: the reason why the system did not bind the memory; "" if it did, or need not.
     """
 
-    def __init__(self, pool: Pool, node_bytes: Sequence[int], shared_bytes: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        node_bytes: Sequence[int],
+        shared_bytes: int,
+        arena: GetArena | None = None,
+    ) -> None:
+        get = arena or pool.arena
         sizes = (*node_bytes, shared_bytes)
         nodes = (*range(len(node_bytes)), None)
-        self._arenas = [pool.arena(size, node) for size, node in zip(sizes, nodes, strict=True)]
+        self._arenas = [get(size, node) for size, node in zip(sizes, nodes, strict=True)]
         self._used = [0] * len(sizes)
         self.size_bytes = sum(sizes)
         self.refused = next((arena.refused for arena in self._arenas if arena.refused), "")
@@ -60,7 +70,7 @@ def aligned(size_bytes: int) -> int:
 
 
 def refusals(pool: Pool, unbound: str) -> Iterator[str]:
-    """Yields a sentence on what the system refused to a pool and its memory, one at most.
+    """Yields sentences about requests of a pool and its memory that the system refused, one at most.
 
     Args:
         unbound: the reason why the system did not bind memory; "" if it did.

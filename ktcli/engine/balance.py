@@ -39,7 +39,7 @@ class PieceSize(NamedTuple):
 
 
 def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float, float]:
-    """Returns the parts of their own speed that the answers keep, and that the prompt keeps.
+    """Returns the fractions of their full speed that the answers have in a mixed step, and that the prompt has.
 
     Args:
         decode_s: the seconds Td of a pure step.
@@ -50,8 +50,8 @@ def shares(choice: PieceSize, decode_s: float, pure_steps: float) -> tuple[float
 
 
 def pure_steps(alone_s: float, decode_s: float) -> float:
-    """Returns the number of pure steps, whole or not, that should follow a mixed one whose piece takes `alone_s`, 0
-    at least.
+    """Returns the number of pure steps, whole or not, that should follow a mixed one whose piece takes `alone_s`; at
+    least 0.
 
     Answers and prompt then keep parts that are as far above, or below, what they are to keep.
     """
@@ -59,8 +59,9 @@ def pure_steps(alone_s: float, decode_s: float) -> float:
 
 
 def satisfaction(choice: PieceSize, decode_s: float) -> float:
-    """Returns the lesser of the parts of their speed that answers and prompt keep, over those that they are to
-    keep; 1: both keep enough."""
+    """Returns the lesser of the answers' and the prompt's fractions of full speed, each over its target; 1: both
+    targets are met.
+    """
     answers, prompt = shares(choice, decode_s, pure_steps(choice.alone_s, decode_s))
     return min(answers / ANSWERS_KEEP, prompt / PROMPT_KEEPS)
 

@@ -12,7 +12,8 @@ from ktcli.errors import KtError
 
 
 class Constraint(Protocol):
-    """Says which ids one answer may go on with, id by id; for the thread of the scheduler only.
+    """The interface of a constraint on one answer: says which ids may come next, id by id; for the scheduler's thread
+    only.
 
     Drafted ids are tried against it one after the other, so that a draft never changes an answer.
     """

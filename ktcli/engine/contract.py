@@ -67,7 +67,7 @@ class Engine(Protocol):
 
     @property
     def memory(self) -> PageMemory:
-        """The memory of the pages and states, from which they can be stored."""
+        """The memory of the pages and states, which stores read and write."""
 
     @property
     def cache_format(self) -> CacheFormat:
@@ -79,21 +79,22 @@ class Engine(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The sentences for the user on what the system refused, and what that costs."""
+        """Sentences for the user about requests that the system refused, and their cost."""
 
     @property
     def adapters(self) -> Adapters | None:
-        """The adapters that it has; None: there is room for none."""
+        """The engine's adapters; None: it was loaded without room for any."""
 
     def sequence(self) -> Sequence:
-        """Returns a new sequence, which takes pages as it grows; close it in the end."""
+        """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
 
     def session(self) -> Session:
-        """Returns a new session, whose sequence is computed by itself, and is closed when nobody has it any more."""
+        """Returns a new session, whose sequence is computed by itself; it is closed when it is garbage-collected."""
 
     def run(self, batch: Batch) -> list[Logits]:
-        """Computes a batch, of runs that `Sequence.extend` made and that count once they are committed. Returns the
-        logits of each row that gives some, in the order of the rows, in place: valid until the next step.
+        """Computes a batch of runs, which `Sequence.extend` made; returns the logits of each output row, as views:
+        valid until the next step. Returns the logits of each row that gives some, in the order of the rows, in place:
+        valid until the next step.
 
         Raises:
             KtError: nothing counts.
@@ -126,4 +127,4 @@ class Engine(Protocol):
         E]."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
+        """Returns the (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""

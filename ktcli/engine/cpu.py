@@ -8,14 +8,14 @@ engine knows nothing of text, and nothing of the machine but the pool it is give
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.adapters import Adapters
+from ktcli.engine.adapters import Adapters, ProgramUpdates
 from ktcli.engine.arenas import refusals
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
@@ -37,6 +37,7 @@ from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
 from ktcli.planner.deferral import depth_at
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe, format_of
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class CpuEngine:
 
     @property
     def memory(self) -> PageMemory:
-        """The memory of the pages and states, from which they can be stored."""
+        """The memory of the pages and states, which stores read and write."""
         return self._cache
 
     @property
@@ -122,7 +123,7 @@ class CpuEngine:
         return self._tensors.size_bytes
 
     def sequence(self) -> Sequence:
-        """Returns a new sequence, which takes pages as it grows; close it in the end."""
+        """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
         return Sequence(self.pools)
 
     def session(self) -> Session:
@@ -150,7 +151,8 @@ class CpuEngine:
     def batch_invariant(self) -> bool:
         """Whether logits have the same bits in any batch: no matrix, of bf16 as most routers are, can be multiplied
         in tiles that round otherwise."""
-        return not (has_tiles(self.pool.isa) and self._multiplies_bf16())
+        rows = {self.pool.isa, *self.plan.rows.values()}
+        return not (any(map(has_tiles, rows)) and self._multiplies_bf16())
 
     @cached_property
     def step_times(self) -> StepTimes | None:
@@ -206,12 +208,14 @@ class CpuEngine:
         deferring = self.spec.moe_layers - 1 if defers else 0
         layout = self._cache.layout
         tensors = _rounding(self._tensors.by_name, self.model, plan.use.rounding)
-        places = Places(tensors, layout.offsets, self._cache.states.offsets, layout.windowed)
+        states = self._cache.states.offsets
+        places = Places(tensors, layout.offsets, states, layout.windowed, plan.rows)
         recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
         made = assemble(recording, program, places)
         adapters = None
         if room is not None:
-            adapters = Adapters(program, made.products, made.norms, room)
+            updates = ProgramUpdates(program, made.products, made.norms, room.ranks)
+            adapters = Adapters(updates, room)
         return program, Outputs(*made.results), made.routings, adapters
 
 
@@ -231,8 +235,8 @@ def _rounding(
 def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, object]:
     """What the bytes of pages depend on beside ids and deferral.
 
-    Integer products give the same bits on every row of kernels, but every model has some of bf16 (its router), whose
-    last bits are the row's own; where the row has tiles they change with the fewest tokens that use them.
+    From how many tokens on a product uses tiles is not part of it: in integer formats it changes no bit, and in bf16
+    the rows of a step, which is whoever asks at the same time, decide as much.
     """
     return {
         **facts_of(model.at(plan.context), plan.recipe, weights),
@@ -240,6 +244,19 @@ def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, obje
         "cache": plan.use.cache_format.name,
         **({"rounding": plan.use.rounding.name} if plan.use.rounding else {}),
         "shares": pool.node_threads if len(pool.node_threads) > 1 else (),
-        "row": pool.isa,
-        "tiles": pool.tile_min or (),
+        "row": _arithmetic(pool.isa),
+        **({"rows": _row_names(plan)} if plan.rows else {}),
     }
+
+
+def _arithmetic(isa: str) -> str:
+    """Returns the row of kernels that stands for all with the same bits: avx2 and avx512 execute the same operations of
+    IEEE 754 in the same order (native/src/kernels/vec.h). The others differ: the bf16 instruction of avx512bf16 flushes
+    subnormals, tiles add in another order, and the C library of CPUs for the portable row may lack FMA."""
+    return "avx512" if isa == "avx2" else isa
+
+
+def _row_names(plan: Plan) -> list[str]:
+    """The rows of kernels of single parts, with these."""
+    rows = plan.rows.items()
+    return sorted(f"{layer} {part.name} {_arithmetic(row)}" for (layer, part), row in rows)

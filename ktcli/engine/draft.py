@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from ktcli.records import dataclass
 
 # Ids of the n-grams that are looked up, the longest first: a place that agrees in more of them is a better guess.
 GRAMS = (20, 12, 8, 5, 3)
@@ -26,7 +27,7 @@ _OUT = {n: pow(_BASE, n, 1 << 64) for n in GRAMS}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Drafted ids, guessed to follow.
+    """Drafted ids: a guess of those that follow.
 
     Attributes:
         ids: the ids that may follow; (): there is no guess.
@@ -38,14 +39,14 @@ class Draft:
 
 
 class DraftSource(Protocol):
-    """Drafts the ids that may follow in a conversation."""
+    """The interface of a source of drafts of the ids that may follow in a conversation."""
 
     @property
     def kinds(self) -> tuple[float, ...]:
-        """The assumed chance that a drafted id is right, for each kind of guess, as long as nobody has counted."""
+        """The assumed chance that a drafted id is right, for each kind of guess, until enough were counted."""
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Sets the ids of the conversation; cheap where they begin with those it had before."""
+        """Sets the ids of the conversation; cheap if they begin with the previous ones."""
 
     def extend(self, id: int) -> None:
         """Appends one id to the conversation."""
@@ -55,7 +56,7 @@ class DraftSource(Protocol):
 
 
 class Lookup:
-    """Drafts the ids that followed the latest place where the conversation's last ids stood before.
+    """Drafts the ids that followed the latest earlier occurrence of the conversation's last ids.
 
     Beside the ids, memory is bounded by the window, and an id costs the same however long the conversation is.
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from ktcli.planner.memory import MOST_DRAFTED
+from ktcli.records import dataclass
 
 # The most rows of a step: the token that is sure, a draft, and where layers keep states the tokens that were right in
 # the draft before, which are computed again.
@@ -51,7 +51,7 @@ class _Share:
 
 
 class Acceptance:
-    """Counts how often the guesses of one conversation are right, for each kind of guess.
+    """The acceptance rates of one conversation's guesses, for each kind of guess.
 
     The first id of a guess is counted apart from those after it: once a guess began well, it mostly goes on well.
 
@@ -64,7 +64,7 @@ class Acceptance:
         self._later = [_Share(prior) for prior in priors]
 
     def count(self, kind: int, place: int, right: bool) -> None:
-        """Counts whether the drafted id at `place` of a guess of this kind was right, all before it being right."""
+        """Counts whether the drafted id at `place` of a guess of this kind was right; all before it were."""
         (self._later if place else self._first)[kind].count(right)
 
     def chances(self, kind: int, most: int) -> list[float]:
@@ -73,7 +73,7 @@ class Acceptance:
 
 
 class StepTimes:
-    """The seconds of a decode step by its number of rows: medians of the engine's own steps, and a model of them where
+    """The seconds of a decode step by its number of rows: medians of the engine's own steps, and modelled ones where
     there are none.
 
     Args:
@@ -103,7 +103,7 @@ class StepTimes:
         self._measured_at[i] = self._steps
 
     def seconds(self, rows: int) -> float:
-        """Returns the expected seconds of a step of `rows` rows; of more than there is a model for, of the most."""
+        """Returns the expected seconds of a step of `rows` rows; beyond the modelled numbers, those of the largest."""
         i = min(rows, len(self._prior)) - 1
         known = self._known(i)
         if known is not None:
@@ -115,8 +115,9 @@ class StepTimes:
         return self._prior[i] * self._factor(i, below, above)
 
     def at_most(self, rows: int) -> float:
-        """Returns an upper bound of the seconds of a step of `rows` rows: one that was never measured may need for
-        each row beyond those that were as long as a step."""
+        """Returns an upper bound of the seconds of a step of `rows` rows: each row beyond the largest measured step may
+        take as long as a step.
+        """
         last = min(rows, len(self._prior)) - 1
         known = next((i for i in range(last, -1, -1) if self._known(i) is not None), 0)
         return max(self.seconds(rows), self.seconds(known + 1) + (last - known) * self.seconds(1))
@@ -153,7 +154,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The facts by which the length of a draft is chosen.
+    """The inputs by which the length of a draft is chosen.
 
     Attributes:
         chances: the chance of each drafted id to be right if those before it are.
@@ -216,7 +217,7 @@ def _affordable(question: Question, times: StepTimes) -> int:
 
 @dataclass(slots=True)
 class Account:
-    """The seconds that drafts have gained against computing the same tokens one by one.
+    """The seconds that drafts have saved against computing the same tokens one by one.
 
     Attributes:
         plain_s: the seconds that all tokens so far would have taken one by one.
@@ -227,7 +228,7 @@ class Account:
     balance_s: float = 0.0
 
     def add(self, tokens: int, seconds: float, plain: float, drafted: bool) -> None:
-        """Records a step that gave `tokens` tokens in `seconds`; one token alone takes `plain` seconds."""
+        """Adds a step that gave `tokens` tokens in `seconds`; one token alone takes `plain` seconds."""
         self.plain_s += tokens * plain
         if drafted:
             self.balance_s = min(self.balance_s + tokens * plain - seconds, _SAVED_STEPS * plain)

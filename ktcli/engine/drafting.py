@@ -12,7 +12,6 @@ step of its own. It draws the same numbers and sees the same history, so an answ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.draft import Draft, DraftSource, Lookup
@@ -26,6 +25,7 @@ from ktcli.engine.draft_length import (
 )
 from ktcli.errors import UsageError
 from ktcli.planner.memory import MOST_DRAFTED
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DraftOptions:
 
     @classmethod
     def parse(cls, text: str | None, name: str) -> DraftOptions:
-        """Returns the options that the value of an option or a variable called `name` says; None: nobody asked.
+        """Returns the options in the value of an option or a variable called `name`; None: the defaults.
 
         Raises:
             UsageError: it is none of off, lookup, and 1 to MOST_DRAFTED.
@@ -77,7 +77,7 @@ class DraftOptions:
 
 
 def cannot_draft() -> UsageError:
-    """Returns the error that drafts were asked for where they could change answers."""
+    """Returns the error for drafts on an engine where they could change answers."""
     return UsageError(
         "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
         " on how many tokens share a step",
@@ -89,7 +89,7 @@ NO_DRAFTS = DraftOptions(drafts=False)
 
 
 class Drafting:
-    """Chooses the drafts of one conversation, and learns from its steps.
+    """Chooses the drafts of one conversation, and updates its estimates with each step.
 
     Args:
         source: guesses what comes next.
@@ -115,7 +115,7 @@ class Drafting:
         self._said = 0  # ids since then
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Begins an answer to the prompt `ids`."""
+        """Starts an answer to the prompt `ids`."""
         self._settle()
         self._guess = Draft()
         self._source.follow(ids)
@@ -149,7 +149,7 @@ class Drafting:
         self._step, self._said = (rows, beside, seconds), 0
 
     def said(self, id: int) -> None:
-        """Appends an id of the answer, and counts whether the draft had it right."""
+        """Appends an id of the answer, and counts whether the draft predicted it."""
         self._source.extend(id)
         self._said += 1
         guess, place = self._guess, self._right

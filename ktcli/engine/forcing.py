@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.records import dataclass
+
 
 @dataclass(frozen=True, slots=True)
 class ForcedIds:
-    """The ids that an answer is held to; behind them it ends.
+    """The ids that an answer must consist of; it ends behind them.
 
     Attributes:
         lead: how many of the first ids have to be chosen freely before the others are forced; an answer that begins
@@ -23,7 +24,7 @@ class ForcedIds:
 
 
 class Forcing:
-    """Follows one answer along the ids that it is held to.
+    """The constraint of an answer whose ids are given in advance.
 
     Args:
         stop_ids: those that may come behind them.

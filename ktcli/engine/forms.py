@@ -31,7 +31,7 @@ How = NDArray[np.uint8]
 
 
 def how_to_read(record: bytes, n: int, *, latent: bool, within: int | None = None) -> How:
-    """Returns how the n ids of a prompt are computed, a byte for each.
+    """Returns the bytes that encode how the n ids of a prompt are computed, one for each.
 
     Args:
         record: how its first ids were computed; those behind were not.

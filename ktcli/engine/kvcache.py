@@ -9,8 +9,6 @@ reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.pools import Pools
@@ -24,6 +22,7 @@ from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
 from ktcli.pagelabel import U8Array
 from ktcli.planner.memory import Use
+from ktcli.records import dataclass
 
 _LINE_BYTES = 64  # layers begin on cache lines
 
@@ -55,7 +54,7 @@ class PageLayout:
 
 
 class PageArena:
-    """The pages of one kind in main memory: their bytes lie as they are stored.
+    """The pages of one kind in main memory, in the layout in which they are stored.
 
     Attributes:
         arena: [pages][page_bytes].

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ktcli.engine.arenas import NodeMemory, aligned
+from ktcli.engine.arenas import GetArena, NodeMemory, aligned
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.models import Model
 from ktcli.native import Axis, Format, Pool, Weight
@@ -24,16 +24,17 @@ from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.memory import drops_cached
 from ktcli.planner.plan import Plan
 from ktcli.planner.slices import ALL_TEAMS, ExpertTeams, Slice, shares_of, slices_of
+from ktcli.records import dataclass
+from ktcli.weights.ids import first_outside
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
-from ktcli.weights.tables import first_outside
 
 # progress(bytes done, bytes in all)
 Progress = Callable[[int, int], None]
 
 
 class TensorSource(Protocol):
-    """A source that gives the bytes of tensors."""
+    """The interface of a source that supplies the bytes of tensors."""
 
     @property
     def identity(self) -> str:
@@ -61,7 +62,7 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The tensors of a loaded model by name, and the memory they lie in.
+    """The tensors of a loaded model by name, and their memory.
 
     Attributes:
         size_bytes: the bytes that were filled.
@@ -91,18 +92,18 @@ def load(
     progress: Progress | None = None,
     *,
     skip: Mask | None = None,
-    only: Role | None = None,
+    only: Callable[[Tensor], bool] = lambda tensor: True,
     experts_on: ExpertTeams = ALL_TEAMS,
 ) -> Tensors:
     """Reserves memory for every tensor of the model, fills it, and returns the tensors.
 
     Args:
-        only: the role of the tensors to load; None: all.
+        only: tells whether a tensor is loaded.
         skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
             it lies; it takes no memory but for pages shared with others.
         experts_on: the teams that have the experts of some layers.
     """
-    tensors = [each for each in model.tensors if only is None or each.role is only]
+    tensors = [each for each in model.tensors if only(each)]
     kept = _kept(model, skip)
     return load_tensors(tensors, recipe, source, pool, progress, kept=kept, experts_on=experts_on)
 
@@ -116,12 +117,14 @@ def load_tensors(
     *,
     kept: Mapping[str, tuple[range, ...]] | None = None,
     experts_on: ExpertTeams = ALL_TEAMS,
+    arena: GetArena | None = None,
 ) -> Tensors:
     """Reserves memory for some tensors of a model, fills it, and returns the tensors.
 
     Args:
         kept: the runs of consecutive matrices of each that are filled; None: all.
         experts_on: the teams that have the experts of some layers.
+        arena: as for `NodeMemory`.
     """
     threads = pool.node_threads
     places = [
@@ -136,7 +139,7 @@ def load_tensors(
     nodes = range(len(threads))
     node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]
     shared_bytes = sum(aligned(place.size_bytes) for place in places if not place.slices)
-    memory = NodeMemory(pool, node_bytes, shared_bytes)
+    memory = NodeMemory(pool, node_bytes, shared_bytes, arena)
     by_name: dict[str, Loaded] = {}
     done, total = 0, sum(place.filled_bytes for place in places)
     for place in places:
@@ -278,7 +281,7 @@ class PackSource:
 
     @classmethod
     def planned(cls, pack: Pack, pool: Pool, plan: Plan) -> PackSource:
-        """Returns a source that gives up cached pages where the plan leaves no room for them."""
+        """Returns a source that drops cached pages where the plan leaves no room for them."""
         drop = drops_cached(pack.size_bytes, plan.need_bytes, plan.host.available_bytes)
         return cls(pack, pool, drop=drop)
 

@@ -35,7 +35,7 @@ class Logits(NamedTuple):
 
     @classmethod
     def of(cls, values: F32Array, temperature: float = 0.0) -> Logits:
-        """The logits with a summary made here."""
+        """Returns the logits with a summary computed here."""
         rows = np.full((-(-len(values) // BLOCK_COLUMNS), BLOCK_COLUMNS), -np.inf, np.float32)
         rows.reshape(-1)[: len(values)] = values
         peaks: F32Array = rows.max(axis=1)
@@ -46,3 +46,8 @@ class Logits(NamedTuple):
         block = int(peaks.argmax())
         best = block * BLOCK_COLUMNS + int(rows[block].argmax())
         return cls(values, best, peaks, sums, temperature)
+
+    def copied(self) -> Logits:
+        """Returns the same logits in memory of their own."""
+        arrays = {name: getattr(self, name).copy() for name in ("values", "peaks", "sums")}
+        return self._replace(**arrays)

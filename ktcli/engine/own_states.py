@@ -8,7 +8,7 @@ from ktcli.engine.statepool import StatePool
 
 
 class SpareState(NamedTuple):
-    """A state that the sequence has gone on from; it is still there if nobody took its slot."""
+    """A state before the current one, which can be restored as long as its slot is not reused."""
 
     position: int
     slot: int
@@ -16,7 +16,8 @@ class SpareState(NamedTuple):
 
 
 class OwnStates:
-    """The slots of states that a sequence holds, and spare ones that it finds again if nobody took them.
+    """The state slots of one sequence: those it holds, and spare ones, which can be restored as long as they are not
+    reused.
 
     Attributes:
         pool: the slots of all sequences.
@@ -30,7 +31,7 @@ class OwnStates:
         self._spares: list[SpareState] = []
 
     def reserve(self) -> None:
-        """Takes a slot for the state at the next step's end.
+        """Allocates a slot for the state at the next step's end.
 
         Raises:
             PoolFull: others hold them.
@@ -39,7 +40,7 @@ class OwnStates:
             self.next_slot = self.pool.take()
 
     def go_on(self, length: int) -> None:
-        """Makes the step's end the current state; the state before it, of `length` positions, becomes spare."""
+        """Makes the state at the step's end current; the state before it, of `length` positions, becomes spare."""
         ticket = self.pool.spare(self.slot) if self.slot >= 0 else None
         if ticket is not None:
             self._spares.append(SpareState(length, self.slot, ticket))
@@ -70,7 +71,7 @@ class OwnStates:
         self._drop_after(length)
 
     def share(self, other: OwnStates) -> None:
-        """Makes the other's current state current here, too, where nothing is held yet."""
+        """Makes another sequence's current state current here, too; to be called before any state is held."""
         if other.slot >= 0:
             self.pool.hold(other.slot)
             self.slot = other.slot

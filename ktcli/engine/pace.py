@@ -21,11 +21,14 @@ _NEW = 0.25  # the weight of a new measurement: the last dozen steps count
 FIRST_PIECE = 64
 PIECE_STEP = 16  # tokens: pieces are multiples of it, and none is smaller
 _LONGER = 1.45  # times the piece in the middle of a prompt, another may take
+# Of answers alone: what a step may take that reads several prompts. With 8 streams beside prompts of 126 tokens, one
+# takes 3.4 steps, two 5.0 and three 6.5 (docs/serving.md).
+FEW_STEPS = 4.5
 _PARTS = (32, 16, 12, 8, 6, 4, 3, 2, 1)  # of a chunk that pieces are
 
 
 class PromptPiece(NamedTuple):
-    """The part of a prompt that a step reads.
+    """The part of a prompt that a step computes.
 
     Attributes:
         tokens: how many.
@@ -37,8 +40,7 @@ class PromptPiece(NamedTuple):
 
 
 class Pace:
-    """Estimates the seconds of steps from those measured, and decides by them how much of a prompt the next one
-    reads.
+    """Estimates the seconds of steps from those measured, and chooses the size of the next step's piece of a prompt.
 
     Args:
         longest_s: the most seconds that a step should take while answers wait for it; None: as few as cost little
@@ -47,6 +49,7 @@ class Pace:
     """
 
     def __init__(self, longest_s: float | None, modelled: PieceTimes) -> None:
+        self._longest_s = longest_s
         self._middle_s = None if longest_s is None else longest_s / _LONGER
         self._modelled = modelled
         self._size = 0  # of the pieces chosen last
@@ -104,6 +107,21 @@ class Pace:
         most_s = _LONGER * half_s[sizes.index(self._size)]
         fit = self._mixed_s(answers, tokens, start) <= most_s
         return max(int(fit.sum()) * PIECE_STEP, sizes[0])
+
+    def shared(self, answers: int, prompts: int, chunk: int) -> int:
+        """Returns the most tokens that a step should read if they are of several prompts, up to a whole chunk.
+
+        Prompts that are read together end together, and so may their answers, and the next prompts: without a bound,
+        short ones would gather in long steps. Where a longest wait is asked for, that is the bound.
+
+        Args:
+            prompts: how many are being read. The steps that a wait is compared with are those of all their answers.
+        """
+        decode_s = self.decode_s(answers + prompts)
+        if not answers or decode_s is None or not self._factor or self._longest_s is not None:
+            return chunk
+        tokens = range(1, chunk + 1)
+        return int((self._mixed_s(answers, tokens, 0.0) <= FEW_STEPS * decode_s).sum())
 
     def _alone_s(self, piece: PromptPiece, chunk: int) -> float:
         """The seconds of a piece as a part of a whole chunk that nobody else has a part in."""

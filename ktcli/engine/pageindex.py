@@ -20,14 +20,14 @@ _COMPARED = 32  # the pages sealed last that begin with the same id: more would 
 
 
 class CommonBeginning(NamedTuple):
-    """A page whose first `tokens` ids are those that were asked for, and were computed in the same way."""
+    """A page of which the first `tokens` ids are equal to those looked up, and were computed in the same way."""
 
     page: int
     tokens: int
 
 
 class PageIndex:
-    """Sealed pages by the key of the prefix before them and by their first id."""
+    """Sealed pages, by the key of the prefix before them and by their first id."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[bytes, int], OrderedDict[int, NDArray[np.int64]]] = {}
@@ -54,7 +54,7 @@ class PageIndex:
         self._places.clear()
 
     def longest(self, previous: bytes, ids: Ids, depths: Depths) -> CommonBeginning | None:
-        """Returns the page behind the prefix with the key `previous` that has most of these ids in common, the one
+        """Returns the page behind the prefix with the key `previous` that has the most leading ids in common, the one
         sealed last of several; None: none has the first.
 
         Args:

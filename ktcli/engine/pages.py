@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from ktcli.engine.pageindex import PageIndex
 from ktcli.engine.prefix import Depths, Ids
 from ktcli.errors import NotEnoughMemory
 from ktcli.pagelabel import PageLabel
+from ktcli.records import dataclass
 
 # evicted(number, key): called while the memory still holds what the key says
 Evicted = Callable[[int, bytes], None]
@@ -29,14 +29,15 @@ class PoolFull(NotEnoughMemory):
 
 
 class PageObserver(Protocol):
-    """Is told which pages can be found in a pool; called by the thread that drives the engine, which it never keeps
-    waiting."""
+    """The interface of a listener for the pages that can be found in a pool; called on the engine's thread, which it
+    must not block.
+    """
 
     def came(self, label: PageLabel) -> None:
-        """Notes that a page got its content address."""
+        """Called when a page got its content address."""
 
     def went(self, key: bytes) -> None:
-        """Notes that a page lost its content address."""
+        """Called when a page lost its content address."""
 
 
 @dataclass(slots=True)
@@ -100,11 +101,11 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """The number of pages that `take` can give: free and idle ones."""
+        """The number of pages that `take` can return: free and idle ones."""
         return self.free + self.idle
 
     def take(self, n: int) -> list[int]:
-        """Takes `n` pages, each held once, and returns them: free ones, then idle ones, the least recently used
+        """Allocates `n` pages with one reference each; returns them: free ones, then idle ones, the least recently used
         first.
 
         Raises:
@@ -122,14 +123,14 @@ class PagePool:
         return taken
 
     def hold(self, page: int) -> None:
-        """Adds a holder to a page: to one that somebody holds, or to an idle one."""
+        """Adds a reference to a page that is held or idle."""
         if not self._holders[page]:
             del self._line(page)[page]  # KeyError: it is free, and holds nothing
         self._holders[page] += 1
         self.counts.most_held = max(self.counts.most_held, self.held)
 
     def release(self, page: int) -> None:
-        """Takes a holder from a page; without holders a sealed page is idle, any other free."""
+        """Drops a reference to a page; without references a sealed page is idle, any other free."""
         assert self._holders[page] > 0, f"page {page} has no holder"
         self._holders[page] -= 1
         if self._holders[page]:
@@ -169,12 +170,13 @@ class PagePool:
         del self._pages[self._keys.pop(page)]
 
     def sealed(self, page: int) -> bool:
-        """Tells whether a page has a content address."""
+        """Returns whether a page has a content address."""
         return page in self._keys
 
     def find(self, key: bytes) -> int | None:
-        """Returns the page with this content address, held or idle; an idle one stays so until something is taken.
-        None: there is none."""
+        """Returns the page with this content address, held or idle; an idle one stays so until the next `take`. None:
+        there is none.
+        """
         page = self._pages.get(key)
         if page is None:
             self.counts.missed += 1
@@ -185,14 +187,16 @@ class PagePool:
         return page
 
     def beginning(self, previous: bytes, ids: Ids, depths: Depths) -> tuple[bytes, int] | None:
-        """Returns the key of the page behind the prefix `previous` that begins most like these ids, and the number of
-        ids that both have, see `PageIndex.longest`; None: there is none."""
+        """Returns the key of the page behind the prefix `previous` that has the most leading ids in common with these,
+        and their number, see `PageIndex.longest`; None: there is none.
+        """
         found = self._index.longest(previous, ids, depths) if ids.size else None
         return None if found is None else (self._keys[found.page], found.tokens)
 
     def favour(self, key: bytes) -> None:
-        """Lets the page with this content address, if there is one, be evicted after all that are not favoured:
-        reuse is likely to begin there."""
+        """Makes the page with this content address, if there is one, be evicted after all that are not favoured: reuse
+        is likely to begin there.
+        """
         page = self._pages.get(key)
         if page is None or page in self._favours:
             return
@@ -202,12 +206,13 @@ class PagePool:
         self._favours.add(page)
 
     def page_of(self, key: bytes) -> int | None:
-        """Returns the page with this content address, as `find`, but without counting or moving anything; None:
-        there is none."""
+        """Returns the page with this content address, as `find`, but without changing counts or the order of eviction;
+        None: there is none.
+        """
         return self._pages.get(key)
 
     def forget(self) -> None:
-        """Frees every idle page, and forgets every content address."""
+        """Frees every idle page, and removes every content address."""
         for page, key in self._keys.items():
             self._goes(page, key)
         self._free.extend((*self._idle, *self._favoured))

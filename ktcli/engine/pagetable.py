@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Numbers
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.native import PAGE_TOKENS
 from ktcli.planner.memory import MOST_DRAFTED, window_pages
+from ktcli.records import dataclass
 
 U8Array = NDArray[np.uint8]
 _NONE = -1  # in a table: no page is held there
@@ -29,27 +29,25 @@ def pages_for(positions: int) -> int:
 
 
 class PagedMemory(Protocol):
-    """The memory of the pages of one kind.
-
-    Attributes:
-        page_bytes: the bytes of a page as it is stored.
-    """
+    """The interface of the memory of the pages of one kind."""
 
     @property
-    def page_bytes(self) -> int: ...
+    def page_bytes(self) -> int:
+        """The bytes of a page as it is stored."""
 
     def saved_page(self, page: int) -> U8Array:
         """Returns the stored bytes of a page; for a sealed page any thread may ask."""
 
     def page_room(self, page: int) -> U8Array:
-        """Returns the memory into which the bytes of a page are read; `restore_page` then puts them into the page."""
+        """Returns a buffer for the bytes of a page that is read; `restore_page` then copies them into the page."""
 
-    def restore_page(self, page: int, room: U8Array) -> None: ...
+    def restore_page(self, page: int, room: U8Array) -> None:
+        """Copies the bytes that were read into `room`, as `page_room` returned it, into a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPages:
-    """The pool and memory of window pages, those of the layers with a window.
+    """The pool and memory of window pages: those of the layers with a sliding window.
 
     Attributes:
         pool: who has which.
@@ -74,7 +72,7 @@ class WindowPages:
 
 
 class PageTable:
-    """The pages of one kind that a sequence holds: those of the positions of pages first … end - 1.
+    """The pages of one kind that a sequence holds: those of the positions in pages first … end - 1.
 
     Args:
         context: the most positions of a sequence.
@@ -107,8 +105,8 @@ class PageTable:
     # -- steps -----------------------------------------------------------------------------------------
 
     def reserve(self, length: int, end: int) -> None:
-        """Takes pages up to position `end`, and copies the one that `length` lies in, if it is begun and shared, to
-        a page of the table's own.
+        """Allocates pages up to position `end`; replaces the page of position `length`, if it is begun and shared, by a
+        copy.
 
         Raises:
             PoolFull: others hold the pages; nothing was taken.
@@ -144,7 +142,7 @@ class PageTable:
         self.first = max(self.first, first)
 
     def favour(self, keys: Numbers[bytes]) -> None:
-        """Lets the pages with these keys be evicted after others: reuse is likely to begin there."""
+        """Makes the pages with these keys be evicted after others: reuse is likely to begin there."""
         for key in keys:
             self._pool.favour(key)
 
@@ -172,8 +170,9 @@ class PageTable:
         return 0
 
     def cut(self, length: int, keys: Numbers[bytes]) -> None:
-        """Keeps the pages of `length` positions, which is `reachable`, and releases the others, the last so that
-        they are evicted first."""
+        """Releases all pages but those of `length` positions, which is `reachable`, the last ones so that they are
+        evicted first.
+        """
         first, end = self.needed(length), pages_for(length)
         back = range(first, min(self.first, end))
         for at in back:
@@ -188,14 +187,15 @@ class PageTable:
         self.first = min(self.first, self.end)
 
     def share(self, other: PageTable) -> None:
-        """Holds the pages that another table holds; this one must be empty."""
+        """Adds references to all pages of another table; this one must be empty."""
         for page in other.held:
             self._pool.hold(page)
         self.numbers[other.first : other.end] = other.numbers[other.first : other.end]
         self.first, self.end = other.first, other.end
 
     def become(self, first: int, pages: Numbers[int]) -> None:
-        """Sets these pages, already held for it, as those from page `first` of the sequence on; the table must be
-        empty."""
+        """Sets these pages, for which references were taken already, as those from page `first` of the sequence on; the
+        table must be empty.
+        """
         self.first, self.end = first, first + len(pages)
         self.numbers[self.first : self.end] = pages

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.logits import Logits
 from ktcli.models.pooling import PoolingMode
+from ktcli.records import dataclass
 
 F32Array = NDArray[np.float32]
 F64Array = NDArray[np.float64]
@@ -17,7 +18,7 @@ F64Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """Which hidden rows of a prompt are pooled, and how.
+    """The options of pooling: which hidden rows of a prompt count, and how they are combined.
 
     Attributes:
         since: the first position that counts; those of a prompt before the text may not.
@@ -27,8 +28,9 @@ class PooledRows:
     since: int = 0
 
     def needs_all(self, position: int) -> bool:
-        """Tells whether each row of a piece of the prompt that begins at `position` is wanted; else the prompt's last
-        one is, for `PoolingMode.LAST`, and no other."""
+        """Returns whether each row of a piece of the prompt that begins at `position` is needed; else only the prompt's
+        last one is, for `PoolingMode.LAST`.
+        """
         return self.mode is PoolingMode.MEAN or (
             self.mode is PoolingMode.FIRST and position <= self.since
         )
@@ -36,7 +38,7 @@ class PooledRows:
 
 @dataclass(eq=False, slots=True)
 class Pooled:
-    """The hidden rows of one prompt so far.
+    """The pooling of one prompt's hidden rows, in progress.
 
     A mean is summed in f64, row after row, so that its bits do not depend on the pieces in which rows come. Rows that
     were computed again, since their pages were given back, count once.
@@ -51,7 +53,7 @@ class Pooled:
         self._next = self.rows.since
 
     def take(self, position: int, rows: Sequence[Logits]) -> None:
-        """Takes the hidden rows of the positions from `position` on."""
+        """Adds the hidden rows of the positions from `position` on."""
         for row in rows[max(0, self._next - position) :]:
             self._take(row.values)
         self._next = max(self._next, position + len(rows))
@@ -65,5 +67,5 @@ class Pooled:
 
     @property
     def vector(self) -> F64Array | None:
-        """The pooled row [hidden]; None: no row has come."""
+        """The pooled row [hidden]; None: no row was added."""
         return None if self._sum is None else self._sum / self._count

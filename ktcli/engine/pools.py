@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from ktcli.engine.adapters import AttachedAdapter
@@ -16,10 +16,11 @@ from ktcli.engine.prefix import Content
 from ktcli.engine.statepool import StatePool
 from ktcli.engine.tier import Tier
 from ktcli.native import PAGE_TOKENS
+from ktcli.records import dataclass
 
 
 class KnownPrefix(NamedTuple):
-    """A prefix whose pages, and state if there are any, are known to the pools.
+    """A prefix whose pages, and state if there are any, are in the pools.
 
     Attributes:
         keys: of its full pages.
@@ -68,8 +69,9 @@ class Pools:
 
     @contextmanager
     def adapter_aside(self) -> Iterator[AttachedAdapter | None]:
-        """Yields the adapter of sequences that name none; those that begin within the context have none, unless they
-        name it."""
+        """Opens a context in which new sequences have no adapter unless they name one; yields the default adapter of
+        all others.
+        """
         kept, self.adapter = self.adapter, None
         try:
             yield kept
@@ -77,7 +79,7 @@ class Pools:
             self.adapter = kept
 
     def later(self, close: Callable[[], None]) -> None:
-        """Closes a sequence that nobody refers to any more: now, or behind the operation that is going on."""
+        """Closes a sequence that has been garbage-collected: now, or at the end of the operation in progress."""
         self.waiting.append(close)
         if not self.depth:
             self._settle()
@@ -107,7 +109,7 @@ class Pools:
         return self.pages.available, 0 if windows is None else windows.pool.available
 
     def forget(self) -> None:
-        """Frees all pages and snapshots that no sequence holds: nothing is found by its ids any more."""
+        """Frees all pages and snapshots that no sequence holds: nothing can be found by its ids any more."""
         self.begin()
         try:
             self.pages.forget()
@@ -119,7 +121,7 @@ class Pools:
             self.end()
 
     def find(self, content: Content) -> KnownPrefix:
-        """Returns the longest known prefix of a content's ids, but not all of them."""
+        """Returns the longest cached prefix of a content's ids, but not all of them."""
         keys: list[bytes] = []
         found: list[int] = []
         limit, key = content.ids.size - 1, content.root

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models import Model
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 VERSION = 1  # of what a key means, and of the layout of pages
@@ -25,14 +25,15 @@ Depths = NDArray[np.uint8]  # how each id was computed, see `forms`
 
 
 def seed(facts: Mapping[str, object]) -> bytes:
-    """Returns the key of the empty prefix, from facts by name, of which each changes the bytes of pages; numbers,
-    texts, and lists and mappings of these."""
+    """Returns the key of the empty prefix, a hash of all facts that change the bytes of pages; their values are
+    numbers, texts, and lists and mappings of these.
+    """
     text = json.dumps({"kt_pages": VERSION, **facts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).digest()
 
 
 def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
-    """Returns the facts that change the bytes of pages everywhere: the weights, their formats, and the model's
+    """Returns the facts that change the bytes of pages on every engine: the weights, their formats, and the model's
     forward.
 
     Args:
@@ -60,7 +61,7 @@ def _rounding(recipe: Recipe) -> dict[str, object]:
 
 
 def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
-    """Returns the key of a prefix that goes on with these ids after the prefix with the key `previous`.
+    """Returns the key of the prefix that extends the one with the key `previous` by these ids.
 
     Args:
         ids: those of a page, [64], or of a part of one, [n].
@@ -74,8 +75,8 @@ def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
 
 
 def salted(seed: bytes, salt: str, adapter: str = "") -> bytes:
-    """Returns the key of the empty prefix for those who name this salt, and use this adapter: they share pages with
-    each other only. Without either it is the seed.
+    """Returns the key of the empty prefix for requests with this salt and this adapter, which share pages with each
+    other only. Without either it is the seed.
 
     Args:
         adapter: the digest of the adapter's files.
@@ -101,7 +102,7 @@ class Content:
     root: bytes
 
     def how(self, span: slice) -> Depths:
-        """Returns how the ids of a span are computed, [n]."""
+        """Returns the bytes that encode how the ids of a span are computed, [n]."""
         if self.depths is None:
             return np.zeros(self.ids[span].size, np.uint8)
         return self.depths[span]

@@ -7,7 +7,7 @@ whoever submitted the request holds it to cancel, and finds it again in every ev
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.pooling import Pooled, PooledRows
 from ktcli.engine.sampler import Sampler
 from ktcli.models.pooling import PoolingMode
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 
 
@@ -57,8 +58,9 @@ class Stats:
         return {"memory": self.reused_tokens - sum(self.restored.values()), **self.restored}
 
     def note_reused(self, tokens: int, restored: Mapping[str, int]) -> None:
-        """Notes what of the prompt was in the cache, and what of that came from stores now or when it was looked up
-        before."""
+        """Records how much of the prompt was cached, and how much of that came from stores now or when it was looked up
+        before.
+        """
         came, left = {**self.restored}, tokens
         for name, n in restored.items():
             came[name] = came.get(name, 0) + n
@@ -69,12 +71,13 @@ class Stats:
 
     @property
     def tokens_per_step(self) -> float:
-        """The average number of tokens that a step gave; 0: there was none. The first token is the prompt's."""
+        """The average number of tokens per step; 0: there was no step. The first token is the prompt's."""
         return (self.steps + self.accepted) / self.steps if self.steps else 0.0
 
     def going_on(self, then: Stats) -> Stats:
-        """Returns the statistics of this answer together with those of the request that continued it: the tokens
-        that request read beyond this answer are counted as put in."""
+        """Returns the sum of this answer's statistics and those of the request that continued it; tokens that the
+        continuation read beyond this answer count as input.
+        """
         put_in = max(0, then.prompt_tokens - self.prompt_tokens - self.tokens)
         return replace(
             self,
@@ -148,7 +151,7 @@ class GenerationRequest:
 
     @property
     def needs_rows(self) -> bool:
-        """Whether something is wanted of tokens before the prompt's last, so that all of them are computed for it."""
+        """Whether something is requested of tokens before the prompt's last, so that all of them are computed."""
         pools = self.pooled is not None and self.pooled.mode is not PoolingMode.LAST
         return pools or self.prompt_logprobs is not None
 

@@ -89,7 +89,7 @@ class Sampler:
         mask: NDArray[np.uint32] | None = None,
         likeliest: int = -1,
     ) -> TokenChoice:
-        """How the next id is to be chosen; draws a number for it.
+        """Returns how the next id is to be chosen; draws a number for it.
 
         Args:
             logits: the logits of the last position.
@@ -130,7 +130,7 @@ class Sampler:
 
 
 def given_choice(logits: Logits, id: int, likeliest: int) -> TokenChoice:
-    """Returns a choice of which `id` is the only outcome: it comes with its chance.
+    """Returns a choice whose only outcome is `id`; its probability is still computed.
 
     Args:
         likeliest: the number of likeliest ids wanted with it.

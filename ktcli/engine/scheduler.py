@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from ktcli.engine.active import NO_DRAFT_ROOM, Active, DraftRoom
@@ -33,6 +32,7 @@ from ktcli.errors import ContextFull, DeviceError, KtError, UsageError
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Batch, Run
 from ktcli.native.choosing import Chooser
+from ktcli.records import dataclass
 
 PRIORITIES = range(-10, 11)
 
@@ -66,7 +66,7 @@ def _importance(each: Active) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Serves requests on one engine: takes requests, and gives the events of their answers.
+    """Runs requests on one engine, many at a time: takes requests, and returns the events of their answers.
 
     Args:
         engine: the engine, which nobody else runs meanwhile.
@@ -106,7 +106,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for their first step, or for room to go on."""
+        """The number of requests that wait for their first step, or for memory to continue."""
         return len(self._new) + len(self._waiting)
 
     @property
@@ -151,7 +151,7 @@ class Scheduler:
         return answer
 
     def step(self) -> list[Event]:
-        """Runs one step of the engine and returns the events that it gave. Without work it returns at once.
+        """Runs one step of the engine; returns its events. Without work it returns at once.
 
         A step that is interrupted, by an exception from outside, counts for nothing and can be done again.
         """
@@ -249,7 +249,7 @@ class Scheduler:
             self._active.append(each)
 
     def _fit(self, some: list[Active]) -> bool:
-        """Tells whether there are pages for what these requests have ahead of them, and for a prompt's chunk."""
+        """Returns whether there are pages for what these requests have ahead of them, and for a prompt's chunk."""
         available, in_windows = self._engine.pools.available
         ahead = sum(each.pages_ahead for each in some)
         windows = sum(each.windows_ahead for each in some)
@@ -303,6 +303,7 @@ class Scheduler:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
         answers, turns = sum(part.tokens for part in parts), self._reading_in_turn()
         left = min(self._engine.max_tokens, self._engine.max_rows - answers)
+        shared = self.pace.shared(answers, len(turns), self._engine.max_tokens)
         if answers:
             at, end = turns[0].sequence.length, turns[0].prompt_tokens
             left = min(left, self.pace.piece(answers, self._engine.max_tokens, at, end))
@@ -318,7 +319,8 @@ class Scheduler:
             self._add(parts, each, partial(each.reads, self._engine, most), events)
             if len(parts) > before:
                 self._turns.served(each.answer)
-                left -= parts[-1].tokens
+                left, shared = left - parts[-1].tokens, shared - parts[-1].tokens
+                left = min(left, shared)
                 if left < PAGE_TOKENS:
                     return  # the next may share pages with this one later
 

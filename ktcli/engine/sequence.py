@@ -133,7 +133,7 @@ class Sequence:
         defer: int = 0,
         chunk: tuple[int, int] | None = None,
     ) -> Run:
-        """Returns the run of the next ids, with pages and a state to write; it counts once it is committed.
+        """Returns the run of the next ids, with pages and a state to write; it takes effect once it is committed.
 
         Args:
             ids: [n] int32.
@@ -210,8 +210,9 @@ class Sequence:
 
     @_operation
     def keep(self) -> None:
-        """Keeps a snapshot of the state, where there is one, and favours the pages of the window before: whoever begins
-        with the same ids can go on from here."""
+        """Stores a snapshot of the state, if there is one, and favours the pages of the window before, so that a
+        sequence that begins with the same ids can continue from here.
+        """
         states, rest = self._states, self.length % PAGE_TOKENS
         if self._windows is not None:
             border = self.length - (rest if states is None else 0)
@@ -233,14 +234,16 @@ class Sequence:
                 self._windows.favour([key])
 
     def mark(self, position: int) -> None:
-        """Notes that others will begin with the ids up to `position` (a system prompt with its tools): where layers
-        keep states, a run ends there and leaves a snapshot."""
+        """Marks the ids up to `position` as a prefix that others will share (a system prompt with its tools): where
+        layers have states, a run ends there and stores a snapshot.
+        """
         if position > self.length and (self._pools.states or self._pools.windows):
             self._marks.append(position)
 
     def plan(self, n: int) -> None:
-        """Notes that the next `n` ids are a prompt behind the ids that are there, unless they are what was adopted,
-        and sets the form in which each is computed."""
+        """Sets the form in which each of the next `n` ids is computed, as a prompt behind the present ids, unless they
+        are those that were adopted.
+        """
         end = self.length + n
         if not self._pools.latent or end == self._planned:
             return
@@ -270,7 +273,8 @@ class Sequence:
     @_operation
     def truncate(self, position: int) -> int:
         """Drops all ids from `position` on; returns the position really reached: the same, or an earlier one where
-        layers keep a state and that of `position` is not kept any more."""
+        layers have a state and that of `position` is not stored any more.
+        """
         wanted = max(0, min(position, self.length))
         self._planned = min(self._planned, wanted)
         reached, spare, kept = self._reachable(wanted)
@@ -308,8 +312,8 @@ class Sequence:
         *,
         bring: bool = True,
     ) -> int:
-        """Makes the sequence the longest beginning of `ids` that is known, here or to other sequences, but never
-        all of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
+        """Makes the sequence the longest cached prefix of `ids`, but not all of it, and returns its length: at least
+        the last id is left to compute, since its logits are needed. Returns its length.
 
         Args:
             how: how each id is computed; None: as a prompt of which nothing was computed. The deferral of what this
@@ -358,8 +362,9 @@ class Sequence:
 
     @_operation
     def close(self) -> None:
-        """Releases all pages and states; what was computed can still be found by others: as far as it goes, or, where
-        layers keep states, up to where one is kept."""
+        """Releases all pages and states; other sequences can still find what was computed, where layers have states up
+        to the last snapshot.
+        """
         self.keep()
         if self._states is None:
             self._seal_open()
@@ -368,9 +373,17 @@ class Sequence:
         self._cut(0)
         self._planned = 0
 
-    def persist(self) -> None:
-        """Lets its full pages be written at once to each store that lacks them."""
+    def persist(self, *, whole: bool = True) -> None:
+        """Has its full pages written at once to each store that lacks them.
+
+        Args:
+            whole: whether nothing more is to come soon; otherwise stores write, during the next step, as much as fills
+                files.
+        """
         if self._pools.tier is None:
+            return
+        if not whole:
+            self._pools.tier.hasten()
             return
         labels, previous = [], self._root
         for at, key in enumerate(self._keys):

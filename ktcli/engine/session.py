@@ -26,14 +26,18 @@ class Steps(Protocol):
     """The part of `Engine` that a session needs."""
 
     @property
-    def spec(self) -> Spec: ...
+    def spec(self) -> Spec:
+        """The sizes of the model."""
 
     @property
-    def pools(self) -> Pools: ...
+    def pools(self) -> Pools:
+        """The pages and states of its sequences."""
 
-    def run(self, batch: Batch) -> list[Logits]: ...
+    def run(self, batch: Batch) -> list[Logits]:
+        """Returns the logits of each output row of a batch, see `Engine.run`."""
 
-    def chunk_tokens(self, left: int) -> int: ...
+    def chunk_tokens(self, left: int) -> int:
+        """Returns the number of tokens of the next chunk of a prompt of which `left` are left."""
 
 
 class Session:
@@ -69,7 +73,7 @@ class Session:
         return reached
 
     def rewind(self, position: int) -> None:
-        """Goes back to exactly `position`, computing again what is no longer known."""
+        """Goes back to exactly `position`; recomputes positions that are not cached any more."""
         ids = self.ids[:position]
         reached = self.sequence.truncate(position)  # what was there keeps its form
         if reached < len(ids):

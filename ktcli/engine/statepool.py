@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ktcli.engine.pages import OTHERS_HOLD, Evicted, PoolCounts, PoolFull
+from ktcli.records import dataclass
 
 
 class Place(NamedTuple):
-    """The place of a snapshot in its sequence.
+    """The position of a snapshot in its sequence.
 
     Attributes:
         page_key: the key of the full pages before it.
@@ -78,7 +78,7 @@ class StatePool:
         return len(self._snapshots)
 
     def take(self) -> int:
-        """Takes a slot, held once, and returns it.
+        """Allocates a slot with one reference; returns it.
 
         Raises:
             PoolFull: all are held.
@@ -96,20 +96,21 @@ class StatePool:
         return slot
 
     def hold(self, slot: int) -> None:
-        """Adds a holder to a held slot, whose contents will not be written any more."""
+        """Adds a reference to a held slot, whose contents will not be written any more."""
         assert self._holders[slot], f"slot {slot} has no holder"
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Takes a holder from a slot."""
+        """Drops a reference to a slot."""
         assert self._holders[slot] > 0, f"slot {slot} has no holder"
         self._holders[slot] -= 1
         if not self._holders[slot]:
             self._free.append(slot)
 
     def spare(self, slot: int) -> int | None:
-        """Takes a holder from a slot, and leaves the state until the slot is needed; returns the ticket with which
-        `back` finds it, None if others hold it or it is a snapshot."""
+        """Drops a reference to a slot, and leaves the state there until the slot is needed; returns the ticket with
+        which `back` restores it, None if others hold the slot or it is a snapshot.
+        """
         if self._holders[slot] > 1:
             self.release(slot)
             return None
@@ -119,11 +120,11 @@ class StatePool:
         return self._tickets
 
     def has(self, slot: int, ticket: int) -> bool:
-        """Tells whether the spare state that the ticket is for is still there."""
+        """Returns whether the spare state of a ticket is still there."""
         return self._spare.get(slot) == ticket
 
     def back(self, slot: int, ticket: int) -> bool:
-        """Holds a spare slot again, if the state that the ticket is for is still there; returns whether it is."""
+        """Holds a spare slot again, if the state of the ticket is still there; returns whether it is."""
         if not self.has(slot, ticket):
             return False
         del self._spare[slot]
@@ -131,12 +132,12 @@ class StatePool:
         return True
 
     def discard(self, slot: int, ticket: int) -> None:
-        """Frees a spare slot, if the state that the ticket is for is still there."""
+        """Frees a spare slot, if the state of the ticket is still there."""
         if self.back(slot, ticket):
             self.release(slot)
 
     def keep(self, key: bytes, slot: int, at: Place, line: int) -> None:
-        """Makes a snapshot of a held slot, under the key of the tokens that it is the state of."""
+        """Makes a snapshot of a held slot, under the key of the prefix of its state."""
         self._clock += 1
         if key in self._snapshots:
             self._snapshots[key].used = self._clock
@@ -150,7 +151,7 @@ class StatePool:
         self._snapshots[key] = _Snapshot(slot, at, line, self._clock)
 
     def find(self, key: bytes) -> int | None:
-        """Returns the slot of a snapshot, to be held before anything else is taken; None: there is none."""
+        """Returns the slot of a snapshot, to be held before the next allocation; None: there is none."""
         snapshot = self._snapshots.get(key)
         if snapshot is None:
             self.counts.missed += 1
@@ -161,12 +162,14 @@ class StatePool:
         return snapshot.slot
 
     def slot_of(self, key: bytes) -> int | None:
-        """Returns the slot of a snapshot, as `find`, but without counting or moving anything; None: there is none."""
+        """Returns the slot of a snapshot, as `find`, but without changing counts or the order of eviction; None: there
+        is none.
+        """
         snapshot = self._snapshots.get(key)
         return None if snapshot is None else snapshot.slot
 
     def places(self) -> list[tuple[Place, bytes]]:
-        """Returns the places of all snapshots, and their keys."""
+        """Returns the positions of all snapshots, and their keys."""
         return [(each.at, key) for key, each in self._snapshots.items()]
 
     def forget(self) -> None:

@@ -7,11 +7,11 @@ where each layer's part of a state lies, and how prompts are cut so that states 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate
 
 from ktcli.models import Spec
 from ktcli.ops.tensors import ceil_to
+from ktcli.records import dataclass
 
 _LINE_ELEMENTS = 16  # f32: layers begin on cache lines
 # A prompt's last tokens are a chunk of their own, so that a position right before them can be gone back to: to
@@ -22,7 +22,7 @@ _LONG = 4 * _TAIL  # tokens of the shortest prompt for which that is worth a ste
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """The layout of a state: the place of each layer's part.
+    """The layout of a state: the offset of each layer's part.
 
     Attributes:
         offsets: the first f32 element of each layer's part.
@@ -52,7 +52,8 @@ def before_tail(size: int, left: int) -> int:
 
 
 def worth_a_step(positions: Iterable[int], start: int, end: int) -> list[int]:
-    """Returns those positions at which a step should end, so that a state is left there, of a prompt whose tokens
-    from `start` to `end` are new: not right behind the start, and not in the tail, before which a step ends anyway."""
+    """Returns the positions at which a step should end to leave a state there, of a prompt whose tokens from `start` to
+    `end` are new: none right behind the start, and none in the tail, before which a step ends anyway.
+    """
     last = end - _TAIL if end - start >= _LONG else end - 1
     return [position for position in positions if start + _TAIL <= position <= last]

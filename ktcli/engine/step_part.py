@@ -7,7 +7,7 @@ its last id, and one after each drafted id: they are taken in turn, as long as t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ktcli.engine.active import Active
 from ktcli.engine.logits import Logits
@@ -16,6 +16,7 @@ from ktcli.engine.sampler import chosen_id, given_choice
 from ktcli.errors import KtError
 from ktcli.native.batch import Run
 from ktcli.native.choosing import Chooser
+from ktcli.records import dataclass
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +60,7 @@ class StepPart:
         return self.rows[self.right]
 
     def computed(self, rows: Iterator[Logits]) -> None:
-        """Takes its own logits from the step's rows, and commits its run but for drafted ids."""
+        """Takes its own logits from the step's rows, and commits its run except for drafted ids."""
         run = self.run
         self.rows = [next(rows) for _ in range(run.first_output, run.ids.size)]
         if (pooled := self.active.answer.pooled) is not None:
@@ -82,7 +83,7 @@ class StepPart:
         self.rows = self.rows[len(self.known) :] if self.active.finish is None else []
 
     def read_on(self, chooser: Chooser) -> PromptRead | None:
-        """Returns the event that says how far the prompt is read; None: no further than before.
+        """Returns the event with the new progress in the prompt; None: there is none.
 
         Args:
             chooser: computes the chances of the prompt's tokens.
@@ -95,8 +96,8 @@ class StepPart:
         total = active.prompt_tokens - stats.reused_tokens
         if done == active.prompt_tokens:
             active.answer.depths = active.sequence.depths
-            if active.answer.request.persist:
-                active.sequence.persist()
+        if active.answer.request.persist:
+            active.sequence.persist(whole=done == active.prompt_tokens)
         chances = self._chances(chooser, before) if self.known else ()
         return PromptRead(active.answer, done - stats.reused_tokens, total, chances)
 

@@ -14,7 +14,7 @@ from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 
 
 class Rate(Protocol):
-    """Predicts how long a store takes to read something, by what it measured."""
+    """Predicts how long a store's reads take, from measured ones."""
 
     @property
     def bps(self) -> float | None:
@@ -25,11 +25,11 @@ class Rate(Protocol):
         """Whether that was measured lately and well."""
 
     def seconds(self, size_bytes: int) -> float:
-        """Returns the time that a read of so many bytes probably takes."""
+        """Returns the predicted seconds of a read of so many bytes."""
 
 
 class Store(Protocol):
-    """Keeps pages and states longer than memory does, for example on disk.
+    """The interface of a store that keeps pages and states longer than memory does, for example on disk.
 
     Attributes:
         name: the name of its tier: "disk".
@@ -39,40 +39,42 @@ class Store(Protocol):
 
     @property
     def rate(self) -> Rate:
-        """How long its reads take."""
+        """The predictor of the durations of its reads."""
 
     def refresh(self) -> None:
-        """Looks for pages and states that other processes left there; a request begins."""
+        """Looks for pages and states that other processes stored; called when a request begins."""
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Looks for these, if it cannot list what it has; otherwise they are not made."""
+        """Looks these pages and states up in a store that cannot list its contents."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Tells whether something is there, as far as it knows."""
+        """Returns whether a page or state is there, as far as it is known."""
 
     def states(self) -> Numbers[tuple[int, bytes, bytes]]:
         """Returns the stored states, longest prefix first: (end, previous, key)."""
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
         """Reads pages or states into memory and checks them; returns how many of the first ones are intact and in
-        place."""
+        memory.
+        """
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
         """Queues a page or state to be stored, unless it is there; another thread calls `fill`, which copies it, or
-        returns False if it is gone. Returns whether it is queued."""
+        returns False if it is gone. Returns whether it is queued.
+        """
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Notes that a conversation with these keys, in their order, is used now."""
+        """Records that a conversation with these keys, in their order, is used now."""
 
     def hurry(self) -> None:
-        """Lets all that is queued be stored at once, at full speed; does not wait for it."""
+        """Has everything in the queue stored at once, at full speed; does not wait for it."""
 
     def flush(self, wait_s: float) -> bool:
-        """Stores all that is queued; returns whether that was done within `wait_s` seconds."""
+        """Stores everything in the queue; returns whether that was done within `wait_s` seconds."""
 
 
 class Stores:
-    """Several stores, nearest first, which are asked in this order.
+    """Several stores, nearest first, which are searched in this order.
 
     Attributes:
         all: the stores.
@@ -82,19 +84,19 @@ class Stores:
         self.all = tuple(stores)
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Tells whether one of them has something."""
+        """Returns whether one of them has a page or state."""
         return self._nearest(kind, key) is not None
 
     def lacking(self, kind: PageKind, key: bytes) -> Iterator[Store]:
-        """Yields those that have not got something."""
+        """Yields the stores that lack a page or state."""
         return (store for store in self.all if not store.has(kind, key))
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the states of all, longest prefix first, each once."""
+        """Returns the states in all stores, longest prefix first, each once."""
         return sorted({state for store in self.all for state in store.states()}, reverse=True)
 
     def seconds(self, sizes: Iterable[tuple[PageKind, bytes, int]]) -> float:
-        """Returns the time that reading things (kind, key, bytes) probably takes, each where it is nearest."""
+        """Returns the predicted seconds of reading pages and states (kind, key, bytes), each from the nearest store."""
         wanted: dict[str, tuple[Store, int]] = {}
         for kind, key, size in sizes:
             if (store := self._nearest(kind, key)) is not None:
@@ -102,18 +104,19 @@ class Stores:
         return sum(store.rate.seconds(size) for store, size in wanted.values())
 
     def unmeasured(self, labels: Iterable[PageLabel]) -> bool:
-        """Tells whether the rate is not known of a store from which one of these would come."""
+        """Returns whether one of these would come from a store whose rate is not known."""
         near = (self._nearest(each.kind, each.key) for each in labels)
         return any(store is not None and not store.rate.is_known for store in near)
 
     def hurry(self) -> None:
-        """Lets all store at once what is queued."""
+        """Has all stores store their queues at once."""
         for store in self.all:
             store.hurry()
 
     def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> list[Store]:
-        """Reads pages or states, each from the nearest store that has it; returns the stores from which the first
-        ones came that are intact and in place. The memory of all others holds anything."""
+        """Reads pages or states, each from the nearest store that has it; returns the store of each of the first ones
+        that are intact and in memory. The memory of all others holds anything.
+        """
         came: list[Store] = []
         failed: list[Store] = []  # with the first record that did not come
         while len(came) < len(labels):

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Numbers
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Protocol
@@ -25,6 +25,7 @@ from ktcli.engine.stores import Store, Stores
 from ktcli.engine.writeback import WriteBack
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import PageKind, PageLabel, U8Array
+from ktcli.records import dataclass
 
 # After a step the engine counts as busy for as long as a person would notice a pause.
 _BUSY_S = 0.5
@@ -45,27 +46,24 @@ _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
 
 
 class PageMemory(PagedMemory, Protocol):
-    """The memory of pages and states, from which they are stored and into which they are read.
-
-    Attributes:
-        codec: the name of their layout.
-        state_bytes: the bytes of a state as it is stored.
-    """
+    """The interface of the memory of pages and states, which stores write from and read into."""
 
     @property
-    def codec(self) -> str: ...
+    def codec(self) -> str:
+        """The name of their layout."""
 
     @property
-    def state_bytes(self) -> int: ...
+    def state_bytes(self) -> int:
+        """The bytes of a state as it is stored."""
 
     def saved_state(self, slot: int) -> U8Array:
         """Returns the stored bytes of a state; for a snapshot any thread may ask."""
 
     def state_room(self, slot: int) -> U8Array:
-        """Returns the memory into which the bytes of a state are read; `restore_state` then puts them into its
-        slot."""
+        """Returns a buffer for the bytes of a state that is read; `restore_state` then copies them into its slot."""
 
-    def restore_state(self, slot: int, room: U8Array) -> None: ...
+    def restore_state(self, slot: int, room: U8Array) -> None:
+        """Copies the bytes that were read into `room`, as `state_room` returned it, into a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ class Tier:
         self.prompt_tok_s: float | None = None
         self._began = self._touched = 0.0
         self._allowed_s = 0.0  # for measuring stores, of the prompt that begins now
-        self._in_step = False
+        self._in_step = self._hastens = False
         self._restored = dict.fromkeys((store.name for store in self._stores.all), 0)
         for each in self._kinds.values():
             each.pool.on_evict = partial(self._writeback.evicted, each.kind)
@@ -114,7 +112,7 @@ class Tier:
             states.on_evict = partial(self._writeback.evicted, PageKind.STATE)
 
     def detach(self) -> None:
-        """Removes itself from the pools, which are then as without a tier; no store copies anything afterwards."""
+        """Disconnects itself from the pools; no store copies anything afterwards."""
         for each in self._kinds.values():
             each.pool.on_evict = None
         if self._states is not None:
@@ -128,7 +126,7 @@ class Tier:
 
     @property
     def read_bps(self) -> dict[str, float]:
-        """The bytes read per second from each store, by its name; without those from which nothing was read yet."""
+        """The bytes read per second from each store, by its name; without stores that were not read yet."""
         rates = {store.name: store.rate.bps for store in self._stores.all}
         return {name: bps for name, bps in rates.items() if bps is not None}
 
@@ -141,18 +139,20 @@ class Tier:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step runs, or has just run and the next one is about to."""
+        """Whether a step runs, or has just run and the next one is about to, and nobody waits for what is queued."""
+        if self._hastens:
+            return False
         since = time.monotonic() - self._touched
         return since < (_MOST_STEP_S if self._in_step else _BUSY_S)
 
     def step_begins(self) -> None:
-        """Notes that a step begins now."""
+        """Records that a step begins now."""
         self._began = self._touched = time.monotonic()
         self._in_step = True
 
     def step_ended(self, n_tokens: int) -> None:
-        """Notes that a step of `n_tokens` tokens of a sequence has ended, and measures its speed."""
-        self._in_step = False
+        """Records that a step of `n_tokens` tokens of a sequence has ended, and measures its speed."""
+        self._in_step = self._hastens = False
         self._touched = time.monotonic()
         if n_tokens >= _LEAST_TIMED and self._touched > self._began:
             fresh = n_tokens / (self._touched - self._began)
@@ -165,8 +165,8 @@ class Tier:
             self._writeback.put(page, label, size_bytes)
 
     def kept(self, slot: int, label: PageLabel, line: int, *, marked: bool = False) -> None:
-        """Notes a snapshot of a sequence: the latest ones of a sequence are stored when the turn is over, and at
-        once those from which other prompts will go on.
+        """Records a snapshot of a sequence: the latest ones of a sequence are stored when the turn is over, and at once
+        those from which other prompts will continue.
 
         Args:
             marked: whether it is such a one, see `Sequence.mark`.
@@ -186,8 +186,14 @@ class Tier:
                     self._writeback.put(slot, label, self._memory.state_bytes)
         self._latest.clear()
 
+    def hasten(self) -> None:
+        """Has stores write at full speed until the end of the next step, by whole files: `persist` follows soon, and
+        then less is left."""
+        self._hastens = True
+
     def persist(self, labels: Iterable[PageLabel]) -> None:
-        """Lets pages and the latest snapshots be stored at once wherever they lack, and all that is queued.
+        """Has everything in the queue, these pages and the latest snapshots stored at once in each store that lacks
+        them.
 
         Args:
             labels: of the full pages of a sequence; those that memory has not any more are left out.
@@ -200,8 +206,9 @@ class Tier:
         self._stores.hurry()
 
     def flush(self, wait_s: float) -> bool:
-        """Waits for all that is queued to be stored; returns whether that was done within `wait_s` seconds. For any
-        thread but the engine's."""
+        """Waits until everything in the queue is stored; returns whether that was done within `wait_s` seconds. For any
+        thread but the engine's.
+        """
         self._stores.hurry()
         until = time.monotonic() + wait_s
         return all(store.flush(max(0.0, until - time.monotonic())) for store in self._stores.all)
@@ -219,8 +226,8 @@ class Tier:
     # --- up -------------------------------------------------------------------------------------------
 
     def bring(self, content: Content, have: int) -> dict[str, int]:
-        """Reads the longest stored beginning of a content's ids, but not all of it, into free pages, and seals
-        them; returns the positions that came from each store, by its name.
+        """Reads the longest stored prefix of a content's ids, but not all of it, into free pages, and seals them;
+        returns the number of positions from each store, by its name.
 
         Args:
             have: the positions that memory already has.
@@ -352,7 +359,7 @@ class Tier:
         return in_memory or self._stored(kind, label)
 
     def _stored(self, kind: PageKind, label: PageLabel) -> bool:
-        """Tells whether a page can be had from a store; one without bytes always can."""
+        """Returns whether a page can be had from a store; one without bytes always can."""
         return not self._kinds[kind].memory.page_bytes or self._stores.has(kind, label.key)
 
     def _bring_pages(
@@ -449,7 +456,7 @@ class Tier:
         tokens: int,
         state: PageLabel | None = None,
     ) -> bool:
-        """Tells whether stores have what memory has not of these pages, and reading them and a state is faster than
+        """Returns whether stores have what memory has not of these pages, and reading them and a state is faster than
         computing so many tokens."""
         missing = [
             label
@@ -475,7 +482,7 @@ class Tier:
         self._states.release(slot)
 
     def _pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
-        """Tells whether reading is faster than computing so many tokens, as far as both were measured, or so little
+        """Returns whether reading is faster than computing so many tokens, as far as both were measured, or so little
         that it shows how fast a store is now.
 
         Args:

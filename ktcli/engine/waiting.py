@@ -9,23 +9,24 @@ from ktcli.errors import QueueFull
 
 # Steps after which a request that waits counts as one level of priority higher: about ten seconds of answers. So of
 # 20 levels, the lowest waits for newer ones no longer than a few minutes.
-PATIENCE = 256
+AGING_STEPS = 256
 
 
 class Turns:
-    """Orders answers by turns: those that go on, the highest priority, the caller that was served longest ago, then
-    age."""
+    """Orders answers for the next step: those in progress, the highest priority, the caller that was served longest
+    ago, then age.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}  # of each caller, when it was last served
         self._served = 0
 
     def first(self, answers: Collection[Answer], step: int) -> list[Answer]:
-        """Returns the answers in the order of their turns at this step."""
+        """Returns the answers in their order at this step."""
         return sorted(answers, key=lambda answer: self._rank(answer, step))
 
     def served(self, answer: Answer) -> None:
-        """Notes that the answer's caller has had its turn."""
+        """Records that the answer's caller was served."""
         self._served += 1
         self._last[answer.request.caller] = self._served
 
@@ -35,7 +36,7 @@ class Turns:
         self._last = {caller: turn for caller, turn in self._last.items() if caller in here}
 
     def _rank(self, answer: Answer, step: int) -> tuple[bool, int, int, int]:
-        risen = (step - answer.since) // PATIENCE
+        risen = (step - answer.since) // AGING_STEPS
         turn = self._last.get(answer.request.caller, 0)
         return not answer.goes_on, -answer.request.priority - risen, turn, answer.number
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ktcli.engine.stores import Store, Stores
 from ktcli.errors import KtError
 from ktcli.pagelabel import PageKind, PageLabel, U8Array
+from ktcli.records import dataclass
 
 _SPILL_BYTES = 256 << 20  # of copies of what was evicted before it was written
 
@@ -36,7 +37,7 @@ class _Unstored:
 
 
 class WriteBack:
-    """Gives stores what they lack, as long as it is there.
+    """Copies pages and states to stores that lack them, before their memory is reused.
 
     Args:
         saved: returns the stored bytes of a page or a state, in place; any thread may ask.
@@ -50,7 +51,7 @@ class WriteBack:
         self._copied_bytes = 0
 
     def put(self, number: int, label: PageLabel, size_bytes: int) -> None:
-        """Queues a page or state, which `number` holds, for each store that lacks it."""
+        """Queues a page or state, which is in slot `number`, for each store that lacks it."""
         for store in self._stores.lacking(label.kind, label.key):
             self._put(store, number, label, size_bytes)
 
@@ -66,7 +67,7 @@ class WriteBack:
                 self._taken(name, store.name)
 
     def evicted(self, kind: PageKind, number: int, key: bytes) -> None:
-        """Copies what is due before its place is taken."""
+        """Copies a queued page or state before its memory is reused."""
         name = kind, key
         with self._guard:
             due = self._due.get(name)
@@ -84,7 +85,7 @@ class WriteBack:
                 self._drop_copy(oldest, self._due.pop(oldest))
 
     def forget(self) -> None:
-        """Gives up all that is due: what holds it goes away."""
+        """Drops the queue: the memory of its pages and states is about to be freed."""
         with self._guard:
             self._due.clear()
             self._copied.clear()

@@ -17,11 +17,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -29,11 +28,13 @@ from torch import Tensor
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, NotEnoughDisk, NotFound, UsageError
 from ktcli.finetune.optimizer import FactorOptimizer
+from ktcli.records import dataclass
 from ktcli.weights.header import encode_header
 from ktcli.weights.writer import FileWriter, explained
 
 STATE, MOMENTS = "kt_state.json", "optimizer.safetensors"
 _VERSION = 1
+_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}  # of moments
 _MAX_STATE_BYTES = 16 << 20
 _FINISHED = re.compile(r"checkpoint-([0-9]{1,10})", re.ASCII)
 _LEFT = re.compile(
@@ -44,7 +45,7 @@ _LEFT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """What a checkpoint belongs to; a run with another identity cannot go on from it.
+    """The inputs of a run that its checkpoints depend on; a run with another identity cannot resume from them.
 
     Attributes:
         data: the SHA-256 of the data files and of what makes samples of them.
@@ -59,7 +60,7 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """What kt_state.json says.
+    """The contents of kt_state.json.
 
     Attributes:
         step: the steps that were done.
@@ -87,8 +88,9 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def others(output: Path, resumed: Path | None) -> list[Path]:
-    """Returns the checkpoints in a folder that a run does not go on from: all but the one that it resumes and those
-    before that. Left there, they would be taken for its own later ones."""
+    """Returns the checkpoints in a folder that do not belong to a run's history: all but the one that it resumes and
+    those before that. Left there, they would be taken for its own later ones.
+    """
     found = checkpoints(output)
     if resumed is None or resumed.resolve().parent != output.resolve():
         return found
@@ -101,7 +103,7 @@ def others(output: Path, resumed: Path | None) -> list[Path]:
 
 
 def tidy(output: Path) -> None:
-    """Removes what processes left in a folder that were killed while they wrote or removed a checkpoint."""
+    """Removes the remains of processes that were killed while they wrote or removed a checkpoint in a folder."""
     for name in os.listdir(output) if output.is_dir() else ():
         found = _LEFT.fullmatch(name)
         if found and not Path("/proc", found[1]).exists():
@@ -135,7 +137,7 @@ def save(
 
 
 def load_state(folder: Path) -> SavedState:
-    """Returns what kt_state.json of a checkpoint says.
+    """Returns the contents of kt_state.json of a checkpoint.
 
     Raises:
         NotFound: there is no checkpoint. BadCheckpoint: it is damaged.
@@ -164,7 +166,7 @@ def load_state(folder: Path) -> SavedState:
 
 
 def require_identity(saved: RunIdentity, now: RunIdentity, folder: Path) -> None:
-    """Checks that a run can go on from a checkpoint.
+    """Raises an error unless a run can resume from a checkpoint.
 
     Raises:
         UsageError: it belongs to another conversion, other data or other settings.
@@ -197,7 +199,7 @@ def _as_given(value: object) -> str:
 
 
 def restore_optimizer(folder: Path, step: int, optimizer: FactorOptimizer) -> None:
-    """Takes over the moments of a checkpoint.
+    """Loads the optimizer's moments from a checkpoint.
 
     Raises:
         BadCheckpoint: the file is damaged, or of other factors.
@@ -209,8 +211,8 @@ def restore_optimizer(folder: Path, step: int, optimizer: FactorOptimizer) -> No
                 found[name] = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise BadCheckpoint(f"{folder / MOMENTS} cannot be read: {error}") from None
-    shapes = {name: (each.shape, each.dtype) for name, each in found.items()}
-    if shapes != {name: (each.shape, each.dtype) for name, each in wanted.items()}:
+    shapes = {name: each.shape for name, each in found.items() if each.dtype in _TYPES}
+    if shapes != {name: each.shape for name, each in wanted.items()}:
         raise BadCheckpoint(f"{folder / MOMENTS} has the moments of other factors")
     if not all(bool(torch.isfinite(each).all()) for each in found.values()):
         raise BadCheckpoint(f"{folder / MOMENTS} contains NaN or Inf")
@@ -224,7 +226,7 @@ def limit(output: Path, most: int | None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a checkpoint; whatever interrupts that, no half of it keeps the name of a whole one."""
+    """Removes a checkpoint; after an interruption nothing incomplete has the name of a checkpoint."""
     number = folder.name.rpartition("-")[2]
     trash = folder.with_name(f".removed-{number}.{os.getpid()}{smallfiles.SUFFIX}")
     folder.rename(trash)
@@ -250,10 +252,10 @@ def _staged(target: Path) -> Iterator[Path]:
 
 def _write_moments(path: Path, moments: Mapping[str, Tensor]) -> None:
     """Writes a safetensors file without a copy of the tensors."""
-    table = {name: ("F32", tuple(each.shape)) for name, each in moments.items()}
+    table = {name: (_TYPES[each.dtype], tuple(each.shape)) for name, each in moments.items()}
     with FileWriter(path) as writer:
         writer.write(encode_header(table, {"format": "pt"}))
         for each in moments.values():
-            flat = each.detach().contiguous().numpy().reshape(-1)
-            writer.write(flat.view(np.uint8).data)
+            flat = each.detach().cpu().contiguous().view(-1)
+            writer.write(flat.view(torch.uint8).numpy().data)
         writer.finish()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from ktcli.models import Model
 from ktcli.ops.part import ModelPart
@@ -18,6 +17,7 @@ from ktcli.ops.recording import record
 from ktcli.ops.table.rowwise import Linear
 from ktcli.planner.cost import READ_SHARE, TILE_GAIN, TILE_SHARE, Rates
 from ktcli.planner.spec import PartWork, StepShape, Unit, cache_work, step_work
+from ktcli.records import dataclass
 from ktcli.training.lora import TrainedFactors
 from ktcli.training.loss import chunk_rows
 from ktcli.training.model import USUAL
@@ -32,8 +32,8 @@ _ATTENTION = 0.25  # of the peak in f32, which is torch's
 _ATTENDED = 3.5  # the operations of attention forward and backward, of those forward
 _BYTES = 420  # that pass through memory for each number of a row and layer, in all three passes
 _FORWARD_BYTES = 80  # of these in a forward pass
-_HEAD_BYTES = 40  # for each logit
-_NUMBER_BYTES = 170  # for each trained number: AdamW, its norm, whether it is finite
+HEAD_BYTES = 40  # for each logit
+NUMBER_BYTES = 170  # for each trained number: AdamW, its norm, whether it is finite
 _OPERATION_S = 450e-6  # of an operation in each pass, however few rows it has
 _PASSES = 3  # over a layer: forward, again, backward
 _WIDE = {"amx": 2.0 * TILE_GAIN, "avx512bf16": 2.0}  # operations in bf16 for one in f32, by rows
@@ -43,7 +43,7 @@ _NOT_PRODUCTS = (Unit.ATTENTION, Unit.CODES, Unit.RECURRENT)
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a step has.
+    """The documents of a step: the sizes that its time depends on.
 
     Attributes:
         lengths: the tokens of documents, with their number, which may be a fraction: of a mean step.
@@ -60,14 +60,16 @@ class StepLoad:
 
     @classmethod
     def of(cls, lengths: Iterable[int], trained: int, steps: int) -> StepLoad:
-        """Returns the mean of so many steps that have documents of these lengths, `trained` tokens of them trained."""
+        """Returns the mean of `steps` steps that together have documents of these lengths and `trained` trained
+        tokens.
+        """
         counted = Counter(lengths)
         return cls(
             tuple((length, n / steps) for length, n in sorted(counted.items())), trained / steps
         )
 
     def shared(self, parts: int) -> StepLoad:
-        """Returns one of so many equal parts."""
+        """Returns the load of one of so many equal parts."""
         lengths = tuple((length, count / parts) for length, count in self.lengths)
         return StepLoad(lengths, self.trained / parts)
 
@@ -125,12 +127,7 @@ class Forecaster:
         passes = _PASSES - retain
         layers = forward + (0.0 if retain else again) + backward + attention
         layers += self._rows_s(load.tokens, _BYTES * passes / _PASSES, passes)
-        numbers = sum(each.a.numel() + each.b.numel() for each in self.factors)
-        return StepForecast(
-            layers,
-            self._head_s(load.trained, backward=True),
-            self._moved_s(_NUMBER_BYTES * numbers),
-        )
+        return StepForecast(layers, self._head_s(load.trained, backward=True), self._optimizer_s())
 
     def evaluation_s(self, load: StepLoad) -> float:
         """Returns the seconds of a forward pass with its loss."""
@@ -173,10 +170,14 @@ class Forecaster:
         peak = self.rates.int8_ops if unit is Unit.INT8 else self.rates.bf16_ops
         return peak * (TILE_SHARE.get(unit, share) if self.rates.tiles else share)
 
-    def _head_s(self, trained: float, *, backward: bool) -> float:
-        spec = self.model.spec
+    @property
+    def _head(self) -> PartWork | None:
+        """The work of the head for one token; None: it has none."""
         whole = step_work(self.model, self.recipe, StepShape(1, outputs=1))
-        one = next((w for w in whole if w.part is ModelPart.HEAD), None)
+        return next((each for each in whole if each.part is ModelPart.HEAD), None)
+
+    def _head_s(self, trained: float, *, backward: bool) -> float:
+        spec, one = self.model.spec, self._head
         if one is None:
             return 0.0
         chunk = min(trained, chunk_rows(spec.vocab)) or 1.0
@@ -187,7 +188,7 @@ class Forecaster:
         if backward:
             turned = 1 + _TURNED_ROWS / chunk
             found += reading + turned * ops / self._reached(Unit.BF16, _BACKWARD)
-        return found + self._moved_s(_HEAD_BYTES * trained * spec.vocab)
+        return found + self._moved_s(HEAD_BYTES * trained * spec.vocab)
 
     # --- all else -----------------------------------------------------------------------------------
 
@@ -201,12 +202,22 @@ class Forecaster:
         operations = passes * self.model.operations * _OPERATION_S
         return operations + self._moved_s(each_bytes * tokens * row_elements(self.model))
 
+    def _optimizer_s(self) -> float:
+        return self._moved_s(NUMBER_BYTES * sum(map(numbers_of, self.factors)))
+
     def _moved_s(self, size_bytes: float) -> float:
         return size_bytes / self.rates.read_bps
 
 
+def numbers_of(factors: TrainedFactors) -> int:
+    """Returns how many numbers a target's factors have."""
+    return factors.a.numel() + factors.b.numel()
+
+
 def row_elements(model: Model) -> int:
-    """Returns the numbers that the dense products of all layers give for one token, and three residuals for each."""
+    """Returns the number of elements that the dense products of all layers compute for one token, and three residuals
+    for each.
+    """
     found = sum(
         each.operation.weight.n
         for each in record(model.forward).records

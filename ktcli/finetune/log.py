@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
 from ktcli.finetune.settings import FinetuneSettings
+from ktcli.records import dataclass
 
 LOG, TRAINER_STATE = "trainer_log.jsonl", "trainer_state.json"
 _MAX_BYTES = 256 << 20
@@ -34,7 +35,7 @@ class RunLog:
     entries: list[dict[str, Any]] = field(default_factory=list)
 
     def restore(self, folder: Path, step: int) -> None:
-        """Takes over the entries of a checkpoint.
+        """Loads the entries of a checkpoint's log.
 
         Raises:
             BadCheckpoint: its file is damaged.
@@ -49,7 +50,7 @@ class RunLog:
             raise BadCheckpoint(f"{path} is damaged: {error}") from None
 
     def add(self, step: int, **figures: float) -> dict[str, Any]:
-        """Adds an entry, and returns it."""
+        """Adds an entry; returns it."""
         entry = {"epoch": round(step / self.per_epoch, 4), "step": step, **figures}
         self.entries.append(entry)
         return entry
@@ -74,7 +75,7 @@ class RunLog:
         smallfiles.write(output / LOG, text)
 
     def append(self, output: Path, entry: dict[str, Any], seconds: float, tokens: int) -> None:
-        """Appends the line of an entry to the log.
+        """Writes the line of an entry to the log file.
 
         Raises:
             OSError: it cannot be written.
@@ -108,10 +109,10 @@ class RunLog:
         smallfiles.write(folder / TRAINER_STATE, json.dumps(document, indent=2) + "\n")
 
 
-def has_overfitted(evaluations: list[tuple[int, float]], times: int = 3) -> bool:
-    """Tells whether the loss of held-out samples has just risen so many times one after the other."""
-    last = [loss for _, loss in evaluations[-times - 1 :]]
-    return len(last) == times + 1 and all(a < b for a, b in pairwise(last))
+def has_overfitted(evaluations: list[tuple[int, float]]) -> bool:
+    """Returns whether the loss of held-out samples has just risen three times one after the other."""
+    last = [loss for _, loss in evaluations[-4:]]
+    return len(last) == 4 and all(a < b for a, b in pairwise(last))
 
 
 def _line(entry: dict[str, Any], steps: int, seconds: float | None = None, tokens: int = 0) -> str:

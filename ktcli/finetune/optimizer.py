@@ -1,4 +1,4 @@
-"""AdamW over the trained factors: torch's own, on the tensors that the kernels read.
+"""AdamW over the trained factors: torch's own, on the tensors that the kernels read; or with moments in bf16.
 
 Moments and gradients have the layout of the factors; the padding there has a gradient of zero and stays zero. Torch's
 elementwise operations give the same bits whatever the number of threads; a sum over a whole tensor need not, so that
@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from ktcli.errors import NotFinite
+from ktcli.finetune.half_moments import MOMENTS, AdamFacts, HalfMoments
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.training.lora import TrainedFactors
 from ktcli.training.stable import one_thread
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
-
 
 class FactorOptimizer:
-    """AdamW over factors.
+    """AdamW over the factors of an adapter.
 
     Attributes:
         steps: those that were done.
@@ -37,20 +36,27 @@ class FactorOptimizer:
             self._tensors |= {f"{name}.a": each.a, f"{name}.b": each.b}
         rate, ratio = settings.learning_rate, settings.loraplus_lr_ratio or 1.0
         sides = {"a": rate, "b": rate * ratio}
+        self._highest = {name: sides[name[-1]] for name in self._tensors}
+        betas = settings.adam_beta1, settings.adam_beta2
+        self._half: HalfMoments | None = None
+        if settings.has_half_moments:
+            facts = AdamFacts(betas, settings.adam_epsilon, settings.weight_decay, settings.seed)
+            self._half = HalfMoments(self._tensors, facts)
+            return
         groups = [
             {"params": [t for n, t in self._tensors.items() if n.endswith(f".{side}")], "highest": high, "lr": high}
             for side, high in sides.items()
         ]  # fmt: skip
         self._adam = torch.optim.AdamW(
             groups,
-            betas=(settings.adam_beta1, settings.adam_beta2),
+            betas=betas,
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
             foreach=False,  # which would hold temporaries of all factors at once
         )
 
     def step(self, share: float) -> float:
-        """Moves the factors by their gradients, which it may scale, and returns the norm that these had together.
+        """Updates the factors by their gradients, which it clips in place; returns the norm of all gradients.
 
         Args:
             share: of the highest learning rate.
@@ -64,28 +70,40 @@ class FactorOptimizer:
             for each in self._tensors.values():
                 assert each.grad is not None
                 each.grad.mul_(self._limit / (norm + 1e-6))  # as torch's clip_grad_norm_
+        self.steps += 1
+        if self._half is not None:
+            self._half.step(self.steps, {n: rate * share for n, rate in self._highest.items()})
+            return norm
         for group in self._adam.param_groups:
             group["lr"] = group["highest"] * share
         self._adam.step()
-        self.steps += 1
         return norm
 
     def moments(self) -> dict[str, Tensor]:
         """Returns the moments by name, as they are: zeros before the first step."""
+        if self._half is not None:
+            return self._half.state
         found = {}
         for name, tensor in self._tensors.items():
             state = self._adam.state.get(tensor, {})
-            for moment in _MOMENTS:
+            for moment in MOMENTS:
                 found[f"{name}.{moment}"] = (
                     state[moment] if state else torch.zeros_like(tensor, requires_grad=False)
                 )
         return found
 
     def restore(self, steps: int, moments: Mapping[str, Tensor]) -> None:
-        """Takes over moments as `moments` gave them behind so many steps."""
+        """Takes over moments as `moments` gave them behind so many steps, in whichever type."""
         self.steps = steps
+        if self._half is not None:
+            for name, each in self._half.state.items():
+                each.copy_(moments[name])
+            return
         for name, tensor in self._tensors.items():
-            state = {moment: moments[f"{name}.{moment}"].clone() for moment in _MOMENTS}
+            state = {
+                moment: moments[f"{name}.{moment}"].to(tensor.device, torch.float32, copy=True)
+                for moment in MOMENTS
+            }
             self._adam.state[tensor] = {"step": torch.tensor(float(steps)), **state}
 
     @torch.no_grad()

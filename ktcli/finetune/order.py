@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from ktcli.finetune.settings import FinetuneSettings
+from ktcli.records import dataclass
 
 Unit = tuple[int, ...]  # numbers of samples that count as one document: several, if they are packed
 _SPLIT = 1  # beside the seed: for the choice of samples that are held out
@@ -47,10 +47,6 @@ class StepOrder:
         chosen = order[at * self.per_step : (at + 1) * self.per_step]
         return tuple(each for number in chosen for each in self.units[number])
 
-    def epochs_done(self, steps: int) -> float:
-        """Returns the number of epochs that so many steps are."""
-        return steps / self.steps_per_epoch
-
 
 @lru_cache(maxsize=2)
 def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
@@ -60,8 +56,7 @@ def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 def units_of(
     lengths: Sequence[int], numbers: Sequence[int], cutoff: int, *, packs: bool
 ) -> tuple[Unit, ...]:
-    """Returns samples as units of their own, or packed: put together in their order as long as they have at most
-    `cutoff` tokens.
+    """Returns samples as documents of their own, or packed: joined in their order up to `cutoff` tokens.
 
     Args:
         lengths: the tokens of each sample.
@@ -81,7 +76,7 @@ def units_of(
 
 
 def split(count: int, val_size: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the numbers of the samples that are trained, and of those that are held out, ascending.
+    """Returns the indices of the samples that are trained, and of those that are held out, ascending.
 
     Args:
         val_size: how many are held out; below 1: which share of them, one at least.

@@ -7,30 +7,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 
 from ktcli.errors import KtError, NotEnoughMemory, gib
+from ktcli.finetune.device_forecast import DeviceForecaster
 from ktcli.finetune.forecast import Forecaster, StepLoad
-from ktcli.finetune.memory import MemoryPart, layer_elements, memory_of, program_elements
+from ktcli.finetune.memory import FinetuneSizes, MemoryPart, RunMemory
 from ktcli.finetune.order import StepOrder, units_of
-from ktcli.finetune.settings import FinetuneSettings
+from ktcli.finetune.settings import HALF_MOMENTS, FinetuneSettings
+from ktcli.hardware.machine import Gpu
 from ktcli.models import Model
 from ktcli.ops.part import ModelPart
 from ktcli.planner.cost import Rates
+from ktcli.planner.device_cost import device_rates
 from ktcli.planner.spec import weight_bytes
+from ktcli.records import dataclass
 from ktcli.samples.sample import DropCount, Sample, SampleSet
 from ktcli.training.lora import LoraSettings, TrainedFactors, described_factors
 from ktcli.weights.recipe import Recipe
 
-_ON_DISK = 12  # bytes of a trained number in a checkpoint: its value and two moments
+_VALUE, _MOMENTS = (
+    4,
+    8,
+)  # bytes of a trained number in a checkpoint: its value, and its two moments in f32
+_UNTRIED = "fine-tuning has not run on a GPU yet"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedPart:
-    """What is trained of one part of a model.
+    """The adapter's factors in one part of a model.
 
     Attributes:
         matrices: their number; those of each expert count.
@@ -40,6 +48,34 @@ class TrainedPart:
     part: str
     matrices: int
     parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """What a GPU does of a run: attention and dense parts.
+
+    Attributes:
+        index: its number. name: for people.
+        memory: what takes its memory, and `available_bytes` of it there are.
+        resident: the layers whose dense weights are there all the time, of `layers`; others come when their turn does.
+    """
+
+    index: int
+    name: str
+    memory: tuple[MemoryPart, ...]
+    available_bytes: int
+    resident: int
+    layers: int
+
+    @property
+    def need_bytes(self) -> int:
+        """The bytes of its memory that the run takes."""
+        return sum(each.size_bytes for each in self.memory)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has enough memory."""
+        return self.need_bytes <= self.available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +95,7 @@ class FinetunePlan:
         checkpoint_bytes, kept: the size of a checkpoint, and how many are kept.
         step_s: the predicted seconds of a mean step, without the data of a full one. evaluation_s: those of an
             evaluation, of which there are `evaluations`; None: not known without the data.
+        gpu: what a GPU does; None: the CPU does everything.
         assumed: whether the times follow from rates that nobody measured; `basis` says where these come from.
     """
 
@@ -84,6 +121,7 @@ class FinetunePlan:
     evaluations: int = 0
     assumed: bool = True
     basis: str = ""
+    gpu: GpuShare | None = None
 
     @property
     def parameters(self) -> int:
@@ -97,7 +135,7 @@ class FinetunePlan:
 
     @property
     def run_s(self) -> float | None:
-        """The predicted seconds of all steps and evaluations; None: not known without the data."""
+        """The predicted seconds of all steps and evaluations; None: unknown without the data."""
         if self.step_s is None or self.steps is None:
             return None
         return self.steps * self.step_s + self.evaluations * (self.evaluation_s or 0.0)
@@ -105,14 +143,18 @@ class FinetunePlan:
     @property
     def fits(self) -> bool:
         """Whether there is enough memory."""
-        return self.need_bytes <= self.available_bytes
+        return self.need_bytes <= self.available_bytes and (self.gpu is None or self.gpu.fits)
 
     def require(self) -> None:
-        """Raises NotEnoughMemory if it does not fit.
+        """Raises NotEnoughMemory if the plan does not fit.
 
         Raises:
             NotEnoughMemory: it does not; the hint has what would fit.
         """
+        gpu = self.gpu
+        if gpu is not None and not gpu.fits:
+            what = f"fine-tuning {self.model} on {gpu.name}"
+            raise NotEnoughMemory(what, gpu.need_bytes, gpu.available_bytes, hint=self.advice)
         if not self.fits:
             raise NotEnoughMemory(
                 f"fine-tuning {self.model}", self.need_bytes, self.available_bytes, hint=self.advice
@@ -121,11 +163,12 @@ class FinetunePlan:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model to be trained, with the memory that there is.
+    """A model to be trained, and the memory of the machine.
 
     Attributes:
         name: for people.
         rates, isa: of the machine's threads, and their row of kernels.
+        gpu: what computes attention and dense parts; None: the CPU.
     """
 
     name: str
@@ -134,11 +177,12 @@ class PlannedModel:
     available_bytes: int
     rates: Rates
     isa: str
+    gpu: Gpu | None = None
 
     @cached_property
-    def elements(self) -> tuple[int, int]:
-        """The numbers that a layer and the native products hold, `layer_elements` and `program_elements`."""
-        return layer_elements(self.model), program_elements(self.model)
+    def sizes(self) -> FinetuneSizes:
+        """The sizes of the model."""
+        return FinetuneSizes.of(self.model, self.recipe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +207,7 @@ class TrainingSplit:
 
 
 def lora_of(settings: FinetuneSettings) -> LoraSettings:
-    """Returns what is trained, as `training` takes it."""
+    """Returns the LoRA options of the settings, in the form of `training`."""
     return LoraSettings(
         settings.lora_rank,
         settings.alpha,
@@ -177,7 +221,7 @@ def lora_of(settings: FinetuneSettings) -> LoraSettings:
 def plan_run(
     about: PlannedModel, settings: FinetuneSettings, data: TrainingSplit | None
 ) -> FinetunePlan:
-    """Returns the plan of a run; with advice, if it does not fit.
+    """Returns the plan of a run; with advice if it does not fit.
 
     Args:
         data: None: every step is taken to have documents of `cutoff_len` tokens.
@@ -201,12 +245,12 @@ def most_tokens(data: TrainingSplit) -> int:
 
 
 def evaluation_size(settings: FinetuneSettings) -> int:
-    """Returns how many documents of an evaluation go through the model together: no more than in a step."""
+    """Returns how many documents of an evaluation are computed together: no more than in a step."""
     return min(settings.per_device_eval_batch_size, settings.documents)
 
 
 def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
-    """Returns the most tokens of an evaluation that go through the model together."""
+    """Returns the most tokens of an evaluation that are computed together."""
     lengths, size = [len(each.ids) for each in data.evaluated], evaluation_size(settings)
     return max(
         (sum(lengths[first : first + size]) for first in range(0, len(lengths), size)), default=0
@@ -214,7 +258,7 @@ def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
 
 
 def evaluations(settings: FinetuneSettings, steps: int, per_epoch: int) -> int:
-    """Returns the number of evaluations of a run that has samples for them: the last step always has one."""
+    """Returns the number of evaluations of a run that has held-out samples: the last step always has one."""
     if settings.eval_strategy == "no":
         return 0
     each = settings.eval_steps if settings.eval_strategy != "epoch" else None
@@ -227,19 +271,27 @@ def _planned(
     factors = described_factors(about.model, lora_of(settings))
     parts = _parts(factors)
     on_disk = sum(each.parameters for each in parts)
+    memory = RunMemory(about.sizes, settings, factors, tokens, evaluated)
+    gpu = None if about.gpu is None else _gpu_share(about.gpu, memory)
     return FinetunePlan(
         about.name,
         settings.lora_rank,
         parts,
-        memory_of(
-            (about.model, about.recipe), about.elements, settings, factors, (tokens, evaluated)
-        ),
+        memory.alone() if gpu is None else memory.beside(gpu.resident),
         about.available_bytes,
         tokens,
         settings.documents,
-        _ON_DISK * on_disk,
+        (_VALUE + _MOMENTS // (1 + settings.has_half_moments)) * on_disk,
         settings.save_total_limit,
+        gpu=gpu,
     )
+
+
+def _gpu_share(gpu: Gpu, memory: RunMemory) -> GpuShare:
+    resident = memory.resident(gpu)
+    parts = memory.on_device(resident, gpu.vram_bytes)
+    name = f"{gpu.name} (cuda:{gpu.index})"
+    return GpuShare(gpu.index, name, parts, gpu.free_bytes, resident, memory.sizes.spec.layers)
 
 
 def _parts(factors: Sequence[TrainedFactors]) -> tuple[TrainedPart, ...]:
@@ -279,7 +331,7 @@ def _with_times(
 ) -> FinetunePlan:
     """The plan with the predicted times."""
     factors = described_factors(about.model, lora_of(settings))
-    forecast = Forecaster(about.model, about.recipe, about.rates, about.isa, factors)
+    forecast = _forecaster(about, factors, made)
     length, count = settings.cutoff_len, settings.documents
     load, held, times = StepLoad(((length, count),), length * count), None, 0
     if data is not None and made.steps is not None and made.per_epoch is not None:
@@ -297,9 +349,21 @@ def _with_times(
         step_s=forecast.step(load, retain=settings.retains).step_s,
         evaluation_s=held,
         evaluations=times,
-        assumed=not rates.measured,
-        basis=rates.basis,
+        assumed=not rates.measured or about.gpu is not None,
+        basis=rates.basis
+        if about.gpu is None
+        else f"{rates.basis}; {device_rates(about.gpu).basis}; {_UNTRIED}",
     )
+
+
+def _forecaster(
+    about: PlannedModel, factors: Sequence[TrainedFactors], made: FinetunePlan
+) -> Forecaster:
+    given = about.model, about.recipe, about.rates, about.isa, factors
+    if about.gpu is None or made.gpu is None:
+        return Forecaster(*given)
+    streamed = sum(about.sizes.dense[made.gpu.resident : -1])
+    return DeviceForecaster(*given, device_rates(about.gpu), streamed)
 
 
 def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str:
@@ -316,6 +380,8 @@ def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str
     rank = next((r for r in ranks if r and fits(replace(settings, lora_rank=r), tokens)), None)
     if rank:
         found.append(f"lora_rank={rank}")
+    if fits(replace(settings, optim=HALF_MOMENTS), tokens):
+        found.append(f"optim={HALF_MOMENTS}")
     if fits(replace(settings, lora_target=_ATTENTION), tokens):
         found.append(f"lora_target={','.join(_ATTENTION)}")
     shares = (2**-shift for shift in range(1, 12))
@@ -332,13 +398,15 @@ def _advice(about: PlannedModel, settings: FinetuneSettings, tokens: int) -> str
         replace(settings, disable_gradient_checkpointing=False, kt_cpu_activation=None), tokens
     ):
         found.append("kt_cpu_activation=recompute")
+    if about.gpu is not None and _planned(replace(about, gpu=None), settings, tokens).fits:
+        found.append("--device cpu")
     if not found:
         return f"its weights alone take {gib(weight_bytes(about.model, about.recipe))}: kt convert MODEL --experts int4"
     return f"this would fit: {'; or '.join(found)}"
 
 
 def order_of(read: SampleSet, settings: FinetuneSettings, numbers: Sequence[int]) -> StepOrder:
-    """Returns which of the samples with these numbers each step takes."""
+    """Returns the order of training: the documents of each step, made of the samples with these indices."""
     lengths = [len(each.ids) for each in read.samples]
     units = units_of(lengths, numbers, settings.cutoff_len, packs=settings.packs)
     return StepOrder(units, settings.documents, settings.seed)

@@ -11,19 +11,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from ktcli import config, smallfiles
-from ktcli.assembly.host import machine_here, team_here
+from ktcli.assembly.host import machine_here, team_here, torch_device, usable, where_now
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.plan import host_described
 from ktcli.assembly.planner import host_for
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.ready import Ready
-from ktcli.assembly.request import Wanted
+from ktcli.assembly.request import ON_CPU, DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.engine.loader import PackSource
 from ktcli.errors import KtError, UsageError
@@ -43,14 +43,20 @@ from ktcli.finetune.plan import (
 from ktcli.finetune.run import FinetuneRun, RunPlace
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import fill_factors
+from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.machine import Gpu
 from ktcli.hardware.numa import Numa
 from ktcli.models import Model, build
+from ktcli.planner.placement import candidates, is_small
+from ktcli.planner.plan import Request
+from ktcli.records import dataclass
 from ktcli.samples.read import read_samples
 from ktcli.samples.sample import SampleSet
 from ktcli.samples.source import DataSource
 from ktcli.store.reference import parse, split_adapter
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.training.balance import has_auxiliary_loss
+from ktcli.training.denselayers import TrainingDevice
 from ktcli.training.lora import ExpertFactors, described_factors
 from ktcli.training.model import TrainableModel, TrainingOptions
 from ktcli.training.recorded import products_of
@@ -59,12 +65,13 @@ from ktcli.weights.pack import Pack
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked for.
+    """The options of a fine-tuning run.
 
     Attributes:
         name: of the adapter in the library.
         sources, held: the data that is trained, and that of the evaluation.
         threads, numa: as for a chat.
+        device: where attention and dense parts are computed; the GPUs that may be used.
     """
 
     settings: FinetuneSettings
@@ -73,6 +80,7 @@ class Asked:
     held: tuple[DataSource, ...] = ()
     threads: int | None = None
     numa: Numa | None = None
+    device: DeviceWords = ON_CPU
 
     @property
     def output(self) -> Path:
@@ -82,12 +90,12 @@ class Asked:
 
     @property
     def wanted(self) -> Wanted:
-        """How the model would be loaded for a chat."""
+        """The options with which the model would be loaded for a chat."""
         return Wanted(self.settings.cutoff_len, self.threads, numa=self.numa)
 
 
 def require_trainable(settings: FinetuneSettings) -> None:
-    """Checks the model by its config alone.
+    """Raises an error if the model cannot be trained, which its config alone tells.
 
     Raises:
         UsageError: no model is named, it has an adapter, its family cannot be trained, or its context is too short.
@@ -114,7 +122,7 @@ def require_trainable(settings: FinetuneSettings) -> None:
 
 
 def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> TrainingSplit:
-    """Returns the samples of a run, and which of them are held out.
+    """Returns the samples of a run, and the indices of those that are held out.
 
     Raises:
         UsageError: the data is not what it should be, or nothing is left to train.
@@ -140,21 +148,27 @@ def _dropped(read: SampleSet) -> str:
 
 
 def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
-    """Returns the conversion of the model, pulled and made if need be, and its texts; raises as `prepare`."""
+    """Returns the conversion of the model, pulled and converted if need be, and its text files; raises as `prepare`."""
     ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
     texts = read_text_model(ready.base, ready.pack, chats=False)  # texts need no template
     return ready, replace(texts, rows=None)  # an adapter's chats are not told kt's tables either
 
 
 def plan_asked(
-    asked: Asked, data: TrainingSplit | None, ready: Ready | None, machine: Path | None = None
+    asked: Asked,
+    data: TrainingSplit | None,
+    ready: Ready | None,
+    machine: Path | None = None,
+    listener: Listener = SILENT,
 ) -> FinetunePlan:
-    """Returns the plan of a run, on this machine or on a described one.
+    """Returns the plan of a run, on this machine or on a described one. A GPU that nobody asked for is used if it has
+    enough memory, and the model is not small.
 
     Args:
         data, ready: None: the model need not be on disk, and steps are taken to be full.
     Raises:
-        UsageError: the settings do not fit the model.
+        UsageError: the settings do not fit the model, or there is no such GPU.
+        DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     if machine is None:
         host = host_for(machine_here(gpus=False), asked.wanted, torch=False)
@@ -163,12 +177,30 @@ def plan_asked(
     subject = find_subject(asked.settings.model_name_or_path)
     recipe = subject.recipe if ready is None else Pack.open(ready.pack).recipe
     name = f"{subject.name}@{recipe.name}"
-    about = PlannedModel(name, build(subject.config), recipe, host.room_bytes, host.rates, host.isa)
+    model = build(subject.config)
+    about = PlannedModel(name, model, recipe, host.room_bytes, host.rates, host.isa)
+    where = where_now(asked.device.device)
+    if where == AUTO and is_small(model, recipe):
+        return plan_run(about, asked.settings, data)
+    gpus = _gpus_here(where, listener) if machine is None else host.gpus
+    request = Request(recipe, device=where, gpus=asked.device.numbers)
+    for gpu in candidates(gpus, request)[:1]:
+        made = plan_run(replace(about, gpu=gpu), asked.settings, data)
+        if where != AUTO or made.fits:
+            return made
     return plan_run(about, asked.settings, data)
 
 
+def _gpus_here(where: str, listener: Listener) -> tuple[Gpu, ...]:
+    """The GPUs of this machine that torch can use; raises DeviceError if one was asked for, and there is none."""
+    if where == CPU:
+        return ()
+    machine = machine_here()
+    return machine.gpus if usable(machine, where, listener) else ()
+
+
 def begin_output(asked: Asked) -> Path | None:
-    """Returns the checkpoint that the run goes on from, None if it begins anew; nothing is written.
+    """Returns the checkpoint that the run resumes from, None if it starts anew; nothing is written.
 
     Raises:
         UsageError: there are checkpoints of which nobody said what is to become, or there is none to go on from.
@@ -218,7 +250,8 @@ def _refused(output: Path, why: str | None) -> KtError:
 
 @contextmanager
 def held_output(asked: Asked) -> Iterator[Path]:
-    """Makes the output folder, and holds it against other runs; if nothing was written into it, it does not stay.
+    """Opens a context that creates and locks the output folder; at its end the folder is removed if nothing was written
+    into it.
 
     Raises:
         KtError: it cannot be made. Busy: another run holds it.
@@ -249,7 +282,7 @@ def open_run(
     *,
     exact: bool = False,
 ) -> FinetuneRun:
-    """Returns a run whose model is loaded, at its beginning or at a checkpoint.
+    """Returns a run with its model loaded, at its beginning or at a checkpoint.
 
     Args:
         exact: whether all is computed in f32.
@@ -268,7 +301,10 @@ def open_run(
         listener.note(said)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    trained = _loaded(asked, ready, data, listener, exact)
+    where = None
+    if plan.gpu is not None:
+        where = TrainingDevice(torch_device(plan.gpu.index), plan.gpu.resident)
+    trained = _loaded(asked, ready, data, listener, exact, where)
     begins_with = resumed or (
         Path(s.adapter_name_or_path).expanduser() if s.adapter_name_or_path else None
     )
@@ -297,7 +333,12 @@ def _without_effect(settings: FinetuneSettings, model: Model) -> Iterator[str]:
 
 
 def _loaded(
-    asked: Asked, ready: Ready, data: TrainingSplit, listener: Listener, exact: bool
+    asked: Asked,
+    ready: Ready,
+    data: TrainingSplit,
+    listener: Listener,
+    exact: bool,
+    where: TrainingDevice | None,
 ) -> TrainableModel:
     s = asked.settings
     pool = team_here(asked.threads, asked.numa)
@@ -311,6 +352,7 @@ def _loaded(
         s.retains,
         max_rows=min(usual.max_rows, rows),
         balance=s.moe_aux_loss_coef if has_auxiliary_loss(build(pack.config)) else 0.0,
+        device=where,
     )
     with listener.progress(f"Loading {ready.name}") as bar:
         return TrainableModel.load(
@@ -320,7 +362,7 @@ def _loaded(
 
 
 def identity_of(settings: FinetuneSettings, data: TrainingSplit, ready: Ready) -> RunIdentity:
-    """Returns what the checkpoints of a run belong to."""
+    """Returns the inputs of a run that its checkpoints depend on."""
     s = settings
     order = {
         "lora_rank": s.lora_rank,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -24,13 +23,14 @@ from ktcli.finetune.plan import TrainingSplit, evaluation_size
 from ktcli.finetune.schedule import RateSchedule
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import write_trained
+from ktcli.records import dataclass
 from ktcli.samples.sample import Sample
 from ktcli.training.model import TrainableModel
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What is said of a step.
+    """The figures of one step.
 
     Attributes:
         step, steps: the steps that were done, of how many.
@@ -52,21 +52,21 @@ class StepReport:
 
 
 class RunWatcher(Protocol):
-    """Whoever is told what a run does."""
+    """The interface of a listener for the progress of a run."""
 
     def stepped(self, report: StepReport) -> None:
-        """Receives what is said of a step."""
+        """Called with the figures of a step."""
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Receives the loss of held-out samples."""
+        """Called with the loss of held-out samples."""
 
     def warn(self, text: str) -> None:
-        """Receives a sentence that the user should know although the run goes on."""
+        """Called with a sentence that the user should know although the run goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Where a run writes, and what its checkpoints belong to.
+    """The output folder of a run, and the inputs that its checkpoints depend on.
 
     Attributes:
         output: the folder, which exists.
@@ -82,7 +82,7 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
         checkpoint: the last one.
@@ -129,7 +129,7 @@ class FinetuneRun:
         self._saved: int | None = None
 
     def restore(self, folder: Path, saved: SavedState) -> None:
-        """Goes on from a checkpoint; the factors of the model are its own already.
+        """Resumes from a checkpoint; the model must have the checkpoint's factors already.
 
         Raises:
             BadCheckpoint: it is damaged.
@@ -141,7 +141,7 @@ class FinetuneRun:
         self._saved = saved.step if folder.parent == self._place.output else None
 
     def train(self, watcher: RunWatcher, stop: Callable[[], bool] = lambda: False) -> RunResult:
-        """Does the steps that are left, and returns how it ended; the last of them is saved.
+        """Runs the remaining steps and saves the last one; returns the outcome.
 
         Args:
             stop: asked behind each step whether the run is to end there.
@@ -171,7 +171,7 @@ class FinetuneRun:
         return self._result()
 
     def evaluate(self) -> float | None:
-        """Returns the mean loss of the trained tokens of held-out samples; None: there are none."""
+        """Returns the mean loss over the trained tokens of held-out samples; None: there are none."""
         total, tokens = 0.0, 0
         size = evaluation_size(self._settings)
         for first in range(0, len(self._held), size):
@@ -249,7 +249,7 @@ class FinetuneRun:
         return KtError(f"{doing}: {error}{kept}", hint=hint)
 
     def _is_sound(self) -> bool:
-        """Whether the adapter gives finite numbers of the samples that it was trained with last."""
+        """Returns whether the adapter gives finite numbers of the samples that it was trained with last."""
         try:
             self._trained.loss(*_documents(self._samples(self.step - 1)))
         except NotFinite:
@@ -306,7 +306,7 @@ class FinetuneRun:
         self.log.write_state(folder, self.step)
 
     def write_adapter(self, folder: Path) -> None:
-        """Writes the adapter as it is now, as peft saves it.
+        """Writes the current adapter in peft's format.
 
         Raises:
             OSError: it cannot be written.
@@ -323,7 +323,7 @@ class FinetuneRun:
             ) from error
 
     def finish(self) -> None:
-        """Writes the adapter and the state of the run into the output folder itself, where readers of LLaMA-Factory's
+        """Writes the adapter and the state of the run to the output folder itself, where readers of LLaMA-Factory's
         output look for them.
 
         Raises:

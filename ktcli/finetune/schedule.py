@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ktcli.finetune.settings import FinetuneSettings
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class RateSchedule:
         return cls(kind, steps, 0 if kind == "constant" else warmup)
 
     def share(self, step: int) -> float:
-        """Returns the share of the highest rate with which step 0, 1, … is done; the first of a warm-up has 0, as
-        transformers' schedules have it."""
+        """Returns the fraction of the highest learning rate for step 0, 1, …; it is 0 for the first of a warm-up, as in
+        transformers' schedules.
+        """
         if step < self.warmup:
             return step / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)

@@ -8,7 +8,7 @@ arguments, which are made for full fine-tuning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,9 +26,11 @@ from ktcli.finetune.values import (
     text,
     whole,
 )
+from ktcli.records import dataclass
 from ktcli.samples.sample import MIXES, SampleSettings
 
 MAX_RANK = 4096  # of an adapter that kt reads
+HALF_MOMENTS = "adamw_bf16"  # a name of kt's own: LLaMA-Factory has none for it
 _MOST = 1_000_000_000
 _MOST_RATE = 1.0  # AdamW moves every number by about the learning rate; useful ones are below 1e-2
 _LEARNED_LATER = {
@@ -102,7 +104,7 @@ class FinetuneSettings:
     warmup_steps: int = _key(0, whole(0, _MOST))  # 0: as warmup_ratio says
     weight_decay: float = _key(0.0, real(0, 1))
     max_grad_norm: float = _key(1.0, real(0, 1e9))  # 0: gradients are not clipped
-    optim: str = _key("adamw_torch", one_of("adamw_torch", "adamw_torch_fused"))
+    optim: str = _key("adamw_torch", one_of("adamw_torch", "adamw_torch_fused", HALF_MOMENTS))
     adam_beta1: float = _key(0.9, real(0, 0.999999))
     adam_beta2: float = _key(0.999, real(0, 0.999999))
     adam_epsilon: float = _key(1e-8, real(1e-30, 1))  # a smaller one is 0 in f32, and 0 / 0 NaN
@@ -112,6 +114,11 @@ class FinetuneSettings:
     kt_cpu_activation: str | None = _key(None, one_of("retain", "recompute"))
     moe_aux_loss_coef: float = _key(0.0, real(0, 1e6))
     do_train: bool = _key(True, switch)
+
+    @property
+    def has_half_moments(self) -> bool:
+        """Whether the moments of AdamW are kept in bf16."""
+        return self.optim == HALF_MOMENTS
 
     @property
     def alpha(self) -> float:
@@ -125,17 +132,17 @@ class FinetuneSettings:
 
     @property
     def packs(self) -> bool:
-        """Whether documents are put together up to `cutoff_len` tokens, as one for the count of `documents`."""
+        """Whether documents are joined up to `cutoff_len` tokens, and then count as one of `documents`."""
         return self.neat_packing or (self.stage == "pt" if self.packing is None else self.packing)
 
     @property
     def retains(self) -> bool:
-        """Whether the inside of each layer is kept for the backward pass, instead of being computed again."""
+        """Whether the activations inside each layer are kept for the backward pass, instead of being computed again."""
         return self.disable_gradient_checkpointing or self.kt_cpu_activation == "retain"
 
     @property
     def samples(self) -> SampleSettings:
-        """How rows become samples."""
+        """The settings by which rows become samples."""
         return SampleSettings(
             self.cutoff_len,
             self.max_samples,
@@ -150,7 +157,7 @@ class FinetuneSettings:
 
     @property
     def document(self) -> dict[str, Any]:
-        """All settings as JSON and YAML can hold them."""
+        """All settings as a document for JSON and YAML."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
@@ -176,7 +183,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GivenSettings:
-    """Settings as somebody gave them.
+    """Settings as the user gave them.
 
     Attributes:
         ignored: sentences on keys that change nothing.
@@ -187,7 +194,7 @@ class GivenSettings:
 
 
 def read_given(given: Sequence[tuple[str, Mapping[str, Any]]]) -> GivenSettings:
-    """Returns the settings that several sources give, the later before the earlier.
+    """Returns the settings of several sources; later ones override earlier ones.
 
     Args:
         given: keys with their values, and where each source is: "train.yaml", "the command line".
@@ -214,7 +221,7 @@ def read_given(given: Sequence[tuple[str, Mapping[str, Any]]]) -> GivenSettings:
 
 
 def require_possible(settings: FinetuneSettings) -> None:
-    """Checks what no single value shows.
+    """Raises UsageError if settings contradict each other.
 
     Raises:
         UsageError: kt cannot do what is asked for.

@@ -25,7 +25,7 @@ from ktcli.weights.storage import Part
 
 
 class TrainedAdapter(Adapter):
-    """An adapter whose values are in memory: those of trained factors, as they are when they are asked for."""
+    """An adapter whose values are in memory: the current ones of trained factors."""
 
     def values(self, pair: LoraPair) -> tuple[F32, F32]:
         """Returns A [count, r, k] and B [count, n, r] of a pair, f32."""
@@ -34,7 +34,7 @@ class TrainedAdapter(Adapter):
 
     @classmethod
     def of(cls, trained: TrainableModel, base: str, *, rslora: bool) -> TrainedAdapter:
-        """Returns the factors of a model as an adapter of a base of this name."""
+        """Returns the factors of a model as an adapter for a base of this name."""
         pairs = tuple(_pair(each) for each in trained.factors.values())
         first = next(iter(trained.factors.values()))
         settings = AdapterSettings(
@@ -50,7 +50,7 @@ class TrainedAdapter(Adapter):
 
 
 def write_trained(trained: TrainableModel, folder: Path, base: str, *, rslora: bool) -> None:
-    """Writes the factors of a model into a folder as peft saves an adapter, in f32.
+    """Writes the factors of a model to a folder in peft's format, in f32.
 
     Raises:
         OSError: a file cannot be written.
@@ -60,7 +60,7 @@ def write_trained(trained: TrainableModel, folder: Path, base: str, *, rslora: b
 
 
 def fill_factors(trained: TrainableModel, folder: Path) -> None:
-    """Takes over the factors of an adapter's folder, which has those of the same targets and ranks.
+    """Loads the factors of an adapter's folder, which has those of the same targets and ranks.
 
     Raises:
         NotFound, BadCheckpoint: there is no adapter, it is damaged, or it is for another model.

@@ -23,12 +23,12 @@ class WrongValue(ValueError):
 
 
 def is_nothing(value: Any) -> bool:
-    """Tells whether a value says no more than the default does: null in a file, or its text."""
+    """Returns whether a value means the default: null in a file, or its text."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
 
 
 def whole(low: int, high: int) -> Reader:
-    """Returns a reader of whole numbers within bounds, which are allowed themselves."""
+    """Returns a parser of whole numbers within inclusive bounds."""
 
     def read(value: Any) -> int:
         number = _number(value)
@@ -42,7 +42,7 @@ def whole(low: int, high: int) -> Reader:
 
 
 def real(low: float, high: float, *, above: bool = False) -> Reader:
-    """Returns a reader of numbers within bounds; `above`: the lower one is not allowed itself."""
+    """Returns a parser of numbers within inclusive bounds; `above`: the lower one is exclusive."""
     begins = f"above {low:g} and at most" if above else f"from {low:g} to"
 
     def read(value: Any) -> float:
@@ -67,7 +67,7 @@ def switch(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Returns a text, or a number as one.
+    """Returns a value that is a text, or a number as text.
 
     Raises:
         WrongValue: it is a list or an object, or has what no file and no model can.
@@ -78,7 +78,7 @@ def text(value: Any) -> str:
 
 
 def one_of(*words: str) -> Reader:
-    """Returns a reader of one of some words."""
+    """Returns a parser of one of some words."""
 
     def read(value: Any) -> str:
         if value is False and "no" in words:
@@ -91,7 +91,7 @@ def one_of(*words: str) -> Reader:
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """Returns the names of a list, or of a text in which commas separate them.
+    """Returns the names in a list, or in a comma-separated text.
 
     Raises:
         WrongValue: it is something else, or has no name.
@@ -108,7 +108,7 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def shares(value: Any) -> tuple[float, ...]:
-    """Returns the numbers of a list, or of a text in which commas separate them, each above 0 and at most 1.
+    """Returns the numbers in a list, or in a comma-separated text, each above 0 and at most 1.
 
     Raises:
         WrongValue: it is something else.
@@ -143,7 +143,9 @@ def _number(value: Any) -> float | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a text can be encoded, and be a file name: YAML can write zero bytes, and halves of characters."""
+    """Returns whether a text can be encoded, and be a file name: YAML can write zero bytes, and halves of
+    characters.
+    """
     try:
         return b"\0" not in str(value).encode()
     except UnicodeEncodeError:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from errno import EINVAL, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM
+
+from ktcli.records import dataclass
 
 ROW = "amx"  # the row of kernels with tiles
 FIRST_LINUX = (5, 16)  # the first Linux that saves tile registers and gives permissions
@@ -24,19 +25,18 @@ _MODELS = {
 }
 # The same CPUs by name, for hypervisors that report another model: Xeon Scalable of the generations 4 and
 # 5 are numbered x4xx and x5xx; Max, W-2400 to W-3500 and Xeon 6 with P cores have numbers of their own.
-_NAMES = re.compile(
+_NAMES = (
     r"(?:Sapphire|Emerald|Granite) ?Rapids"
     r"|Xeon.*\b(?:Platinum 8|Gold [56]|Silver 4|Bronze 3)[45]\d\d"
     r"|Xeon.*\bMax 94\d\d"
     r"|Xeon.*\bw[3579]-[23][45]\d\d"
-    r"|Xeon.*\b6[3579]\d\dP",
-    re.IGNORECASE,
+    r"|Xeon.*\b6[3579]\d\dP"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts that decide whether tiles are used.
+    """The facts that decide whether AMX tiles are used.
 
     Attributes:
         tile, int8, bf16: CPUID lists these instructions. shape: tiles of 16 rows of 64 bytes, at least.
@@ -68,7 +68,7 @@ class Facts:
 
     @property
     def in_cpu(self) -> bool:
-        """Whether CPUID lists all that the kernels with tiles use."""
+        """Whether CPUID lists all features that the kernels with tiles use."""
         return self.tile and self.int8 and self.bf16 and self.shape
 
 
@@ -113,17 +113,19 @@ def explain(facts: Facts) -> Verdict:
 
 
 def _possible(facts: Facts) -> bool:
-    """Tells whether the CPU has any of it, is known to, or may have it behind a hypervisor; or somebody asks for it."""
+    """Returns whether the CPU has any of it, is known to, or may have it behind a hypervisor; or somebody asks for
+    it.
+    """
     seen = facts.tile or facts.int8 or facts.bf16 or facts.forced_isa == ROW
     hidden = facts.hypervisor and "intel" in (facts.model or "").lower()
     return seen or hidden or bool(known_for_tiles(facts.model, facts.signature))
 
 
 def known_for_tiles(model: str | None, signature: tuple[int, int] | None) -> str:
-    """Returns the name of the CPU's kind, if that is one made with AMX; else empty."""
+    """Returns the name of the CPU's generation, if that has AMX; else empty."""
     if signature in _MODELS:
         return _MODELS[signature]
-    found = _NAMES.search(model or "")
+    found = re.search(_NAMES, model or "", re.IGNORECASE)
     return found[0] if found else ""
 
 
@@ -231,6 +233,6 @@ def _too_old(facts: Facts, what: str) -> tuple[str, str]:
 
 
 def _old(release: str) -> bool:
-    """Tells whether a release is older than tiles; an unknown one counts as old, as that is the likely cause."""
+    """Returns whether a release is older than tiles; an unknown one counts as old, as that is the likely cause."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return not found or (int(found[1]), int(found[2])) < FIRST_LINUX

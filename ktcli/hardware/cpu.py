@@ -43,7 +43,7 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
 
 
 def read_signature(root: Path) -> tuple[int, int] | None:
-    """Returns the family and model number of the CPU; None: the system does not tell."""
+    """Returns the family and model number of the CPU; None: the system does not report them."""
     info = read(root / "proc/cpuinfo") or ""
     family, model = _field(info, "cpu family"), _field(info, "model")
     pair = whole(family), whole(model)
@@ -51,7 +51,7 @@ def read_signature(root: Path) -> tuple[int, int] | None:
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
-    """Returns the numbers of the CPUs that this process may run on: cpuset, affinity mask and taskset all end here."""
+    """Returns the numbers of the CPUs that this process may run on, by cpuset, affinity mask and taskset."""
     return listed(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
 
 

@@ -7,9 +7,8 @@ limit may differ, so whoever uses a row says that it is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli.hardware.machine import Gpu
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,9 @@ _UNKNOWN = (200, 15)
 
 
 def data_sheet(gpu: Gpu) -> Sheet:
-    """Returns the data sheet's row for a GPU: of the longest name that is part of its own, else of its generation."""
+    """Returns the data sheet's row for a GPU: that of the longest name contained in its own, else that of its
+    generation.
+    """
     words = f" {gpu.name} ".lower()
     matches = [name for name in _NAMES if f" {name.lower()}" in words and _ends(words, name)]
     if matches:
@@ -91,6 +92,6 @@ def data_sheet(gpu: Gpu) -> Sheet:
 
 
 def _ends(words: str, name: str) -> bool:
-    """Tells whether a name stands in the words as whole words: an "L4" is not an "L40S"."""
+    """Returns whether a name stands in the words as whole words: an "L4" is not an "L40S"."""
     after = words[words.index(f" {name.lower()}") + len(name) + 1 :][:1]
     return not after.isalnum()

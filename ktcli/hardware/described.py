@@ -9,11 +9,11 @@ assumes of such a machine.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ktcli.errors import UsageError
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
+from ktcli.records import dataclass
 
 FORM = "cpu=2x8452Y ram=512G gpu=4090, or with numbers: cpu=2x36:amx ram=512G gpu=2x4090:48G"
 
@@ -122,12 +122,12 @@ class _Several:
 
 
 def is_described(text: str) -> bool:
-    """Tells whether a text is words about a machine, not the name of a file."""
+    """Returns whether a text describes a machine in words, and is not the name of a file."""
     return re.match(r"\s*(cpu|ram|gpu)=", text) is not None
 
 
 def described(text: str) -> Machine:
-    """Returns the machine that words describe.
+    """Returns the machine that a text describes, such as "cpu=2x8452Y ram=512G gpu=4090".
 
     Raises:
         UsageError: they describe none; the sentence names the word.

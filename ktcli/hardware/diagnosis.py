@@ -7,7 +7,6 @@ something; a *note* is worth knowing and needs no action.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 
 from ktcli.errors import gib
@@ -17,6 +16,7 @@ from ktcli.hardware.machine import Machine
 from ktcli.hardware.team import home_of
 from ktcli.hardware.text import cpu_text, numbered
 from ktcli.hardware.tuning import Tuning
+from ktcli.records import dataclass
 
 _LITTLE_MEMORY = 2 << 30  # a small model, its cache and the interpreter
 _LITTLE_DISK = 20 << 30  # less than the smallest model of the catalogue, pulled and converted
@@ -50,7 +50,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One row of kernels: whether it runs here, whether it is used, and why."""
+    """One row of kernels: whether it runs on this CPU, whether it is used, and why."""
 
     name: str
     usable: bool
@@ -136,7 +136,7 @@ def diagnose(
 
 
 def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """Returns findings sorted: the worst level first, and within it those that cost most."""
+    """Returns findings sorted: the worst level first, and within it the most costly ones."""
     return tuple(sorted(problems, key=lambda problem: (-problem.level, -problem.loss)))
 
 

@@ -10,7 +10,7 @@ from ktcli.hardware.text import read_int
 
 
 def read_disk(folder: Path) -> Disk | None:
-    """Returns the facts of the disk that holds `folder`, or will when it is created; None: it cannot be asked."""
+    """Returns the facts of the disk of `folder`, which need not exist yet; None: they are unknown."""
     here = folder.absolute()
     while here != here.parent:
         try:

@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from ktcli.errors import UsageError
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import read, whole
+from ktcli.records import dataclass
 
 # The devices to choose from: a GPU if that is faster, none, the best one ("cuda:N": that one).
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
@@ -92,15 +93,16 @@ for i in range(torch.cuda.device_count()):
 
 
 def has_capability(gpu: Gpu, least: int) -> bool:
-    """Tells whether a GPU is of a generation or newer, by the first number of its compute capability; one that does
-    not say may be."""
+    """Returns whether a GPU is of a generation or newer, by the first number of its compute capability; True if that is
+    unknown.
+    """
     major = whole((gpu.capability or "").partition(".")[0])
     return major is None or major >= least
 
 
 @dataclass(frozen=True, slots=True)
 class GpusFound:
-    """The GPUs that can be used, and what was said of others.
+    """The usable GPUs, and messages of the driver about others.
 
     Attributes:
         unread: of each GPU that cannot be used, and of a failure as a whole, a line of nvidia-smi or the words why.
@@ -120,7 +122,7 @@ def read_gpus(root: Path) -> GpusFound:
 
 
 def driver_loaded() -> bool:
-    """Tells whether NVIDIA's kernel driver is loaded, without starting a program."""
+    """Returns whether NVIDIA's kernel driver is loaded, without starting a program."""
     return any(map(os.path.exists, _DRIVERS))
 
 
@@ -130,7 +132,7 @@ def ask_driver() -> tuple[Gpu, ...]:
 
 
 def look_for_gpus() -> GpusFound:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, with what nvidia-smi says of those that fail."""
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, with nvidia-smi's messages about those that fail."""
     named = os.environ.get(VISIBLE)
     # Of parts of GPUs, and of another order, nvidia-smi knows nothing.
     by_slot = os.environ.get("CUDA_DEVICE_ORDER", _BY_SLOT) == _BY_SLOT
@@ -150,14 +152,15 @@ def look_for_gpus() -> GpusFound:
 
 
 def hidden() -> str:
-    """Returns words that end a sentence that no GPU is found, naming the value of CUDA_VISIBLE_DEVICES; "" if it is
-    not set."""
+    """Returns the end of a sentence that no GPU was found, naming the value of CUDA_VISIBLE_DEVICES; "" if it is not
+    set.
+    """
     named = os.environ.get(VISIBLE)
     return "" if named is None else f" among those in {VISIBLE}={named[:60]!r}"
 
 
 def hidden_by_mistake() -> bool:
-    """Tells whether CUDA_VISIBLE_DEVICES leaves no GPU without being one of the values that are to do that."""
+    """Returns whether CUDA_VISIBLE_DEVICES hides all GPUs by a value that is not one of those meant for that."""
     return driver_loaded() and os.environ.get(VISIBLE, "").strip() not in ("", "-1")
 
 
@@ -202,7 +205,7 @@ def _said(command: list[str]) -> tuple[str, str]:
 
 
 def driven_gpus(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """Returns the number of GPUs that the kernel's driver has, without asking any of them, which takes a second."""
+    """Returns the number of GPUs that the kernel's driver has, without querying any of them, which takes a second."""
     try:
         return len(list(drivers.iterdir()))
     except OSError:
@@ -299,5 +302,5 @@ def _gpu(row: Mapping[str, str]) -> Gpu:
 
 
 def torch_installed() -> bool:
-    """Tells whether PyTorch (the `gpu` extra) is installed; nothing is imported."""
+    """Returns whether PyTorch (the `gpu` extra) is installed; nothing is imported."""
     return find_spec("torch") is not None

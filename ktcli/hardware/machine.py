@@ -7,7 +7,7 @@ hyperthread of a core adds nothing to work that waits for memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor, with the part of it that this process may use.
+    """The processor, and the part of it that this process may use.
 
     Attributes:
         model: the marketing name; None where the system does not say.
@@ -172,7 +172,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything the planner may know.
+    """The facts of a machine that the planner may use.
 
     Attributes:
         measured: None until somebody has measured.
@@ -191,5 +191,5 @@ class Machine:
 
     @property
     def worker_nodes(self) -> tuple[Node, ...]:
-        """The nodes with cores we may use: a memory without CPUs is not one."""
+        """The nodes with usable cores: a memory without CPUs is not one."""
         return tuple(node for node in self.nodes if node.cores)

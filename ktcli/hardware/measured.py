@@ -20,7 +20,7 @@ GPU_RATES = ("read_bps", "bf16_ops", "copy_bps")
 
 
 def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
-    """Returns the measured rates of this CPU with these threads and this row; None: nobody measured them.
+    """Returns the measured rates of this CPU with these threads and this row; None: they were never measured.
 
     Args:
         isa: the row of kernels; None: KT_ISA, else the best.
@@ -78,8 +78,9 @@ def path() -> Path:
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Returns all entries of the file of measurements, by name; a value that cannot be one is dropped, and gone
-    after the next write."""
+    """Returns all entries of the file of measurements, by name; an invalid value is dropped, and gone after the next
+    write.
+    """
     try:
         known = smallfiles.json_object(smallfiles.read_bounded(path(), MAX_BYTES))
     except (OSError, ValueError):
@@ -90,7 +91,7 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 def _is_flat(value: object, levels: int = 3) -> bool:
-    """Tells whether a value nests no deeper than the entries that are written here."""
+    """Returns whether a value nests no deeper than the entries that are written here."""
     if not isinstance(value, dict | list):
         return True
     parts = value.values() if isinstance(value, dict) else value

@@ -35,19 +35,20 @@ def read_memory(root: Path) -> Memory:
 
 
 def resident_bytes(root: Path, process: int | str = "self") -> int | None:
-    """Returns the resident memory of a process in bytes; None: it is not there, or none of this user's."""
+    """Returns the resident memory of a process in bytes; None: there is no such process of this user."""
     pages = (read(root / f"proc/{process}/statm") or "").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else None
 
 
 def allowed_nodes(root: Path) -> tuple[int, ...] | None:
     """Returns the numbers of the NUMA nodes whose memory this process may use, which a cpuset may limit; None: the
-    system does not tell."""
+    system does not report them.
+    """
     return listed(table(read(root / "proc/self/status")).get("Mems_allowed_list")) or None
 
 
 def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
-    """Returns the NUMA nodes in ascending order; one node of everything where the system shows none.
+    """Returns the NUMA nodes in ascending order; a single one where the system lists none.
 
     Args:
         cores: the physical cores this process may use.

@@ -11,11 +11,11 @@ The teams that it gives on a machine are decided in `team`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.text import cpu_list, cpu_text
+from ktcli.records import dataclass
 
 MAX_TEAMS = 64  # teams of a pool: KT_MAX_NODES of kt.h
 _MOST_ASKED = 16  # the largest count; no machine with more nodes was there to try splitting on

@@ -96,7 +96,7 @@ def _check_cores(found: Any) -> None:
 
 
 def read_machine(path: Path) -> Machine:
-    """Returns the machine that a file or words describe, or a machine of `profiles/machines` by its name.
+    """Returns the machine that a file or text describes, or a machine of `profiles/machines` by its name.
 
     Raises:
         NotFound: there is no such file; the hint names the machines that ship with kt.

@@ -14,7 +14,7 @@ _LEAST = 4  # characters of a secret's value: shorter ones are words
 
 
 def redacted(found: Any, names: Mapping[str, str]) -> Any:
-    """Returns a JSON document with each of the names in it replaced; keys stay, as they are ours.
+    """Returns a JSON document with private names in its texts replaced; its keys are kept, as they are ours.
 
     Args:
         names: what is taken out, each with what stands in its place.
@@ -27,8 +27,7 @@ def redacted(found: Any, names: Mapping[str, str]) -> Any:
 
 
 def redacted_text(text: str, names: Mapping[str, str]) -> str:
-    """Returns `text` with the names in it, tokens and home folders replaced, and credentials taken out of
-    addresses."""
+    """Returns `text` with private names, tokens, home folders, and credentials in addresses replaced."""
     for name in sorted(names, key=len, reverse=True):
         if name:
             pattern = rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"
@@ -38,8 +37,9 @@ def redacted_text(text: str, names: Mapping[str, str]) -> str:
 
 
 def names_of(environment: Mapping[str, str], user: str, host: str, home: str) -> dict[str, str]:
-    """Returns what to take out of a report, with what stands in its place: folders, names, and the values of
-    variables that are called secret."""
+    """Returns the texts to remove from a report, with their replacements: folders, names, and the values of variables
+    whose names suggest a secret.
+    """
     names = {home: "~", user: "USER", host: "HOST", host.partition(".")[0]: "HOST"}
     for key, value in environment.items():
         if _SECRET.search(key) and len(value) >= _LEAST:

@@ -11,7 +11,7 @@ the last node before theirs that has some, else of the first: reading far is bet
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ktcli.errors import UsageError
 from ktcli.hardware.machine import Cpu, Node
 from ktcli.hardware.numa import AUTO, MAX_TEAMS, Numa
 from ktcli.hardware.text import cpu_text, numbered
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from ktcli.native import Pool, Team
@@ -91,7 +92,7 @@ def _within(cpu: Cpu, threads: int, saying: str) -> int:
 
 
 def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
-    """Returns the processor with only the cores that `numa` lets be used: with `nodes=LIST`, those of these nodes.
+    """Returns the processor with only the cores that `numa` allows: with `nodes=LIST`, those of these nodes.
 
     Raises:
         UsageError: a node of the list does not exist or cannot be used.
@@ -183,8 +184,9 @@ def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
-    """Returns the number of the node whose memory the cores of `node` use: its own, else see the top of this file;
-    None: no node has any."""
+    """Returns the number of the node whose memory the cores of `node` use: its own, else that described at the top of
+    this file; None: no node has any.
+    """
     if node.has_memory:
         return node.id
     usable = sorted(other.id for other in nodes if other.cores and other.has_memory)
@@ -218,8 +220,8 @@ def _split(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
 
 
 def proportional(count: int, weights: Sequence[int]) -> list[int]:
-    """Returns `count` >= len(weights) things divided into parts of at least one, as near to the weights (> 0) as
-    that allows.
+    """Returns `count` >= len(weights) items divided into parts of at least one, as close to the weights (> 0) as
+    possible.
 
     No part is larger than its weight unless `count` is larger than their sum.
     """
@@ -237,7 +239,7 @@ def proportional(count: int, weights: Sequence[int]) -> list[int]:
 
 
 def bound_nodes(teams: Sequence[Team]) -> int:
-    """Returns the number of memories that teams are bound to, each by itself; 1 where they are not bound."""
+    """Returns the number of nodes to whose memories teams are bound; 1 where they are not bound."""
     return max(1, len({team.memory for team in teams if team.memory}))
 
 

@@ -76,7 +76,7 @@ def cpu_text(numbers: Iterable[int]) -> str:
 
 
 def numbered(what: str, numbers: Collection[int]) -> str:
-    """Returns the name of numbered things with their numbers: "node 2", "CPUs 0-31"."""
+    """Returns a noun with numbers: "node 2", "CPUs 0-31"."""
     return f"{what}{'' if len(numbers) == 1 else 's'} {cpu_text(numbers)}"
 
 

@@ -6,11 +6,11 @@ Facts only; what follows from them is said in `diagnosis`. What the system does 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli.hardware.cpu import allowed_cpus, online_cpus
 from ktcli.hardware.text import kib, read, read_int, table
+from ktcli.records import dataclass
 
 # Drivers whose "powersave" raises the clock under load, as "performance" does.
 _DYNAMIC = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
@@ -38,7 +38,7 @@ class Tuning:
 
 
 def read_tuning(root: Path) -> Tuning:
-    """Returns the settings of the system under `root` that decide how fast kt is."""
+    """Returns the system settings under `root` on which kt's speed depends."""
     cpus = allowed_cpus(root) or online_cpus(root)
     clock = root / f"sys/devices/system/cpu/cpu{cpus[0] if cpus else 0}/cpufreq"
     governor = read(clock / "scaling_governor") or ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -32,6 +31,7 @@ from ktcli.interrupt import Interrupt
 from ktcli.judging.questions import AskedModel, Choice, TaskQuestion
 from ktcli.judging.scores import is_right
 from ktcli.measure.evaluate import EvalCase, score, windows_at_once
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 
 PARALLEL = 8  # prompts that are answered at the same time
@@ -40,7 +40,7 @@ _CUT = ("length", "context")
 
 @dataclass(frozen=True, slots=True)
 class AskedHow:
-    """How the models are asked.
+    """The options with which models are asked questions.
 
     Attributes:
         max_tokens: the most tokens of an answer.
@@ -52,7 +52,7 @@ class AskedHow:
     numa: Numa | None = None
 
     def wanted(self, questions: Sequence[TaskQuestion], most: int, streams: int) -> Wanted:
-        """Returns how the engine is to be loaded.
+        """Returns the options to load the engine.
 
         Args:
             most: the positions that the model can have.
@@ -85,7 +85,7 @@ class Answered:
     answers: tuple[GivenAnswer, ...]
 
     def is_right(self, model: int) -> bool:
-        """Returns whether a model is right: by its choice where there are some, else to the letter."""
+        """Returns whether a model's answer is right: by its choice where there are choices, else literally."""
         task, given = self.question.task, self.answers[model]
         if given.chosen is not None:
             return given.chosen == task.right
@@ -100,7 +100,7 @@ def ask(
     most: int,
     listener: Listener = SILENT,
 ) -> list[Answered]:
-    """Returns the questions with the answers of all models; after Ctrl-C those that all had answered.
+    """Returns the questions with the answers of all models; after Ctrl-C those that all have answered.
 
     Args:
         ready: the model with its adapter, if one of `models` is adapted.

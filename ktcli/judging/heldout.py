@@ -1,4 +1,4 @@
-"""Measures how well ways of running a model predict held-out rows: the loss that training counts, row by row.
+"""Measures how well variants of running a model predict held-out rows: the loss that training counts, row by row.
 
 Every row is a document of its own, read from an empty cache, and only its trained tokens count. Tokens of a row are
 alike, rows are not, so intervals are those of means over rows.
@@ -7,19 +7,21 @@ alike, rows are not, so intervals are those of means over rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.assembly.ways import EvalRequest, Way, measure
+from ktcli.assembly.variants import EvalRequest, Variant
 from ktcli.errors import UsageError
 from ktcli.finetune.order import split
 from ktcli.finetune.settings import FinetuneSettings
+from ktcli.judging.prediction import measure
 from ktcli.measure.evaluate import Scores, Window
 from ktcli.measure.intervals import LEAST_GROUPS, Interval, grouped_interval
+from ktcli.records import dataclass
 from ktcli.samples.read import read_samples
 from ktcli.samples.sample import Sample, SampleSet
 from ktcli.samples.source import DataSource
@@ -43,7 +45,7 @@ class HeldOutData:
 
     @cached_property
     def windows(self) -> tuple[tuple[Window, Mask], ...]:
-        """Each sample as a window, and which of its predictions are of trained tokens."""
+        """Each sample as a window, and the mask of its predictions of trained tokens."""
         return tuple(window_of(each.ids, each.trained) for each in self.samples)
 
     @property
@@ -53,7 +55,7 @@ class HeldOutData:
 
     @property
     def trained_tokens(self) -> int:
-        """Those of them that count."""
+        """The number of predictions of trained tokens."""
         return sum(int(mask.sum()) for _, mask in self.windows)
 
     @property
@@ -75,18 +77,18 @@ class RowMean:
 
     @classmethod
     def of(cls, sums: F64, counts: F64) -> RowMean:
-        """Makes it of the sum and the count of each row's tokens."""
+        """Returns the mean from the sum and the count of each row's tokens."""
         found = grouped_interval(sums, counts) if len(sums) >= LEAST_GROUPS else None
         return cls(float(sums.sum() / counts.sum()), found)
 
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """How the predictions of a way differ from those of the first, token by token.
+    """The differences of one variant's predictions from those of the first, token by token.
 
     Attributes:
         loss: nats per token. same_best: the share of tokens for which both find the same one likeliest.
-        kl: the divergence of the first way's predictions from its own, nats per token; None: not known.
+        kl: the divergence of the first variant's predictions from its own, nats per token; None: not known.
         better, worse: the rows whose loss is lower, and higher.
     """
 
@@ -99,14 +101,14 @@ class RowDifference:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutResult:
-    """The result of one way.
+    """The result of one variant.
 
     Attributes:
         loss: nats per trained token. rows: that of each row.
-        against: the difference from the first way; None: this is the first.
+        against: the difference from the first variant; None: this is the first.
     """
 
-    way: Way
+    variant: Variant
     loss: RowMean
     rows: F64
     against: RowDifference | None
@@ -114,7 +116,7 @@ class HeldOutResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutLoss:
-    """The results of all ways that read a row at least.
+    """The results of all variants that read at least one row.
 
     Attributes:
         where: the rows that all of them read. tokens: the trained tokens of each.
@@ -129,8 +131,9 @@ class HeldOutLoss:
 
 
 def window_of(ids: Sequence[int], trained: Sequence[bool]) -> tuple[Window, Mask]:
-    """Returns a document as a window up to its last trained token, and for each prediction that the window counts
-    whether it is of a trained token."""
+    """Returns a document as a window up to its last trained token, and the mask of its predictions of trained
+    tokens.
+    """
     marked = np.array(trained, dtype=np.bool_)
     marked[0] = False  # predicted from nothing
     at = np.flatnonzero(marked)
@@ -139,34 +142,34 @@ def window_of(ids: Sequence[int], trained: Sequence[bool]) -> tuple[Window, Mask
 
 
 def read_held_out(
-    ways: Sequence[Way],
+    variants: Sequence[Variant],
     sources: Sequence[DataSource],
     settings: FinetuneSettings,
     listener: Listener = SILENT,
 ) -> HeldOutData:
-    """Returns the samples of data files as `kt finetune` makes them, the same for all ways.
+    """Returns the samples of data files as `kt finetune` makes them, the same for all variants.
 
     Raises:
         UsageError: the data is not what it should be, or two models make different samples of it.
     """
-    packs = {way.ready.pack: way for way in ways}
-    for way in packs.values():
-        if settings.cutoff_len > way.model.spec.context:
+    packs = {variant.ready.pack: variant for variant in variants}
+    for variant in packs.values():
+        if settings.cutoff_len > variant.model.spec.context:
             raise UsageError(
-                f"cutoff_len {settings.cutoff_len:,} is more than the {way.model.spec.context:,} tokens of"
-                f" {way.ready.base}",
-                hint=f"use cutoff_len={way.model.spec.context}",
+                f"cutoff_len {settings.cutoff_len:,} is more than the {variant.model.spec.context:,} tokens of"
+                f" {variant.ready.base}",
+                hint=f"use cutoff_len={variant.model.spec.context}",
             )
     found = {
-        pack: read_samples(sources, trained_texts(way), settings.samples, listener)
-        for pack, way in packs.items()
+        pack: read_samples(sources, trained_texts(variant), settings.samples, listener)
+        for pack, variant in packs.items()
     }
-    read = found[ways[0].ready.pack]
-    for way in ways:
-        if _learned(found[way.ready.pack]) != _learned(read):
+    read = found[variants[0].ready.pack]
+    for variant in variants:
+        if _learned(found[variant.ready.pack]) != _learned(read):
             raise UsageError(
-                f"{way.conversion} and {ways[0].conversion} make different tokens of the data, so their losses cannot"
-                " be compared",
+                f"{variant.conversion} and {variants[0].conversion} make different tokens of the data, so their losses"
+                " cannot be compared",
                 hint="measure each on its own",
             )
     for note in read.notes:
@@ -177,9 +180,9 @@ def read_held_out(
     return HeldOutData(read, tuple(read.samples[number] for number in held))
 
 
-def trained_texts(way: Way) -> TextModel:
-    """Returns the texts of a model as it is trained: it is not told what kt's tables say."""
-    texts = read_text_model(way.ready.base, way.ready.pack, chats=False)
+def trained_texts(variant: Variant) -> TextModel:
+    """Returns the text files of a model as fine-tuning uses them: without the answers in kt's own tables."""
+    texts = read_text_model(variant.ready.base, variant.ready.pack, chats=False)
     return replace(texts, rows=None)
 
 
@@ -188,27 +191,25 @@ def _learned(read: SampleSet) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
 
 
 def measure_with_text(
-    ways: Sequence[Way],
+    variants: Sequence[Variant],
     data: HeldOutData,
     text: Sequence[Window],
     asked: EvalRequest,
-    placed: tuple[int | None, str | None],
     listener: Listener = SILENT,
 ) -> tuple[HeldOutLoss, list[Scores]]:
-    """Measures how each way predicts the rows, and a text behind them; returns the loss of the rows and the scores of
-    the text.
+    """Measures how well each variant predicts the rows, and a text after them; returns the loss of the rows and the
+    scores of the text.
 
     Args:
         text: windows of the text; (): there is none.
-        placed: threads and numa.
     Raises:
-        NotEnoughMemory: one of the ways does not fit alone. KeyboardInterrupt: Ctrl-C came before the first row.
+        NotEnoughMemory: one of the variants does not fit alone. KeyboardInterrupt: Ctrl-C came before the first row.
     """
     over = [*(window for window, _ in data.windows), *text]
     longest = max(len(window.ids) - 1 for window in over)
-    scores, complete = measure(ways, over, replace(asked, length=longest), *placed, listener)
+    scores, complete = measure(variants, over, replace(asked, length=longest), listener)
     count = data.predictions
-    rows = held_out_loss(ways, data, [each.first(count) for each in scores])
+    rows = held_out_loss(variants, data, [each.first(count) for each in scores])
     if not rows.results:
         raise KeyboardInterrupt
     return replace(rows, complete=rows.complete and complete), [
@@ -221,17 +222,23 @@ def _behind(scores: Scores, count: int) -> Scores:
     return Scores(scores.nll[count:], scores.best[count:], kl)
 
 
-def held_out_loss(ways: Sequence[Way], data: HeldOutData, scores: Sequence[Scores]) -> HeldOutLoss:
-    """Returns the loss of rows from the scores of their windows; rows that a way has not read whole are left out."""
-    measured = [(way, each) for way, each in zip(ways, scores, strict=True) if len(each.nll)]
+def held_out_loss(
+    variants: Sequence[Variant], data: HeldOutData, scores: Sequence[Scores]
+) -> HeldOutLoss:
+    """Returns the loss of rows from the scores of their windows; rows that a variant has not read completely are left
+    out.
+    """
+    measured = [
+        (variant, each) for variant, each in zip(variants, scores, strict=True) if len(each.nll)
+    ]
     done = min((len(each.nll) for _, each in measured), default=0)
     rows = _WholeRows(data, done)
     results: list[HeldOutResult] = []
-    for way, each in measured if len(rows.where) else ():
+    for variant, each in measured if len(rows.where) else ():
         sums = rows.sums(each.nll)
         against = _difference(rows, each, measured[0][1]) if results else None
         results.append(
-            HeldOutResult(way, RowMean.of(sums, rows.counts), sums / rows.counts, against)
+            HeldOutResult(variant, RowMean.of(sums, rows.counts), sums / rows.counts, against)
         )
     tokens = rows.counts.astype(np.int64)
     return HeldOutLoss(data, rows.where, tokens, tuple(results), done == data.predictions)

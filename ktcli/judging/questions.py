@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.judging.heldout import Mask, window_of
 from ktcli.measure.evaluate import Window
+from ktcli.records import dataclass
 from ktcli.samples.encoding import SampleEncoder
 from ktcli.samples.pieces import ConversationCutter
 from ktcli.samples.sample import SampleSettings
@@ -39,7 +40,7 @@ class AskedModel:
 
 @dataclass(frozen=True, slots=True)
 class TaskQuestion:
-    """A task as the models read it.
+    """A task, encoded for the models.
 
     Attributes:
         prompts: the prompt for each model.
@@ -52,14 +53,14 @@ class TaskQuestion:
 
     @property
     def longest(self) -> int:
-        """The most ids that one of its prompts or choices has."""
+        """The most ids of one of its prompts or choices."""
         choices = (len(window.ids) for each in self.choices for window, _ in each)
         return max(*(len(prompt.ids) for prompt in self.prompts), 0, *choices)
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """The questions of a data file, and what was left out of it."""
+    """The questions of a data file, and the tasks that they were made of."""
 
     read: TaskSet
     questions: tuple[TaskQuestion, ...]
@@ -68,7 +69,7 @@ class QuestionSet:
 def questions_of(
     read: TaskSet, models: Sequence[AskedModel], settings: SampleSettings, *, recurrent: bool
 ) -> QuestionSet:
-    """Returns the questions of a data file; tasks that a model cannot be asked are left out for all.
+    """Returns the questions of a data file; tasks that one of the models cannot be asked are left out for all.
 
     Args:
         recurrent: whether some layer of the models keeps a state.

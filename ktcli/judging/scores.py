@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
+
+from ktcli.records import dataclass
 
 INSTALL = 'pip install "ktcli[judge]"'
 _LIBRARIES = ("sacrebleu", "rouge_score")
@@ -23,7 +24,7 @@ _WORD = re.compile(f"[{_KANA}{_HAN}]|[^\\W_{_KANA}{_HAN}]+")
 
 @dataclass(frozen=True, slots=True)
 class TextScores:
-    """How near texts are to right ones, each 0 to 100.
+    """The similarity of texts to the right ones, each score 0 to 100.
 
     Attributes:
         bleu: by the longest n-gram. rouge: by kind, "1", "2" and "L".
@@ -36,7 +37,7 @@ class TextScores:
 
 
 def is_right(text: str, reference: str) -> bool:
-    """Returns whether an answer is the right one, to the letter; blanks around it do not count."""
+    """Returns whether an answer is literally the right one; white space around it does not count."""
     return text.strip() == reference
 
 
@@ -46,7 +47,7 @@ def missing() -> str:
 
 
 def text_scores(texts: Sequence[str], references: Sequence[str]) -> TextScores | None:
-    """Returns the scores of texts, one at least; None: the libraries are not installed."""
+    """Returns the scores of at least one text; None: the libraries are not installed."""
     if missing():
         return None
     from sacrebleu.metrics import BLEU
@@ -83,8 +84,8 @@ def _rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
 
 
 class WordTokenizer:
-    """Cuts texts into words for rouge-score."""
+    """The word tokenizer for rouge-score."""
 
     def tokenize(self, text: str) -> list[str]:
-        """Returns the words of a text in small letters."""
+        """Returns the words of a text in lower case."""
         return _WORD.findall(text.lower())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.judging.asking import Answered
 from ktcli.judging.questions import AskedModel, QuestionSet
 from ktcli.judging.scores import TextScores, is_right, text_scores
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVerdict:
-    """What one model answered.
+    """The results of one model.
 
     Attributes:
         exact: the answers that are right to the letter.
@@ -30,7 +30,7 @@ class ModelVerdict:
 
 @dataclass(frozen=True, slots=True)
 class TaskVerdict:
-    """What models answered to the questions of a data file.
+    """The results of models on the questions of a data file.
 
     Attributes:
         asked: the file's questions, and what was left out. answered: those that all models answered.

@@ -5,7 +5,7 @@ All heads share one key, which is its own value. Source: DeepSeek-V4 report, sec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.layers.compressor import Compressor, WindowIndexer
@@ -17,6 +17,7 @@ from ktcli.ops.table.attention import MqaShape
 from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.tensors import Stored, Tensor, matrix, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)

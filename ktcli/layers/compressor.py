@@ -5,7 +5,7 @@ Source: DeepSeek-V4 report, section 2.3; transformers 5.23.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, Value
@@ -14,6 +14,7 @@ from ktcli.ops.table.attention import ChooseShape
 from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)

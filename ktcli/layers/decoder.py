@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -15,6 +15,7 @@ from ktcli.ops.scratch import Scratch, largest
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.records import dataclass
 
 # A model imports the kinds of layers that it has, and no others: a chat begins sooner.
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ NO_MULTIPLIERS = Multipliers()
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """The way from a layer's input to its output.
+    """The arrangement of residuals, norms and parts in a decoder layer.
 
     Attributes:
         parallel: MLP reads what attention reads, instead of what it made: one norm is before both (Cohere).
@@ -162,7 +163,7 @@ class DecoderLayer:
 
     @property
     def state(self) -> LayerState:
-        """The sizes of what the layer keeps of a sequence: nothing without attention."""
+        """The sizes of the layer's state of a sequence: zero without attention."""
         return self.attention.state if self.attention else LayerState()
 
     @property

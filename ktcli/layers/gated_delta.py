@@ -7,16 +7,16 @@ Qwen3.5 has it too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import DeltaShape
 from ktcli.ops.table.rowwise import GateKind, Reads
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
+from ktcli.records import dataclass
 
 STATE_LINE = 16  # f32 elements; a part of the state begins at a multiple of them
 
@@ -28,7 +28,7 @@ def projection(name: str, pieces: tuple[Stored, ...], role: Role, layer: int) ->
 
 
 @dataclass(frozen=True)
-class GatedDeltaNet:
+class GatedDeltaNet(Projections):
     """The gated delta rule over q, k and v of a short causal convolution, with a norm gated by z.
 
     Source: Gated Delta Networks, arXiv 2412.06464.
@@ -109,11 +109,6 @@ class GatedDeltaNet:
     @property
     def _conv_elements(self) -> int:
         return ceil_to((self.conv_width - 1) * sum(self._widths), STATE_LINE)
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
-        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:

@@ -3,13 +3,13 @@ norm."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.table.rowwise import GateKind
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ barrier instead of three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from ktcli.ops.state import GQA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import GqaShape
 from ktcli.ops.table.rowwise import Rope, Temper
 from ktcli.ops.tensors import Stored, Tensor, ceil_to, matrix, vector
+from ktcli.records import dataclass
 
 
 class NormedQk(Enum):

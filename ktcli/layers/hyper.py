@@ -6,7 +6,7 @@ output become the next streams. Source: mHC, arXiv 2512.24880; transformers 5.23
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, Value
@@ -15,6 +15,7 @@ from ktcli.ops.scratch import Scratch
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.table.streams import MixShape
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)

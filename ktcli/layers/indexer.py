@@ -8,7 +8,6 @@ done here, as in transformers 5.23.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, Value
@@ -17,6 +16,7 @@ from ktcli.ops.table.attention import ChooseShape
 from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.layers.gated_delta import STATE_LINE, projection
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import DeltaShape
 from ktcli.ops.table.rowwise import GateKind, Reads
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class KimiDelta:
+class KimiDelta(Projections):
     """The gated delta rule with one decay for each channel, over q, k and v of short causal convolutions; its norm is
     gated by the sigmoid of a low-rank projection, and the decay is a low-rank projection, too.
 
@@ -123,11 +124,6 @@ class KimiDelta:
     def _conv_elements(self) -> tuple[int, ...]:
         """The f32 elements of the states of the convolutions."""
         return tuple(ceil_to((self.conv_width - 1) * width, STATE_LINE) for width in self._widths)
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
-        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.layers.gates import OwnGates, QueryGates
@@ -14,6 +14,7 @@ from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState
 from ktcli.ops.table.attention import MlaShape
 from ktcli.ops.table.rowwise import Reads, Rope, Temper
 from ktcli.ops.tensors import Band, Role, Stored, Tensor, ceil_to, matrix, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,23 @@ M1)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.gated_delta import projection
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import LightningShape
 from ktcli.ops.table.rowwise import GateKind
 from ktcli.ops.tensors import Role, Stored, Tensor, vector
+from ktcli.records import dataclass
 
 _EPS = 1e-6  # of the norm, whatever the config says of the others
 _LAST = 1e-5  # keeps the rates of the last layer above zero
 
 
 @dataclass(frozen=True)
-class LightningAttention:
+class LightningAttention(Projections):
     """A state of each head over silu of q, k and v, with a norm of all heads together and a gate on its columns.
 
     Sources: MiniMax-01, arXiv 2501.08313; transformers 5.23 (minimax).
@@ -72,11 +72,6 @@ class LightningAttention:
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the layer's attention."""
         return (self.qkvg, self.o, self.norm)
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
-        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.gated_delta import STATE_LINE, projection
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import ScanShape
 from ktcli.ops.table.rowwise import GateKind, Reads
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class Mamba2:
+class Mamba2(Projections):
     """A state space model over x, b and c of a short causal convolution, with a norm of what is gated by z.
 
     Sources: arXiv 2405.21060; transformers 5.23 (nemotron_h, granitemoehybrid).
@@ -105,11 +105,6 @@ class Mamba2:
     def _conv_elements(self) -> int:
         """The f32 elements of the state of the convolution."""
         return ceil_to((self.conv_width - 1) * sum(self._mixed), STATE_LINE)
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
-        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:

@@ -6,20 +6,21 @@ of both is one range and the activation finds both halves in one cache line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.layers.names import USUAL_MLP, MlpNames, Pieces
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.part import ModelPart
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.part import LayerPart, ModelPart
+from ktcli.ops.scratch import Projections
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class DenseMlp:
+class DenseMlp(Projections):
     """An MLP: down(silu(gate x) * up x).
 
     Attributes:
@@ -96,11 +97,6 @@ class DenseMlp:
         return (self.gate_up, self.down, *(bias for bias in biases if bias is not None))
 
     @property
-    def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
-        return Scratch.of(self.tensors)
-
-    @property
     def _reads(self) -> Reads:
         """How down reads its input, whose largest values are the largest of all: of SmolLM2's KL divergence in int8 a
         quarter came from them. A shared expert's share is small, and with tiles it would take four times as long."""
@@ -108,6 +104,9 @@ class DenseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """Returns the MLP's output [T, hidden] of its input x [T, hidden]."""
+        return b.block(LayerPart(self.layer, self.part), x, self._computed)
+
+    def _computed(self, b: Backend, x: Value) -> Value:
         both = b.linear(x, self.gate_up, bias=self.gate_up_bias)
         hidden = b.swiglu(both, self.width, self.glu)
         return b.linear(hidden, self.down, bias=self.down_bias, reads=self._reads)

@@ -6,9 +6,10 @@ tensors of a layer's experts. Layouts are alternatives: the one whose names a ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.ops.tensors import Stored
+from ktcli.records import dataclass
 
 Pieces = tuple[Stored, ...]
 Sources = tuple[Pieces, ...]  # alternatives, as `Tensor.sources`
@@ -33,7 +34,7 @@ USUAL_MLP = MlpNames()
 
 @dataclass(frozen=True, slots=True)
 class StoredExperts:
-    """The place of one layer's experts in a checkpoint: `count` experts of `width` columns.
+    """The location of one layer's experts in a checkpoint: `count` experts of `width` columns.
 
     Attributes:
         source: checkpoint prefix of the MLP.
@@ -50,7 +51,7 @@ class StoredExperts:
 
 @dataclass(frozen=True, slots=True)
 class EachExpert:
-    """The layout with tensors of their own for gate, up and down of each expert; "{e}" is the expert's number.
+    """The layout with separate tensors for gate, up and down of each expert; "{e}" is the expert's number.
 
     A name without it is that of one tensor of all experts' gates, ups or downs, [E, I, H] or [E, H, I] (Step-3.5).
     """

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.ops.table.rowwise import Rope
+from ktcli.records import dataclass
 
 F32Array = NDArray[np.float32]
 T = TypeVar("T")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.gated_delta import STATE_LINE, projection
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.rowwise import GateKind
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class ShortConv:
+class ShortConv(Projections):
     """out(c * conv(b * x)), where b, c and x are projections of the input, and each column is convolved by itself.
 
     Source: the LFM2 report, arXiv 2511.23404; transformers 5.23 (lfm2_moe).
@@ -55,11 +55,6 @@ class ShortConv:
     def tensors(self) -> tuple[Tensor, ...]:
         """The stored tensors of the layer's convolution."""
         return self.entering, self.o, self.taps
-
-    @property
-    def scratch(self) -> Scratch:
-        """The buffer widths that its projections need in a step."""
-        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:

@@ -6,7 +6,7 @@ alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ktcli.layers.mlp import DenseMlp
@@ -18,6 +18,7 @@ from ktcli.ops.scratch import Scratch
 from ktcli.ops.table.experts import Routing
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,11 @@ from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Resident, TimedRunner, apply
 from ktcli.engine.device.slabs import Slab
 from ktcli.engine.device.stream import Stream
+from ktcli.errors import UsageError
 from ktcli.measure.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, SEQUENTIAL, Policy
 from ktcli.native import Pool
 from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.records import dataclass
 
 # Tells whether an expert with a given number of tokens is computed on the CPU.
 OnCpu = Callable[[int], bool]
@@ -48,9 +50,20 @@ def engine_under(
 
 
 def placement_under(policy: Policy, placement: Placement) -> Placement:
-    """Returns the placement as a policy uses it: only kt's own defers experts, and ALL_CPU has none on the device."""
+    """Returns the placement changed for a policy: only kt's own defers experts, and ALL_CPU has none on the device.
+
+    Raises:
+        UsageError: MLPs are in main memory, which the sequential policies do not know.
+    """
     if policy is Policy.KT:
         return placement
+    if policy in SEQUENTIAL and placement.apart:
+        layer, part = min(placement.apart, key=lambda each: each.layer)
+        raise UsageError(
+            f"the placement rules keep the {part.value} of layer {layer} in main memory, which --policy {policy.value}"
+            " cannot do",
+            hint="leave out --policy, or the rule",
+        )
     plain = replace(placement, depths=((0, 0),), deferral=False)
     if policy is not Policy.ALL_CPU:
         return plain
@@ -64,7 +77,7 @@ def policy_of(engine: DeviceEngine) -> Policy:
 
 
 class Baseline(DeviceEngine):
-    """An engine under another policy than kt's own; its other arguments are those of `DeviceEngine`.
+    """An engine with another policy than kt's own; its other arguments are those of `DeviceEngine`.
 
     Args:
         on_cpu: as of `engine_under`; None: no expert that is missing on the device is computed on the CPU.
@@ -98,7 +111,7 @@ class Phases:
 
 @dataclass(slots=True)
 class OnDemand(TimedRunner):
-    """Computes each missing expert on the CPU or fetches it, one phase after the other.
+    """Computes each missing expert on the CPU, or copies it to the device, one phase after the other.
 
     Attributes:
         on_cpu: tells whether an expert with a number of tokens is computed on the CPU.

@@ -1,16 +1,17 @@
 """Measures decode and prefill compared with the machine's limits at that moment.
 
 Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing its operations at
-the arithmetic peaks, several answers at once with the slower of the two. Ids are drawn anew for every run, so that the
-experts of one token say nothing about those of the next and the weights never come from a cache.
+the arithmetic peaks. Several answers at once are compared with the slower of the two of each part of a step, since the
+parts follow one another: while experts are read, the head cannot be multiplied yet. Ids are drawn anew for every run,
+so that the experts of one token say nothing about those of the next and the weights never come from a cache.
 
-An engine's times are compared with a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
+An engine's times are compared with a `Roofline`, of which `Ceilings`, the one of the CPU, is here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from statistics import median
 from typing import Protocol
@@ -28,6 +29,7 @@ from ktcli.measure.trace import Trace
 from ktcli.native import Arena, Ceiling, Pool
 from ktcli.planner.cost import Rates, has_tiles, operation_seconds, step_seconds
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.records import dataclass
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
@@ -86,8 +88,8 @@ class Demand:
         return sum(self.ops.values())
 
 
-class Yardstick(Protocol):
-    """Computes the times that a measurement is compared with."""
+class Roofline(Protocol):
+    """The interface of the predicted times that a measurement is compared with."""
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         """Returns the seconds of a run at the machine's ceilings, measured now."""
@@ -128,7 +130,7 @@ def demand(engine: Engine, job: Job) -> Demand:
 
 @dataclass(slots=True)
 class Ceilings:
-    """The machine's limits, sampled whenever they are asked for.
+    """The machine's limits, measured whenever they are asked for.
 
     Attributes:
         seconds: the seconds that one sample takes.
@@ -173,11 +175,26 @@ class Ceilings:
         return Rates(read, int8, bf16, True, basis, tiles, each)
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Returns the seconds of a run at the ceiling, of reads for decode, of arithmetic for prefill, measured now."""
+        """Returns the seconds of a run at the ceiling, of reads for decode, of arithmetic for prefill, measured now;
+        of several answers, those of each part of a step at its slower ceiling."""
+        if job.batch > 1:
+            return self._parts_s(engine, job)
         wanted = demand(engine, job)
         if job.kind is Phase.DECODE:
             return wanted.read_bytes / self.measure(Ceiling.READ)
         return self.compute_s(wanted.ops)
+
+    def _parts_s(self, engine: Engine, job: Job) -> float:
+        """The seconds of a run whose parts follow one another, each at the slower of its two ceilings."""
+        now = {kind: self.measure(kind) for kind in (Ceiling.READ, Ceiling.INT8, Ceiling.BF16)}
+        works = [work for step in steps(engine, job) for work in work_of(engine, job, step)]
+        return sum(
+            max(
+                work.read_bytes / now[Ceiling.READ],
+                work.ops / now[Ceiling.INT8 if work.unit is Unit.INT8 else Ceiling.BF16],
+            )
+            for work in works
+        )
 
     def compute_s(
         self, ops: Mapping[Unit, int], rate: Callable[[Ceiling], float] | None = None
@@ -252,7 +269,7 @@ class BenchResult:
 def run(
     engine: Engine,
     job: Job,
-    yardstick: Yardstick,
+    roofline: Roofline,
     *,
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
@@ -284,18 +301,18 @@ def run(
     work()
     before, chosen = _operation_seconds(engine), engine.chosen()
     measured = alternate(
-        work, lambda: yardstick.ideal_s(engine, job), pairs=pairs, progress=progress
+        work, lambda: roofline.ideal_s(engine, job), pairs=pairs, progress=progress
     )
     profile = _profile(before, _operation_seconds(engine), pairs)
     chosen = engine.chosen() - chosen
-    predicted_s = yardstick.predicted_s(engine, job)
+    predicted_s = roofline.predicted_s(engine, job)
     if streams is not None:
         streams.close()
     return BenchResult(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 
 def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: GreedyChoice) -> None:
-    """Does the job once. A decode step ends with choosing a token, as an answer does."""
+    """Runs the job once. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
         session.feed(ids)
@@ -305,7 +322,7 @@ def once(engine: Engine, session: Session, job: Job, ids: list[int], choice: Gre
 
 
 def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
-    """Returns the trace of one decode step after `context` tokens, when a few have been decoded already.
+    """Returns the trace of one decode step after `context` tokens, when a few were decoded already.
 
     Args:
         trace: runs a step and returns its trace.

@@ -12,7 +12,7 @@ from ktcli.measure.request_trace import RequestTrace
 
 
 class BlockCache:
-    """The blocks that one tier of one server holds.
+    """The blocks in one tier of one server's cache.
 
     Args:
         capacity: the most blocks; None: any number.
@@ -29,7 +29,7 @@ class BlockCache:
         self._size = 0
 
     def hit_blocks(self, request: int) -> int:
-        """Returns how many blocks at the beginning of a prompt are held."""
+        """Returns the number of a prompt's leading blocks that are cached."""
         hit = 0
         for segment, end in zip(self._paths[request], self._ends[request], strict=True):
             last = self._last.get(segment, -1)
@@ -42,7 +42,7 @@ class BlockCache:
         return hit
 
     def put(self, request: int) -> int:
-        """Takes in all blocks of a prompt; returns how many of them, at its beginning, were held."""
+        """Adds all blocks of a prompt; returns the number of its leading ones that were cached."""
         if self._capacity == 0:
             return 0
         hit = self.hit_blocks(request)

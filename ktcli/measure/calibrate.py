@@ -9,8 +9,8 @@ of the text, so they do not depend on the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -37,9 +37,11 @@ from ktcli.ops.state import LayerState
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
+from ktcli.threadpool import Threads
 from ktcli.weights.check import kept_in_f32
 from ktcli.weights.formats import FORMATS
-from ktcli.weights.importance import Importance, measured, steps_of
+from ktcli.weights.importance import Importance, StepArray, measured, steps_of
 from ktcli.weights.recipe import Recipe, stored_bytes
 from ktcli.weights.storage import Reader
 
@@ -48,11 +50,10 @@ AT_ONCE = 4  # windows read together
 # Down is not rotated, so that what it reads can be looked at as it is.
 RECIPE = Recipe(FORMATS["int8"], FORMATS["int8"], down=FORMATS["int8-row"])
 _PAGES = pages_for(WINDOW)
-_BLOCK_ROWS = 64  # squared at a time: they stay in the cache
+_BLOCK_ROWS, _COLUMNS = 64, 1024  # squared at a time: they stay in the cache
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.int32]
-Progress = Callable[[int, int], None]  # stages done, stages in all
 
 
 @dataclass
@@ -68,10 +69,20 @@ class _Sums:
 
     def add(self, index: int, x: Rows) -> None:
         """Adds the inputs x [T, K] of matrix `index`, row by row."""
-        for start in range(0, len(x), _BLOCK_ROWS):
-            block = np.square(x[start : start + _BLOCK_ROWS], dtype=np.float64)
-            self.squares[index] += block.sum(0)
+        _add_squares(self.squares[index], x)
         self.rows[index] += len(x)
+
+    def add_shared(self, x: Rows, threads: Threads) -> None:
+        """Adds the inputs x [T, K] of the only matrix; each thread sums some of the columns."""
+        parts = np.array_split(np.arange(x.shape[1]), -(-x.shape[1] // _COLUMNS))
+        cuts = [slice(part[0], part[-1] + 1) for part in parts]
+        list(threads.map(lambda cut: _add_squares(self.squares[0, cut], x[:, cut]), cuts))
+        self.rows[0] += len(x)
+
+
+def _add_squares(sums: NDArray[np.float64], x: Rows) -> None:
+    for start in range(0, len(x), _BLOCK_ROWS):
+        sums += np.square(x[start : start + _BLOCK_ROWS], dtype=np.float64).sum(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,11 @@ class _Stage:
                 if tensor is not None:
                     found[tensor.name] = tensor
         return list(found.values())
+
+    @property
+    def measured(self) -> list[Tensor]:
+        """The tensors whose inputs it computes."""
+        return [*self.tensors, *([self.head] if self.head else [])]
 
 
 def _stages(model: Model) -> Iterator[_Stage]:
@@ -133,77 +149,101 @@ def need_bytes(model: Model, tokens: int) -> int:
     return largest + 4 * width * tokens
 
 
-def calibrate(
-    checkpoint: Reader,
-    model: Model,
-    pool: Pool,
-    ids: Sequence[int],
-    begin: int | None,
-    progress: Progress = lambda done, total: None,
-    files: StageFiles | None = None,
-) -> Importance:
-    """Returns the importance of the columns of a model's matrices.
+class CalibrationRun:
+    """The sums over the inputs of a model's matrices while it reads a text, stage by stage.
 
-    Args:
-        checkpoint: the checkpoint of the model, checked.
-        pool: one team, whose memory lies anywhere.
-        ids: the ids of the text.
-        begin: the id before each window; None: the model has none.
-        progress: called with the stages done so far, and those in all.
-        files: what an earlier call with the same arguments has left, to go on from; None: nothing is kept.
-    Raises:
-        BadCheckpoint: a value is NaN, Inf or too large for 8 bits, or a file cannot be read.
-        KtError: a layer computes numbers that are not finite.
+    Attributes:
+        done: the number of stages that were run.
+        total: the number of stages.
     """
-    model = model.at(WINDOW)
-    recipe = replace(RECIPE, in_f32=kept_in_f32(model, checkpoint))
-    sums = {tensor.name: _Sums.of(tensor) for tensor in measured(model)}
-    batches = [_batch(model, each) for each in _windows(ids, begin)]
-    residuals: list[Rows] = [np.empty((0, 0), np.float32)] * len(batches)
-    stages = list(_stages(model))
-    first = _restored(files, stages, sums, batches, residuals) if files else 0
-    progress(first, len(stages))
-    for done, stage in enumerate(stages[first:], first):
-        # The memory of one stage is given back before that of the next is asked for.
-        source = EncodedSource(checkpoint, recipe, pool)
-        _StageRun(model, stage, source, sums).run(batches, residuals)
-        if files:
-            files.add(done, _arrays(stage, sums), residuals)
-        progress(done + 1, len(stages))
-    return Importance(
-        {t.name: steps_of(t, sums[t.name].squares, sums[t.name].rows) for t in measured(model)}
-    )
+
+    def __init__(
+        self,
+        checkpoint: Reader,
+        model: Model,
+        pool: Pool,
+        ids: Sequence[int],
+        begin: int | None,
+        files: StageFiles | None = None,
+    ) -> None:
+        """Begins a measurement, or goes on with an earlier one.
+
+        Args:
+            checkpoint: the checkpoint of the model, checked.
+            pool: one team, whose memory lies anywhere.
+            ids: the ids of the text.
+            begin: the id before each window; None: the model has none.
+            files: what an earlier one with the same arguments has left, to go on from; None: nothing is kept.
+        """
+        self._model = model = model.at(WINDOW)
+        recipe = replace(RECIPE, in_f32=kept_in_f32(model, checkpoint))
+        self._source, self._files = EncodedSource(checkpoint, recipe, pool), files
+        self._tensors = {tensor.name: tensor for tensor in measured(model)}
+        self._sums = {name: _Sums.of(tensor) for name, tensor in self._tensors.items()}
+        self._batches = [_batch(model, each) for each in _windows(ids, begin)]
+        self._residuals: list[Rows] = [np.empty((0, 0), np.float32)] * len(self._batches)
+        self._stages = list(_stages(model))
+        self._steps: dict[str, StepArray] = {}  # of what no stage will add to
+        self.total = len(self._stages)
+        self.done = self._restored() if files else 0
+
+    def run_next(self) -> None:
+        """Runs the next stage.
+
+        Raises:
+            BadCheckpoint: a value is NaN, Inf or too large for 8 bits, or a file cannot be read.
+            KtError: a layer computes numbers that are not finite.
+        """
+        stage = self._stages[self.done]
+        _StageRun(self._model, stage, self._source, self._sums).run(self._batches, self._residuals)
+        if self._files:
+            self._files.add(self.done, _arrays(stage, self._sums), self._residuals)
+        self.done += 1
+
+    def stages_of(self, tensors: Iterable[Tensor]) -> int:
+        """Returns the number of stages, from the first on, behind which the importance of these tensors is known."""
+        names = {tensor.name for tensor in tensors}
+        read = ((i, {t.name for t in stage.measured}) for i, stage in enumerate(self._stages, 1))
+        return max((i for i, own in read if own & names), default=0)
+
+    def importance(self, tensors: Iterable[Tensor] | None = None) -> Importance:
+        """Returns the importance of the columns of the tensors that `stages_of` says are known; None: of all."""
+        steps = {}
+        for name in self._tensors if tensors is None else (tensor.name for tensor in tensors):
+            if name not in self._steps and name in self._tensors:
+                sums = self._sums[name]
+                self._steps[name] = steps_of(self._tensors[name], sums.squares, sums.rows)
+            if name in self._steps:
+                steps[name] = self._steps[name]
+        return Importance(steps)
+
+    def _restored(self) -> int:
+        """Takes over what is done, and returns the number of stages that it is; 0 where files do not fit."""
+        files, stages = self._files, self._stages
+        assert files is not None
+        done = files.done()
+        if not 0 < done <= len(stages):
+            return 0
+        width = stages[done - 1].recording.results[0].width
+        behind = files.read_residuals(done - 1)
+        found = [
+            (files.read_sums(i), _arrays(stage, self._sums))
+            for i, stage in enumerate(stages[:done])
+        ]
+        fits = all(values.size == sum(array.size for array in arrays) for values, arrays in found)
+        if not fits or behind.size != width * sum(batch.rows for batch in self._batches):
+            return 0
+        for values, arrays in found:
+            _scatter(values, arrays)
+        self._residuals[:] = [np.empty((b.rows, width), np.float32) for b in self._batches]
+        _scatter(behind, self._residuals)
+        return done
 
 
 def _arrays(stage: _Stage, sums: Mapping[str, _Sums]) -> list[NDArray[np.float64]]:
     """The sums of a stage's tensors, in place."""
-    tensors = [*stage.tensors, *([stage.head] if stage.head else [])]
-    own = [sums[tensor.name] for tensor in tensors if tensor.name in sums]
+    own = [sums[tensor.name] for tensor in stage.measured if tensor.name in sums]
     return [array for each in own for array in (each.squares, each.rows)]
-
-
-def _restored(
-    files: StageFiles,
-    stages: Sequence[_Stage],
-    sums: Mapping[str, _Sums],
-    batches: Sequence[Batch],
-    residuals: list[Rows],
-) -> int:
-    """Takes over what is done, and returns the number of stages that it is; 0 where files do not fit."""
-    done = files.done()
-    if not 0 < done <= len(stages):
-        return 0
-    width = stages[done - 1].recording.results[0].width
-    behind = files.read_residuals(done - 1)
-    found = [(files.read_sums(i), _arrays(stage, sums)) for i, stage in enumerate(stages[:done])]
-    fits = all(values.size == sum(array.size for array in arrays) for values, arrays in found)
-    if not fits or behind.size != width * sum(batch.rows for batch in batches):
-        return 0
-    for values, arrays in found:
-        _scatter(values, arrays)
-    residuals[:] = [np.empty((batch.rows, width), np.float32) for batch in batches]
-    _scatter(behind, residuals)
-    return done
 
 
 def _scatter(values: NDArray[Any], arrays: Sequence[NDArray[Any]]) -> None:
@@ -255,7 +295,7 @@ class _StageRun:
         own = tuple(s if i in stage.layers else LayerState() for i, s in enumerate(states))
         spec = replace(model.spec, states=own)
         pages, kept = PageLayout.of(spec), StateLayout.of(spec)
-        loaded = load_tensors(stage.tensors, source.recipe, source, pool)
+        loaded = load_tensors(stage.tensors, source.recipe, source, pool, arena=source.arena)
         places = Places(loaded.by_name, pages.offsets, kept.offsets, pages.windowed)
         self._program = program = Program(pool, max_tokens=rows, max_outputs=rows, exact=False)
         program.keep_hidden()
@@ -271,7 +311,7 @@ class _StageRun:
             program.attach_windows(pool.arena(room * pages.window_bytes), pages.window_bytes)
 
     def _is_measured(self, operation: Operation) -> bool:
-        """Tells whether what an operation reads is summed up."""
+        """Returns whether what an operation reads is summed up."""
         if isinstance(operation, Linear):
             return operation.weight.name in self._sums
         return isinstance(operation, Experts)
@@ -282,6 +322,10 @@ class _StageRun:
         Raises:
             KtError: one holds a number that is not finite.
         """
+        with Threads(self._program.pool.threads, "kt-sums") as self._threads:
+            self._run(batches, residuals)
+
+    def _run(self, batches: Sequence[Batch], residuals: list[Rows]) -> None:
         program, (out, *entry) = self._program, self._made.results
         apart = {each.part: each for each in self._made.apart}
         for at, batch in enumerate(batches):
@@ -294,7 +338,10 @@ class _StageRun:
                 program.run_part(batch, part)
                 if looked_at and looked_at.routing is not None:
                     self._behind(looked_at, batch.rows)
-            residuals[at] = program.rows(out, batch.rows).copy()
+            behind = program.rows(out, batch.rows)
+            if residuals[at].shape != behind.shape:
+                residuals[at] = np.empty_like(behind)
+            residuals[at][:] = behind
             if not np.isfinite(residuals[at]).all():
                 layers = self._stage.layers
                 what = f"layer {layers[-1]}" if layers else "the embedding or the last norm"
@@ -303,21 +350,19 @@ class _StageRun:
                     hint="kt verify checks the model's files; --calibrate off converts without",
                 )
             if self._stage.head:
-                self._sums[self._stage.head.name].add(0, residuals[at])
+                self._sums[self._stage.head.name].add_shared(residuals[at], self._threads)
 
     def _before(self, apart: Apart, rows: int) -> None:
         """Sums up what a product, or the first of experts, is going to read."""
         operation = apart.operation
         if isinstance(operation, Linear):
             x = self._program.rows(operation.x, rows)
-            self._sums[operation.weight.name].add(0, x)
+            self._sums[operation.weight.name].add_shared(x, self._threads)
         elif isinstance(operation, Experts):
             x = self._program.rows(operation.x, rows)
             slots, ends = self._slots(apart, rows)
-            tokens = slots // self._top_k
-            for expert, (first, end) in enumerate(pairwise((0, *ends))):
-                if first < end:
-                    self._sums[operation.gate_up.name].add(expert, x[tokens[first:end]])
+            tokens, sums = slots // self._top_k, self._sums[operation.gate_up.name]
+            self._each(ends, lambda expert, own: sums.add(expert, x[tokens[own]]))
 
     def _behind(self, apart: Apart, rows: int) -> None:
         """Sums up what the second product of experts has read."""
@@ -325,9 +370,14 @@ class _StageRun:
         assert isinstance(operation, Experts)
         slots, ends = self._slots(apart, rows)
         hidden = self._program.hidden(slots.size, operation.down.k)
-        for expert, (first, end) in enumerate(pairwise((0, *ends))):
-            if first < end:
-                self._sums[operation.down.name].add(expert, hidden[first:end])
+        sums = self._sums[operation.down.name]
+        self._each(ends, lambda expert, own: sums.add(expert, hidden[own]))
+
+    def _each(self, ends: Sequence[int], add: Callable[[int, slice], None]) -> None:
+        """Lets the threads call `add` with each expert that has slots, and with those."""
+        own = [slice(first, end) for first, end in pairwise((0, *ends))]
+        chosen = [i for i, each in enumerate(own) if each.start < each.stop]
+        list(self._threads.map(lambda expert: add(expert, own[expert]), chosen))
 
     def _slots(self, apart: Apart, rows: int) -> tuple[NDArray[np.intp], list[int]]:
         """The slots of a routing by expert, and by token within one; and where those of each expert end."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from ktcli.records import dataclass
 
 NOISY_SHARE = 0.10  # share of the cores used by others; above it, a result is marked
 PAIRS = 9  # runs of the work, each between two runs of the ceiling
@@ -33,7 +34,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The timed runs of one work, and the share of the cores that other processes used meanwhile."""
+    """The timed runs of one job, and the share of the cores that other processes used meanwhile."""
 
     runs: tuple[TimedRun, ...]
     others_share: float
@@ -60,7 +61,7 @@ class Measurement:
 
     @property
     def noisy(self) -> bool:
-        """Whether other processes used more of the cores than a measurement bears."""
+        """Whether other processes used too much of the cores for a reliable measurement."""
         return self.others_share > NOISY_SHARE
 
 
@@ -72,7 +73,7 @@ def alternate(
     progress: Callable[[int], object] = lambda done: None,
     root: Path = Path("/"),
 ) -> Measurement:
-    """Runs `work` `pairs` times, its ceiling before and after each, and returns the times.
+    """Runs `work` `pairs` times, with its ceiling before and after each; returns the times.
 
     Args:
         work: does the whole work once; returns the seconds of it that count; None: all of them.
@@ -96,7 +97,7 @@ def alternate(
 
 
 class Others:
-    """The load of all other processes on this process's cores, counted from when the object is made."""
+    """The load of all other processes on this process's cores since the object was made."""
 
     def __init__(self, root: Path = Path("/"), cpus: Sequence[int] | None = None) -> None:
         self._stat = root / "proc" / "stat"
@@ -105,7 +106,7 @@ class Others:
         self._own = _own_seconds()
 
     def share(self) -> float:
-        """Returns the share of the cores that others used since; 0 where the kernel does not tell."""
+        """Returns the share of the cores that others used since then; 0 where the kernel does not report it."""
         busy, total = self._read()
         elapsed = total - self._total
         if elapsed <= 0:

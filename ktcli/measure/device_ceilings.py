@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -30,6 +29,7 @@ from ktcli.planner.forecast import Forecast, Known
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import StepShape, Unit
 from ktcli.planner.stack import stack_of
+from ktcli.records import dataclass
 
 _ROUNDS = 5
 
@@ -55,7 +55,7 @@ _ON_CPU = Probe(1 << 20, 64, 1)  # a CPU in a device's place: only in tests
 
 
 def measure_rates(device: torch.device) -> DeviceRates:
-    """Measures the rates of a device, in about a second, and returns them; its memory is free again afterwards.
+    """Returns the measured rates of a device, after about a second; its memory is free again afterwards.
 
     Raises:
         DeviceError: the device failed, or has no memory left.
@@ -123,7 +123,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCeilings:
-    """The yardstick of an engine with a device.
+    """The roofline of an engine with a device.
 
     Attributes:
         device: the device's measured rates.
@@ -136,7 +136,7 @@ class DeviceCeilings:
 
     @classmethod
     def of(cls, engine: DeviceEngine, device: DeviceRates) -> DeviceCeilings:
-        """Returns the yardstick of an engine, with the ceilings of its pool and the measured rates of its device."""
+        """Returns the roofline of an engine, with the ceilings of its pool and the measured rates of its device."""
         return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
@@ -179,6 +179,8 @@ class DeviceCeilings:
             stream_experts=placement.slab_bytes // expert if expert else 0,
             gpus=1 + len(placement.borders),
             cache=engine.cache_format,
+            adapters=placement.adapters,
+            apart=placement.apart,
         )
         return Forecast.of(engine.model, engine.recipe, known)
 
@@ -190,10 +192,19 @@ class DeviceCeilings:
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate
         cpu_bytes = device_bytes = device_ops = 0.0
         cpu_ops = dict.fromkeys(Unit, 0)
+        apart = {part: self._apart(engine, part) for part in ModelPart if part.is_mlp}
         for work in work_of(engine, job, step):
-            away = 1 - hit_rate if work.part is ModelPart.EXPERTS and not streamed else 0.0
+            away = apart.get(work.part, 0.0)
+            if work.part is ModelPart.EXPERTS and not streamed:
+                away = 1 - hit_rate
             cpu_bytes += away * work.read_bytes
             cpu_ops[work.unit] += round(away * work.ops)
             device_bytes += (1 - away) * work.read_bytes
             device_ops += (1 - away) * work.ops
         return Split(cpu_bytes, cpu_ops, device_bytes, device_ops)
+
+    def _apart(self, engine: Engine, part: ModelPart) -> float:
+        """The share of an MLP's elements that is in main memory."""
+        of_it = [tensor for tensor in engine.model.tensors if tensor.part is part]
+        away = sum(t.elements for t in of_it if t.layer_part in self.placement.apart)
+        return away / max(1, sum(tensor.elements for tensor in of_it))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from ktcli.adapters.packed import PackedAdapter
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource, Progress, RandomSource
 from ktcli.measure.baselines import engine_under
@@ -18,6 +19,7 @@ from ktcli.models import Model
 from ktcli.native import Pool
 from ktcli.planner.forecast import forecast
 from ktcli.planner.plan import Plan
+from ktcli.records import dataclass
 from ktcli.weights.pack import Pack
 
 _SEED = 1
@@ -25,17 +27,19 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceSetting:
-    """The choices of a measurement that a plan leaves open.
+    """The options of a measurement that a plan leaves open.
 
     Attributes:
         devices: the torch devices of the plan's GPUs.
         pack: the pack whose weights are loaded; None: random ones.
+        adapter: the adapter of all sequences, for which the plan has room; None: they have none.
     """
 
     devices: Sequence[torch.device]
     policy: Policy = Policy.KT
     handoff: Handoff | None = None
     pack: Pack | None = None
+    adapter: PackedAdapter | None = None
 
 
 def planned_engine(
@@ -64,4 +68,5 @@ def planned_engine(
         on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
         max_outputs=plan.use.streams,
         progress=progress,
+        adapter=setting.adapter,
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -24,6 +23,7 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import HostExperts
 from ktcli.engine.device.stream import HostStream
 from ktcli.measure.trace import CPU, DEVICE, LAUNCHES, Event, Trace
+from ktcli.records import dataclass
 
 _MARKER = "kt.clock"
 _MARKERS = 8
@@ -32,7 +32,7 @@ _LAUNCHES = ("Launch", "Memcpy", "Memset", "BatchMemOp")
 
 
 def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
-    """Runs a step that was run before, and returns the trace of CPU, device, and the calls between them.
+    """Runs a step that was run before; returns the trace of CPU, device, and the calls between them.
 
     Args:
         step: runs a step of the engine; returns when its streams are done.
@@ -60,15 +60,15 @@ def _timed(step: Callable[[], None]) -> tuple[int, int]:
 
 
 def _parts(host: HostExperts) -> list[Event]:
-    return [
-        Event(
-            CPU,
+    named = [
+        (
             f"{'deferred' if span.deferred else 'experts'}, MoE layer {host.numbers[span.layer]}",
-            span.start_ns,
-            span.end_ns,
+            span,
         )
         for span in host.spans()
     ]
+    named += [(f"{part.part.value}, layer {part.layer}", span) for part, span in host.block_spans()]
+    return [Event(CPU, name, span.start_ns, span.end_ns) for name, span in named]
 
 
 class _Profiled:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.native import Pool, Weight
+from ktcli.native import Arena, Pool, Weight
 from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Tensor
 from ktcli.planner.slices import Slice
@@ -24,6 +24,17 @@ class EncodedSource:
         self.recipe, self.pool = recipe, pool
         self.identity = checkpoint.digest
         self._encoder = Encoder(checkpoint, recipe, pool)
+        self._arenas: dict[int | None, Arena] = {}
+
+    def arena(self, size_bytes: int, node: int | None = None) -> Arena:
+        """Returns memory on a node for tensors: that of an earlier call, whose tensors are not used any more, if it is
+        large enough. The system takes longer to clear new pages than the encoder to fill them."""
+        found = self._arenas.pop(node, None)
+        if found is None or found.size_bytes < size_bytes:
+            del found  # given back first
+            found = self.pool.arena(size_bytes, node)
+        self._arenas[node] = found
+        return found
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
@@ -33,10 +44,7 @@ class EncodedSource:
         Raises:
             BadCheckpoint: a value is NaN, Inf or too large for its format, or a file cannot be read.
         """
-        for part in self._encoder.encode([tensor]):
-            data = part.reshape(-1).view(np.uint8)
-            memory[offset : offset + data.size] = data
-            offset += data.size
+        self._encoder.encode_into(tensor, memory[offset:])
 
     def place(
         self,

@@ -10,13 +10,14 @@ import json
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
 from ktcli import certificates
 from ktcli.errors import KtError, ServerFailed, UsageError, gib
+from ktcli.records import dataclass
 
 ROUTED_TO = "x-smg-routed-worker-id"  # by which a router says which server answered
 SILENCE_S = 600.0  # after which a server is given up
@@ -36,7 +37,7 @@ class Prompted:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """The pieces of one answer and when they came; times are of `time.perf_counter`.
+    """The pieces of one answer and their arrival times, those of `time.perf_counter`.
 
     Attributes:
         sent_s: when it was sent.
@@ -103,7 +104,7 @@ class Endpoint:
         return found if model else replace(found, model=found._first_model())
 
     def count(self, text: str) -> int | None:
-        """Returns the number of tokens into which the server cuts a text; None: it does not tell."""
+        """Returns the number of tokens in a text by the server's tokenizer; None: the server does not tell."""
         said = {"model": self.model, "content": text, "prompt": text}
         try:
             status, document = self._document("POST", "/tokenize", said)
@@ -113,7 +114,7 @@ class Endpoint:
         return len(tokens) if isinstance(tokens, list) else None
 
     def ask(self, prompt: Prompted) -> StreamedAnswer:
-        """Sends a prompt, reads the answer to its end and returns it; what goes wrong is in `error`."""
+        """Sends a prompt; returns the complete answer, with the message of a failure in `error`."""
         found = StreamedAnswer(time.perf_counter())
         try:
             with _Exchange(self, "POST", "/v1/chat/completions", self._body(prompt)) as reply:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError
 from ktcli.measure.intervals import Interval, interval
 from ktcli.measure.reader import Piece, TextReader, pieces, steps
+from ktcli.records import dataclass
 
 F64Array = NDArray[np.float64]
 I32Array = NDArray[np.int32]
@@ -36,7 +36,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class EvalCase:
-    """A model with one setting of how it is run.
+    """A model with one variant of how it is run.
 
     Attributes:
         defer: the number of experts of each token that are deferred, at every position: as if all the text were an
@@ -69,7 +69,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The predictions of one case, one value for each of N predictions, in the text's order.
+    """The predictions of one case, an array with one value for each of N predictions, in the text's order.
 
     Attributes:
         nll: the negative log-likelihood of the next token, nats.
@@ -102,7 +102,7 @@ class Difference:
 
 
 def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
-    """Returns a text cut into windows; every id is predicted once, but the first of all where nothing is before it.
+    """Returns a text cut into windows; every id is predicted once, except the very first if nothing precedes it.
 
     Args:
         length: the number of the text's ids in a window.
@@ -143,7 +143,7 @@ def score(
     progress: Progress = lambda n: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Scores]:
-    """Returns the scores of each case's predictions in these windows; each case has equally many.
+    """Returns the scores of each case's predictions in these windows; all cases have equally many.
 
     Args:
         cases: the cases; their models have one vocabulary.

@@ -12,7 +12,7 @@ from ktcli.sampling import SamplingSettings
 
 
 class GreedyChoice:
-    """Chooses the likeliest token of rows of logits, in the way that answers do."""
+    """Chooses the most likely token of rows of logits, with the code that answers use."""
 
     def __init__(self, engine: Engine) -> None:
         self._chooser = Chooser(engine.pool, engine.spec.output_width)
@@ -20,5 +20,5 @@ class GreedyChoice:
         self._nothing = History((), counts=False)
 
     def choose(self, rows: Sequence[Logits]) -> None:
-        """Chooses a token for each row, which nobody is told."""
+        """Chooses a token for each row, and discards it."""
         self._chooser.choose([self._sampler.choice(each, self._nothing) for each in rows])

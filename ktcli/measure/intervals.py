@@ -9,11 +9,12 @@ Analysis, on batch means.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import exp, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ktcli.records import dataclass
 
 MOST_BLOCKS = 32  # more of them would be shorter, and alike; fewer would make t larger
 LEAST_BLOCKS = 8

@@ -4,13 +4,13 @@ latencies."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.measure.endpoint import StreamedAnswer
 from ktcli.measure.traffic import Driven
+from ktcli.records import dataclass
 
 Floats = NDArray[np.float64]
 
@@ -70,18 +70,18 @@ class Served:
 
 
 def by_server(driven: Driven) -> dict[str, tuple[StreamedAnswer, ...]]:
-    """Returns the answers of each server behind a router, by its name; {} where none is named."""
+    """Returns the answers of each server behind a router, by its name; {} where no server is named."""
     names = sorted({each.server for each in driven.answers if each.server})
     return {name: tuple(each for each in driven.answers if each.server == name) for name in names}
 
 
 def tokens_of(answer: StreamedAnswer) -> int:
-    """Returns the number of tokens of an answer; of its pieces where the server does not count."""
+    """Returns the number of tokens of an answer; the number of its pieces where the server does not count."""
     return answer.output_tokens or len(answer.pieces_s)
 
 
 def latencies(answers: Sequence[StreamedAnswer]) -> Latencies:
-    """Returns the latencies of answers; one without a piece has neither a first nor a next one."""
+    """Returns the latencies of answers; one without pieces has none."""
     spoken = [each for each in answers if each.pieces_s]
     e2e = [each.pieces_s[-1] - each.sent_s for each in spoken]
     ttft = [each.pieces_s[0] - each.sent_s for each in spoken]

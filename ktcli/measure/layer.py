@@ -9,7 +9,6 @@ the caches, and the walk through it never comes back early.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil, lcm
 from typing import Any
 
@@ -38,6 +37,7 @@ from ktcli.native import (
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.planner.slices import Slice, slices_of
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 # A stack of layers: far larger than a usual last cache, or 8 times this machine's, within reason.
@@ -263,7 +263,7 @@ class LinearStack(LayerStack):
         self._record(self.K, layer)
 
     def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
-        """Returns the cases of dense products, one for each number of tokens; none if they are not wanted."""
+        """Returns the cases of dense products, one for each number of tokens; none if they are not requested."""
         if Work.LINEAR not in works:
             return []
         size, elements = self.size_bytes // self.layers, self.N * self.K

@@ -24,12 +24,12 @@ _SEED = 5
 
 def layer_times(engine: DeviceEngine) -> Times | None:
     """Returns measured t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the
-    CPU.
+    CPU, or the CPU also has MLPs, so that the gaps between experts are not the device's alone.
 
     The cache before MEASURED_AT is not filled: only the time counts. T_s cannot be seen from the CPU.
     """
     host = engine.host
-    if host is None:
+    if host is None or host.has_blocks:
         return None
     draw, at = np.random.default_rng(_SEED), min(MEASURED_AT, engine.context - 1)
     held, states = engine.pools.pages.take(pages_for(at + 1)), engine.pools.states

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
 
 from ktcli.engine import Answer, Engine, GenerationRequest, Limits, Scheduler, Token
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 
 _BEFORE = 16  # tokens of an answer's own prompt
@@ -24,7 +24,7 @@ _WILD = 100.0
 
 @dataclass(frozen=True, slots=True)
 class MixedJob:
-    """The number of answers in progress, and of the tokens of a prompt that comes while they are."""
+    """The number of answers in progress, and of the tokens of a prompt that arrives meanwhile."""
 
     streams: int
     prompt_tokens: int

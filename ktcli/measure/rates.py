@@ -25,8 +25,8 @@ LOCK_WAIT_S = 5.0  # its holder writes one small file
 
 
 def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
-    """Returns rates measured with all threads for about three seconds, in the teams that a model would get; nothing
-    is stored.
+    """Returns rates measured with all threads for about three seconds, in the teams that a model would get; nothing is
+    stored.
 
     Args:
         step: called with the name of what is measured next.
@@ -73,7 +73,8 @@ def save_gpu(gpu: Gpu) -> None:
 
 
 def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None:
-    """Writes `values` into the entry of this CPU with these threads and this row, beside its values of other names.
+    """Writes `values` into the stored entry of this CPU with these threads and this row, besides its values of other
+    names.
 
     Raises:
         KtError: the library folder cannot be written.

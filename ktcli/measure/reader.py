@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +19,14 @@ from numpy.typing import NDArray
 from ktcli.engine import Engine, Sequence
 from ktcli.engine.logits import F32Array
 from ktcli.native import Batch
+from ktcli.records import dataclass
 
 I32Array = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The ids of a sequence that go together in a step.
+    """Consecutive ids of a sequence that are computed in one step.
 
     Attributes:
         ids: the ids [T] int32.
@@ -87,7 +87,7 @@ class TextReader:
         self._lines: list[Sequence] = []
 
     def read(self, step: Several[Piece]) -> F32Array:
-        """Computes the pieces of a step and returns their wanted logits, one piece after the other, [R, V] f32.
+        """Computes the pieces of a step; returns their requested logits, one piece after the other, [R, V] f32.
 
         Raises:
             ContextFull, PoolFull: a sequence is too long, or there are too many.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError, counted
+from ktcli.records import dataclass
 
 BLOCK_TOKENS = 512  # of Mooncake's traces
 MOST_BLOCK_TOKENS = 1 << 16

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from ktcli.engine import Engine
 from ktcli.errors import KtError
+from ktcli.records import dataclass
 from ktcli.store.pages import PageStore
 
 _SEED = 20_260_102

@@ -7,14 +7,14 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from ktcli.measure.request_trace import RequestTrace
+from ktcli.records import dataclass
 
 
 class Rule(Enum):
-    """The rules by which routers choose."""
+    """The routing policies that can be replayed."""
 
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
@@ -23,7 +23,7 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The limits of prefix-aware routing, as smg's `cache_aware` has them.
+    """The limits of prefix-aware routing, as in smg's `cache_aware`.
 
     Attributes:
         cache: the share of a prompt that a server must have seen for that to decide.

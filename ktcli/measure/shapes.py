@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 
 from ktcli.errors import UsageError
 from ktcli.hardware.text import whole
+from ktcli.records import dataclass
 
 _MOST_COLUMNS, _MOST_EXPERTS = 1 << 16, 1 << 12  # bounds of a shape, far above any model
 

@@ -7,7 +7,7 @@ looked at first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import product
 from math import ceil
@@ -25,6 +25,7 @@ from ktcli.measure.trace_replay import (
     replay,
     usual_tok_s,
 )
+from ktcli.records import dataclass
 
 MOST_LOAD = 0.8  # of a server that keeps up: above it, waits grow fast with little more to do
 WAITING_PERCENT = 95  # of the requests that are not to wait longer than somebody says
@@ -32,7 +33,7 @@ WAITING_PERCENT = 95  # of the requests that are not to wait longer than somebod
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The servers that are compared: every combination of these. The first of each is what somebody has.
+    """The fleets that are compared: every combination of these. The first of each is what somebody has.
 
     Attributes:
         memory, disk: the blocks that each server can hold there; None: any number.
@@ -47,11 +48,11 @@ class Choices:
 
     @property
     def have(self) -> Fleet:
-        """What somebody has."""
+        """The fleet that the user has."""
         return Fleet(self.servers[0], self.rules[0], self.memory[0], self.disk[0])
 
     def fleets(self) -> list[Fleet]:
-        """Returns the fleets, each once: one server needs no router."""
+        """Returns the fleets, each once: a single server needs no router."""
         found = product(self.servers, self.memory, self.disk, self.rules)
         rule = self.rules[0]
         return list(
@@ -83,7 +84,7 @@ def compare(
     speed: ReplaySpeed | None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Compared:
-    """Replays a trace through all fleets; returns what they did.
+    """Replays a trace through all fleets; returns their results.
 
     Args:
         speed: how fast requests come and are read; None: nobody knows, so that load only spreads the requests.
@@ -110,7 +111,7 @@ def _pooled(fleet: Fleet) -> Fleet:
 
 
 class Need(Enum):
-    """What is needed to keep up."""
+    """The things that can be needed to keep up."""
 
     NOTHING = "nothing"
     ROUTER = "router"
@@ -122,7 +123,7 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recommendation:
-    """What is needed to keep up.
+    """The recommended fleet to keep up, and what it changes.
 
     Attributes:
         fleet: the cheapest fleet that keeps up; None: none of those compared does, or no speed is known.
@@ -135,7 +136,7 @@ class Recommendation:
 
 
 def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
-    """Returns whether servers keep up: the busiest is not busy all the time, and few requests wait too long.
+    """Returns whether a fleet keeps up: its busiest server is not busy all the time, and few requests wait too long.
 
     Args:
         most_wait_s: the seconds that WAITING_PERCENT of the requests may wait; None: any.
@@ -149,8 +150,9 @@ def keeps_up(replayed: Replayed, most_wait_s: float | None = None) -> bool:
 
 
 def recommend(compared: Compared, most_wait_s: float | None = None) -> Recommendation:
-    """Returns what is needed to keep up, of several ways the one that costs least: a router, then a larger cache, then
-    more servers."""
+    """Returns a recommendation: the cheapest change with which the fleet keeps up, a router, then a larger cache, then
+    more servers.
+    """
     have, replays = compared.choices.have, compared.replays
     if compared.speed is None or not compared.ideal.span_s:
         return Recommendation(Need.UNKNOWN)

@@ -40,15 +40,15 @@ class StageFiles:
         return 0
 
     def read_sums(self, stage: int) -> Doubles:
-        """Returns the numbers that `add` was given of a stage that is done, one array behind the other."""
+        """Returns the numbers passed to `add` for a finished stage, one array after the other."""
         return np.frombuffer(_content(self._sums(stage)) or b"", np.float64)
 
     def read_residuals(self, stage: int) -> Floats:
-        """Returns the residuals behind the last stage that is done, one array behind the other."""
+        """Returns the residuals after the last finished stage, one array after the other."""
         return np.frombuffer(_content(self._residuals(stage)) or b"", np.float32)
 
     def add(self, stage: int, sums: Iterable[Doubles], residuals: Sequence[Floats]) -> None:
-        """Writes what a stage has given, and forgets the residuals before it."""
+        """Writes the results of a stage, and removes the residuals before it."""
         with contextlib.suppress(OSError, KtError):
             smallfiles.make_folder(self._folder)
             _write(self._sums(stage), sums)

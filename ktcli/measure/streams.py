@@ -70,7 +70,7 @@ class Streams:
                 sequence.commit(run)
 
     def once(self, ids: I32Array) -> None:
-        """Decodes ids [T, n] after the contexts; each step ends with choosing a token of each, as answers do."""
+        """Decodes ids [T, n] after the contexts; each step ends with choosing a token of each, as in answers."""
         lines = [sequence.fork() for sequence in self._before]
         try:
             for row in ids:

@@ -7,7 +7,7 @@ whole would do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.planner.spec import experts_touched
+from ktcli.records import dataclass
 
 _SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
@@ -78,10 +79,10 @@ def _fits(plan: Callable[[int], tuple[Model, Plan]], layers: int) -> bool:
 
 def _rows_of(request: Request, spec: Spec) -> Request:
     """The request for a model's first layers: settings with a row for each layer are cut to those of these."""
-    wish, heat = request.gpu_experts, request.heat
+    choice, heat = request.gpu_experts, request.heat
     return replace(
         request,
-        gpu_experts=wish[: spec.moe_layers] if isinstance(wish, np.ndarray) else wish,
+        gpu_experts=choice[: spec.moe_layers] if isinstance(choice, np.ndarray) else choice,
         heat=None if heat is None else heat[: spec.moe_layers],
     )
 
@@ -156,7 +157,9 @@ class Spread:
 
 
 def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
-    """Returns how evenly random ids spread over the experts; None for a model without. Leaves the session empty."""
+    """Returns how evenly random ids spread over the experts; None for a model without experts. Leaves the session
+    empty.
+    """
     spec = engine.spec
     if not spec.moe_layers:
         return None

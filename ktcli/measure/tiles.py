@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from math import log
@@ -33,6 +32,7 @@ from ktcli.hardware.memory import read_memory
 from ktcli.hardware.team import NodeTeam, make_team, pinned_to
 from ktcli.measure import rates
 from ktcli.planner.host import Host
+from ktcli.records import dataclass
 from ktcli.weights.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ BEYOND = 2 * COUNTS[-1]
 _NEVER = 1 << 20  # tokens: more than any step has
 _LARGEST = 4096
 _KEY = "tile_min"  # in measured.json
+_KERNELS = 2  # counts changes of the tiles' products: what was measured of others is measured again
 
 
 class TileMin(NamedTuple):
@@ -114,7 +115,7 @@ _SEED = 20_260_105
 def choose(
     isa: str, *, forced: int | None, fixed: bool, kept: tuple[TileMin, str] | None
 ) -> Choice:
-    """Returns the numbers of tokens from which the row `isa` uses tiles, and where they come from.
+    """Returns the numbers of tokens from which the row `isa` uses tiles, and their source.
 
     Args:
         forced: the value of KT_TILE_MIN; None: it is unset.
@@ -173,7 +174,7 @@ def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
 
 
 def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
-    """Returns the numbers of tokens from which a team uses tiles, measured now if nobody has; None: the library's
+    """Returns the numbers of tokens from which a team uses tiles, measured now if they never were; None: the library's
     own default.
 
     Raises:
@@ -223,7 +224,7 @@ def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
     Raises:
         KtError: the library folder cannot be written.
     """
-    values = found._asdict() | {"date": date.today().isoformat()}
+    values = found._asdict() | {"date": date.today().isoformat(), "kernels": _KERNELS}
     rates.keep(cpu, threads, isa, {_KEY: values})
 
 
@@ -232,7 +233,7 @@ def _kept(cpu: Cpu, threads: int, isa: str) -> tuple[TileMin, str] | None:
         found = measured.entry(cpu, threads, isa).get(_KEY)
     except UsageError:  # KT_HOME is wrong: the command that needs it says so
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or found.get("kernels") != _KERNELS:
         return None
     day, values = found.get("date"), [found.get(kind) for kind in TileMin._fields]
     least = [v for v in values if type(v) is int and 2 <= v <= _LARGEST]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.engine import Engine
+from ktcli.records import dataclass
 
 CPU, DEVICE, LAUNCHES = "CPU team", "GPU", "launches"
 
@@ -57,7 +57,7 @@ class Trace:
 
     @property
     def launches(self) -> float:
-        """The number of calls per step that gave work to the device."""
+        """The number of calls per step that submitted work to the device."""
         return sum(e.track == LAUNCHES for e in self.events) / self.steps
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from ktcli.measure.block_cache import BlockCache
 from ktcli.measure.request_trace import RequestTrace
 from ktcli.measure.routing import Router, Rule, Thresholds
+from ktcli.records import dataclass
 
 USUAL_LOAD = 0.7  # of servers whose speed nobody says
 # Of prefix-aware routing. A prompt must go on with a server by more than all prompts have in common. With a smaller
@@ -29,7 +29,7 @@ SPILL = 8
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Servers behind a router, all alike.
+    """Identical servers behind a router.
 
     Attributes:
         memory, disk: the blocks that each can hold there; None: any number.
@@ -43,7 +43,7 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpeed:
-    """How fast requests come and are read.
+    """The rates at which requests arrive and prompts are computed.
 
     Attributes:
         tok_s: the tokens per second of prompts that a server computes.
@@ -60,7 +60,7 @@ class ReplaySpeed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """What servers did with a trace.
+    """The results of a trace on a fleet.
 
     Attributes:
         tokens: of all prompts.
@@ -100,12 +100,12 @@ class Replayed:
 
     @property
     def busiest(self) -> float:
-        """The share of the requests that one server got at most, 0..1."""
+        """The largest share of the requests that one server got, 0..1."""
         return max(self.requests) / sum(self.requests)
 
 
 def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = SPILL) -> Replayed:
-    """Returns what servers do with a trace; `spill` as of `Thresholds`."""
+    """Returns the results of a trace on a fleet; `spill` as in `Thresholds`."""
     limits = Thresholds(min(0.9, trace.common_share + BEYOND_COMMON), spill)
     router = Router(trace, fleet.rule, fleet.servers, limits)
     memory = [BlockCache(trace, fleet.memory) for _ in range(fleet.servers)]
@@ -139,7 +139,7 @@ def replay(trace: RequestTrace, fleet: Fleet, speed: ReplaySpeed, spill: int = S
 
 
 def ideal(trace: RequestTrace, speed: ReplaySpeed | None = None) -> Replayed:
-    """Returns what one server with a cache without limit does: no more of the trace can be cached."""
+    """Returns the results of a trace on one server with an unlimited cache: no more of the trace can be cached."""
     return replay(trace, Fleet(1, Rule.ROUND_ROBIN, None, 0), speed or ReplaySpeed(tok_s=inf))
 
 

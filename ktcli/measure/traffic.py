@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 from queue import SimpleQueue
 
 from ktcli.errors import KtError
 from ktcli.measure.endpoint import Endpoint, Prompted, StreamedAnswer
+from ktcli.records import dataclass
 from ktcli.threads import Daemon
 
 # Frequent words, of which tokenizers know each with the blank before it as one token.
@@ -60,7 +60,7 @@ class Driven:
 def drive(
     endpoint: Endpoint, traffic: Traffic, progress: Callable[[int], None] = lambda done: None
 ) -> Driven:
-    """Sends the requests and returns their answers, after two short ones that tell how long a word is.
+    """Sends the requests after two short ones, which measure how long a word is; returns the answers.
 
     Args:
         progress: called with the number of requests that are done.

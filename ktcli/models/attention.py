@@ -9,12 +9,7 @@ from __future__ import annotations
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.latent import LatentAttention
-from ktcli.models.config import (
-    MAX_CONTEXT,
-    MAX_HEADS,
-    Fields,
-    read_eps,
-)
+from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, Fields, read_eps
 from ktcli.models.rotation import STRETCHED, read_rope, rope_type, rotated_columns, rotated_part
 from ktcli.ops.table.attention import GqaShape, MlaShape
 
@@ -37,20 +32,26 @@ def read_gqa(
         partly: whether the config may say that only the first columns of a head are rotated; in other families all are,
             and such a config is refused.
     """
-    hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
-    kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
-    f.require_multiple("num_attention_heads", heads, kv_heads)
-    dim = head_dim(f)
-    f.require_multiple("head_dim", dim, 2)
-    f.require_width("num_attention_heads x head_dim", heads * dim)
-    columns = rotated_columns(f, dim)
+    shape = read_gqa_shape(f)
+    columns = rotated_columns(f, shape.head_dim)
     if not partly:
         f.require("partial_rotary_factor", rotated_part(f) or 1.0, 1.0)
     # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved)
-    shape = GqaShape(heads, kv_heads, dim, dim**-0.5)
+    hidden = f.whole("hidden_size")
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), norms, qkv_bias, o_bias)
+
+
+def read_gqa_shape(f: Fields) -> GqaShape:
+    """Returns the numbers of heads of queries and of keys, and the columns of each, an even number."""
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
+    f.require_multiple("num_attention_heads", heads, kv_heads)
+    dim = head_dim(f)
+    f.require_multiple("head_dim", dim, 2)
+    f.require_width("num_attention_heads x head_dim", heads * dim)
+    return GqaShape(heads, kv_heads, dim, dim**-0.5)
 
 
 def head_dim(f: Fields) -> int:

@@ -32,6 +32,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "AXK1": _USUAL,  # in older releases
 }
 
+cut = cut_typed_dense
+
 _NORM = "post_mlp_layernorm"
 _PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True)))
@@ -53,8 +55,3 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         for layer in model.decoder.layers
     )
     return replace(model, decoder=replace(model.decoder, layers=layers))
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)

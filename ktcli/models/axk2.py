@@ -36,6 +36,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         _RANK: 16,
     }
 }
+
+cut = cut_typed_dense
 _GROUPS = "n_group", "topk_group"
 
 
@@ -62,11 +64,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     rank = f.whole(_RANK)
     layers = tuple(_gated(layer, rank) for layer in model.decoder.layers)
     return replace(model, decoder=replace(model.decoder, layers=layers))
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)
 
 
 def _gated(layer: DecoderLayer, rank: int) -> DecoderLayer:

@@ -37,6 +37,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
+cut = cut_typed_dense
+
 _PREFIXES = Prefixes(norms=("input_layernorm", ""))
 _SHARES = {"average": 0.5, "sum": 1.0}
 _SCORES = {"softmax": Score.SOFTMAX, "sigmoid": Score.SIGMOID}
@@ -63,11 +65,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     scale = Multipliers(logits=f.number("logit_scale", low=1e-6, high=1e6))
     wiring = Wiring(parallel=True, centred=centred)
     return assemble(f, "cohere2_moe", parts, _PREFIXES, multipliers=scale, wiring=wiring)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)
 
 
 def _windows(f: Fields) -> Callable[[int], int]:

@@ -64,19 +64,19 @@ _PARTS = (TEXT, THINKER)
 def within_text(
     config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns the config with what `change` makes of its text model's part, or of all of it where it has none."""
+    """Returns a config with `change` applied to its text model's part, or to all of it where it has no such part."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return change(config) if part is None else {**config, part: within_text(config[part], change)}
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the text model's part of a config, or all of it where it has none."""
+    """Returns the text model's part of a config, or all of it where it has no such part."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return config if part is None else text_part(config[part])
 
 
 def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the config with the fields that it leaves out set to transformers' defaults; a null is not left out.
+    """Returns the config with missing fields set to transformers' defaults; a null does not count as missing.
 
     Args:
         usual: default by field; those of a part, such as the text model's, are below its name.
@@ -91,14 +91,14 @@ def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
 
 
 def _says(config: Mapping[str, Any], name: str) -> bool:
-    """Tells whether the config has the field under one of its names."""
+    """Returns whether the config has the field under one of its names."""
     if name in _ROPE:
         return any(config.get(each) is not None for each in _ROPE)
     return any(each in config for each in _SPELLED.get(name, (name,)))
 
 
 class Fields:
-    """Reads the fields of a JSON object with checks; a field is found under each of its names.
+    """A JSON object with checked access to its fields; a field is found under each of its names.
 
     Raises:
         BadCheckpoint: a field is missing, of the wrong type or out of bounds.
@@ -110,13 +110,13 @@ class Fields:
         self.values, self.where = values, where
 
     def has(self, *names: str) -> bool:
-        """Tells whether the object has one of the names, and its value is not null."""
+        """Returns whether the object has one of the names with a value that is not null."""
         return any(self.values.get(name) is not None for name in _spelled(names))
 
     def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
-        """Returns the value of the first of `names` that is there, as an integer in low..high; 4.0 is 4."""
+        """Returns the value of the first of `names` that exists, as an integer in low..high; 4.0 is 4."""
         name, value = self._first(names, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -129,7 +129,7 @@ class Fields:
     def number(
         self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
     ) -> float:
-        """Returns the value of the first of `names` that is there, as a finite number in low..high."""
+        """Returns the value of the first of `names` that exists, as a finite number in low..high."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a number")
@@ -161,8 +161,9 @@ class Fields:
             )
 
     def require_few(self, what: str, each: int) -> None:
-        """Raises BadCheckpoint if a layer's `each` heads or groups, which are found one by one, are too many over
-        all layers."""
+        """Raises BadCheckpoint if all layers together have too many of the heads or groups of which a layer has
+        `each`.
+        """
         n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
         if each * n_layers > MAX_APART:
             raise BadCheckpoint(
@@ -182,7 +183,7 @@ class Fields:
             )
 
     def require(self, name: str, value: Any, *allowed: Any) -> None:
-        """Raises BadCheckpoint if the value of field `name` is none of `allowed`, those that this version computes."""
+        """Raises BadCheckpoint unless the value of field `name` is one of `allowed`, which this version computes."""
         if value not in allowed:
             known = ", ".join(_show(each, _plain) for each in allowed)
             raise BadCheckpoint(
@@ -190,8 +191,9 @@ class Fields:
             )
 
     def only(self, known: Mapping[str, object]) -> None:
-        """Raises BadCheckpoint if one of these flags and texts is given with another value than the known one, the
-        only one that this version computes."""
+        """Raises BadCheckpoint if one of these flags and texts has another value than the given one, the only one that
+        this version computes.
+        """
         for name, usual in known.items():
             if isinstance(usual, bool):
                 self.require(name, self.flag(name, usual), usual)
@@ -199,8 +201,9 @@ class Fields:
                 self.require(name, self.text(name, str(usual)), usual)
 
     def require_absent(self, name: str) -> None:
-        """Raises BadCheckpoint if the field is there: it changes the computation in a way that this version does
-        not support."""
+        """Raises BadCheckpoint if the field exists: it changes the computation in a way that this version does not
+        support.
+        """
         if self.has(name):
             said, value = self._first((name,), None)
             raise BadCheckpoint(

@@ -54,6 +54,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "kimi_k25": {"tie_word_embeddings": True, TEXT: _V3},
 }
 
+cut = cut_typed_dense
+
 # Kimi-K2.5 and 2.6 are vision-language models: their text model is a part of the config and of the checkpoint.
 _TEXT_PREFIXES = Prefixes(
     "language_model.model", "language_model.lm_head", ignored=("*vision_tower.*", "*mm_projector.*")
@@ -76,11 +78,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(
         f, "deepseek", lambda i: (attention, dense if is_dense(i) else sparse), prefixes
     )
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)
 
 
 def _text(config: Mapping[str, Any]) -> Fields:

@@ -42,6 +42,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "glm_moe_dsa": {**_USUAL, "index_n_heads": 32, "indexer_rope_interleave": True},
 }
 
+cut = cut_typed_dense
+
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
@@ -69,13 +71,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         "deepseek_v32",
         lambda i: (shared if is_shared[i] else full, read_dense(f) if is_dense(i) else sparse),
     )
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    types = config.get("indexer_types")
-    short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
-    return {**cut_typed_dense(config, layers), **short}
 
 
 def read_indexed(f: Fields) -> LatentAttention:

@@ -58,6 +58,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
+cut = cut_layers
+
 _WINDOW, _CHOSEN, _ALL = (
     "sliding_attention",
     "compressed_sparse_attention",
@@ -104,13 +106,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         _PREFIXES,
         read_streams(f),
     )
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers."""
-    ratios = config.get("compress_ratios")
-    short = {"compress_ratios": ratios[:layers]} if isinstance(ratios, list) else {}
-    return {**cut_layers(config, layers), **short}
 
 
 def _kinds(f: Fields) -> list[str]:

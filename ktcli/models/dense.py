@@ -28,6 +28,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         TEXT: {"num_key_value_heads": 32, "head_dim": 128, "rope_theta": 500_000.0},
     },
 }
+
+cut = cut_layers
 _QK_NORMED = "qwen3", _VISION
 
 
@@ -45,11 +47,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     window = _windows(f, kind)
     prefixes = BESIDE_VISION if kind == _VISION else USUAL_PREFIXES
     return assemble(f, kind, lambda i: (attention.within(window(i)), mlp), prefixes)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers."""
-    return cut_layers(config, layers)
 
 
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:

@@ -29,6 +29,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
+cut = cut_typed_dense
+
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_correction_bias")))
 
 
@@ -48,11 +50,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return own, read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "exaone_moe", parts)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)
 
 
 def _is_sliding(f: Fields) -> Any:

@@ -14,11 +14,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import USUAL_SPARSE, SparseNames
 from ktcli.layers.sparse import SparseMlp
-from ktcli.models.config import (
-    MAX_EXPERTS,
-    MAX_TOP_K,
-    Fields,
-)
+from ktcli.models.config import MAX_EXPERTS, MAX_TOP_K, Fields
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 
 # Defaults of the fields that configs of DeepSeek-V3's experts may leave out.

@@ -42,6 +42,9 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     _TEXT: _DEFAULTS,
     _VISION: {"tie_word_embeddings": True, TEXT: _DEFAULTS},
 }
+
+cut = cut_layers
+
 # The base of each kind's rotation: its field on the hub, and its default.
 _THETAS = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 _PREFIXES = Prefixes(
@@ -77,11 +80,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     prefixes = _VISION_PREFIXES if has_vision else _PREFIXES
     multipliers = Multipliers(embedding=f.whole("hidden_size") ** 0.5, limit=read_limit(f))
     return assemble(f, "gemma3", parts, prefixes, multipliers=multipliers, activation=GELU)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers."""
-    return cut_layers(config, layers)
 
 
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:

@@ -51,6 +51,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     _TEXT: _DEFAULTS,
     _VISION: {"tie_word_embeddings": True, TEXT: _DEFAULTS},
 }
+
+cut = cut_layers
 _DENSE_PREFIXES = Prefixes(
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     after=("post_attention_layernorm", "post_feedforward_layernorm"),
@@ -84,11 +86,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         prefixes = replace(prefixes, body="model.language_model", ignored=_SEEN)
     multipliers = Multipliers(embedding=f.whole("hidden_size") ** 0.5, limit=read_limit(f))
     return assemble(f, "gemma4", parts, prefixes, multipliers=multipliers, activation=GELU)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers."""
-    return cut_layers(config, layers)
 
 
 def _sparse(f: Fields) -> SparseMlp:

@@ -46,6 +46,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+cut = cut_typed_dense
+
 _HY3 = SparseNames(
     router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias")),
     shared=SharedNames("shared_mlp"),
@@ -78,11 +80,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return attention.within(window(i)), read_dense(f) if dense else sparse
 
     return assemble(f, "glm4_moe", parts, BESIDE_VISION if kind == _VISION else USUAL_PREFIXES)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)
 
 
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:

@@ -21,12 +21,13 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
 from ktcli.models.deepseek_v32 import read_shared
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
+from ktcli.models.kimi_linear import read_delta
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, read_streams, text_part
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.table.attention import ChooseShape, MlaShape
-from ktcli.ops.table.recurrent import DeltaShape, PoolShape
+from ktcli.ops.table.recurrent import PoolShape
 
 _TEXT_TYPE = "glm5_next_text"
 _USUAL = {
@@ -49,6 +50,8 @@ _USUAL = {
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "glm5_next": {**_USUAL, TEXT: _USUAL, "tie_word_embeddings": False}
 }
+
+cut = cut_typed_dense
 
 _LINEAR = "linear_attention"
 _INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
@@ -82,13 +85,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     model = assemble(f, "glm5_next", parts, _PREFIXES, streams)
     mean = StreamMean(f.whole("hidden_size"), streams.streams)
     return replace(model, decoder=replace(model.decoder, mixer=mean))
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    types = config.get("indexer_types")
-    short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
-    return {**cut_typed_dense(config, layers), **short}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
@@ -125,14 +121,8 @@ def _shared_layers(f: Fields) -> list[bool]:
 
 def _delta(f: Fields) -> KimiDelta:
     """Reads the linear attention; sizes that the config leaves out are those of the published model."""
-    heads = f.whole("linear_num_heads", high=MAX_HEADS)
-    dim = f.whole("linear_head_dim", high=4096)
-    f.require_width("width of linear attention", 3 * heads * dim)
-    width = f.whole("linear_conv_kernel_dim", low=2, high=16)
     bounded = f.has("linear_lower_bound")
-    lowest = f.number("linear_lower_bound", low=-1e3, high=-1e-3) if bounded else 0
-    shape = DeltaShape(heads, heads, dim, dim, by_channel=True, lowest=lowest)
-    return KimiDelta(f.whole("hidden_size"), shape, width, read_eps(f))
+    return read_delta(f, f.number("linear_lower_bound", low=-1e3, high=-1e-3) if bounded else 0.0)
 
 
 def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:

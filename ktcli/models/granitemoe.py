@@ -37,6 +37,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "granitemoe_swa": {"sliding_window": 128},
 }
 
+cut = cut_layers
+
 _MOST = 1e6  # the largest multiplier
 _THETAS = "layer_rope_theta"
 PREFIXES = Prefixes(mlp="block_sparse_moe")
@@ -63,13 +65,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return attend(i), sparse
 
     return assemble(f, "granitemoe", parts, PREFIXES, multipliers=read_multipliers(f))
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, all of which have experts."""
-    made = cut_layers(config, layers)
-    thetas = made.get(_THETAS)
-    return {**made, _THETAS: thetas[:layers]} if isinstance(thetas, list) else made
 
 
 def read_experts(f: Fields) -> SparseMlp:

@@ -47,11 +47,7 @@ _IN_PART = {
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
 _LISTS = {"full_attn_layers": _FULL, "kda_layers": _LINEAR}
-_ONLY = {
-    "attention_bias": False,
-    "mla_use_nope": True,
-    "moe_router_activation_func": "sigmoid",
-}
+_ONLY = {"attention_bias": False, "mla_use_nope": True, "moe_router_activation_func": "sigmoid"}
 _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
@@ -59,7 +55,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
     f = _own(config)
     f.only(_ONLY)
-    linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
+    linear, full, is_linear = read_delta(f), _latent(f), _linear_layers(f)
     routed = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     sparse = replace(routed, source="block_sparse_moe")
     is_dense = read_typed_dense(f)
@@ -115,13 +111,13 @@ def _linear_layers(f: Fields) -> list[bool]:
     return [i == 0 or i % 4 > 0 for i in range(n_layers)]
 
 
-def _delta(f: Fields) -> KimiDelta:
-    """Reads the linear attention."""
+def read_delta(f: Fields, lowest: float = 0.0) -> KimiDelta:
+    """Returns the linear attention that a config describes; `lowest` is that of its shape."""
     heads = f.whole("linear_num_heads", high=MAX_HEADS)
     dim = f.whole("linear_head_dim", high=4096)
     f.require_width("width of linear attention", 3 * heads * dim)
     width = f.whole("linear_conv_kernel_dim", low=2, high=16)
-    shape = DeltaShape(heads, heads, dim, dim, by_channel=True)
+    shape = DeltaShape(heads, heads, dim, dim, by_channel=True, lowest=lowest)
     return KimiDelta(f.whole("hidden_size"), shape, width, read_eps(f))
 
 

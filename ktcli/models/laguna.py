@@ -41,6 +41,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "shared_expert_intermediate_size": 512,
     }
 }
+
+cut = cut_typed_dense
 _NAMES = SparseNames(
     router=RouterNames(correction=CorrectionNames("experts.e_score_correction_bias")),
     shared=SharedNames("shared_expert"),
@@ -62,11 +64,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return own.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "laguna", parts)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)
 
 
 def _heads(f: Fields) -> list[int]:

@@ -78,8 +78,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
     f, made = Fields(config), cut_layers(config, layers)
-    if isinstance(rotated := config.get(_ROTATED), list):
-        made[_ROTATED] = rotated[:layers]
     if (listed := _listed_sparse(f)) is None:
         return {**made, _STEP: min(f.whole(_STEP, high=MAX_LAYERS), layers)}
     return {**made, _SPARSE: sorted({*(i for i in listed if i < layers), layers - 1})}

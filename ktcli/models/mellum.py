@@ -27,6 +27,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
+cut = cut_typed_dense
+
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
@@ -42,8 +44,3 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "mellum", parts)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers)

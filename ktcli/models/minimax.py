@@ -34,6 +34,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "minimax_text_01": {**_USUAL, "postnorm": False},
 }
 
+cut = cut_layers
+
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _NUMBERED = {1: _FULL, 0: _LINEAR}
 _TYPES, _NUMBERS = (
@@ -78,12 +80,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
     layers = tuple(weighed(layer) for layer in model.decoder.layers)
     return replace(model, decoder=replace(model.decoder, layers=layers))
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers."""
-    made, numbers = cut_layers(config, layers), config.get(_NUMBERS)
-    return {**made, _NUMBERS: numbers[:layers]} if isinstance(numbers, list) else made
 
 
 def _kinds(f: Fields) -> list[str]:

@@ -50,6 +50,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     _VISION: {"tie_word_embeddings": True, TEXT: _USUAL},
 }
 
+cut = cut_first_dense
+
 _PREFIXES = Prefixes(
     "language_model.model",
     "language_model.lm_head",
@@ -69,11 +71,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return attention, read_dense(f) if i < first else sparse
 
     return assemble(f, "mistral4", parts, _PREFIXES if sees else USUAL_PREFIXES)
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_first_dense(config, layers)
 
 
 def _latent(f: Fields) -> LatentAttention:

@@ -6,7 +6,7 @@ the tensors, so that nothing is counted twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from ktcli.ops.recording import Buffer, record
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Tensor, counted
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,9 @@ class Spec:
 
     @property
     def deferrable(self) -> int:
-        """The number of a token's experts of which some may be added with those of the next layer; 0 where each layer's
-        experts give rows of a latent space of its own."""
+        """The number of a token's experts that may be added with those of the next layer; 0 where each layer's experts
+        compute in a latent space of its own.
+        """
         return self.top_k if self.expert_hidden == self.hidden else 0
 
     @property
@@ -106,7 +108,7 @@ class Spec:
 
     @property
     def sequence_elements(self) -> int:
-        """The number of f32 elements that all layers together keep of a sequence, whatever its length."""
+        """The number of f32 elements of the states of one sequence in all layers, whatever its length."""
         return sum(state.sequence_elements for state in self.states)
 
 
@@ -114,11 +116,12 @@ class Model(Protocol):
     """A built model, without weights or memory."""
 
     @property
-    def spec(self) -> Spec: ...
+    def spec(self) -> Spec:
+        """Its sizes, and the counts that plans are made from."""
 
     @property
     def pooling(self) -> TextPooling | None:
-        """How an embedding model makes one vector of a text; None: it is not one."""
+        """The way in which an embedding model makes one vector of a text; None: it is not one."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -141,8 +144,7 @@ class Model(Protocol):
         """The patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
     def at(self, context: int) -> Model:
-        """Returns the model as it is run with a context of `context` positions, which may decide a rotary
-        embedding."""
+        """Returns the model for a context of `context` positions, which may decide a rotary embedding."""
 
     def forward(self, b: Backend) -> Value:
         """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows
@@ -177,7 +179,7 @@ class DecoderModel:
 
     @cached_property
     def spec(self) -> Spec:
-        """The sizes of the model, with those of experts from the first layer that has them."""
+        """The sizes of the model; those of experts are the first layer's that has them."""
         layers = self.decoder.layers
         sparse = [layer.mlp for layer in layers if isinstance(layer.mlp, SparseMlp)]
         return Spec(
@@ -222,7 +224,7 @@ class DecoderModel:
         return at_context(self, context)
 
     def pooled(self, pooling: TextPooling) -> DecoderModel:
-        """Returns the model without its head, as one for embeddings that are made so."""
+        """Returns the model without its head, as an embedding model with this pooling."""
         ignored = (*self.ignored, f"{self.decoder.head_source}.*")
         headless = replace(self.decoder, headless=True)
         return replace(self, decoder=headless, ignored=ignored, pooling=pooling)

@@ -17,15 +17,14 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.names import EachExpert, SparseNames
-from ktcli.models.attention import head_dim
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
+from ktcli.models.attention import read_gqa_shape
+from ktcli.models.config import MAX_LAYERS, Fields, read_eps
 from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
 from ktcli.models.mamba import read_mamba
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import SQUARED_RELU
-from ktcli.ops.table.attention import GqaShape
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h": {
@@ -129,21 +128,11 @@ def _part(f: Fields, kind: str) -> tuple[Attention | None, Mlp | None]:
         case "linear_attention":
             return read_mamba(f, f.whole("mamba_head_dim", high=4096)), None
         case "full_attention":
-            return _attention(f), None
+            hidden, shape = f.whole("hidden_size"), read_gqa_shape(f)
+            return GroupedQueryAttention(hidden, shape, None, read_eps(f)), None
         case "moe":
             return None, _sparse(f)
     return None, replace(read_dense(f), glu=SQUARED_RELU)
-
-
-def _attention(f: Fields) -> GroupedQueryAttention:
-    heads = f.whole("num_attention_heads", high=MAX_HEADS)
-    kv_heads = f.whole("num_key_value_heads", high=heads)
-    f.require_multiple("num_attention_heads", heads, kv_heads)
-    dim = head_dim(f)
-    f.require_multiple("head_dim", dim, 2)
-    f.require_width("num_attention_heads x head_dim", heads * dim)
-    shape = GqaShape(heads, kv_heads, dim, dim**-0.5)
-    return GroupedQueryAttention(f.whole("hidden_size"), shape, None, read_eps(f))
 
 
 def _sparse(f: Fields) -> Mlp:

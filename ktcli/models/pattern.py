@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models.config import (
-    MAX_CONTEXT,
-    MAX_LAYERS,
-    Fields,
-)
+from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, Fields
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+# The lists, of any family, that have one item for each layer.
+_LISTS = (
+    "attn_type_list",
+    "compress_ratios",
+    "indexer_types",
+    "layer_rope_theta",
+    "layer_types",
+    "mlp_layer_types",
+    "no_rope_layers",
+)
 
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
@@ -34,7 +41,7 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
-    """Returns a function from a layer's number to the positions that a token of it sees; 0: all.
+    """Returns a function from a layer's number to the number of positions that a token sees; 0: all.
 
     Args:
         default: whether a layer has a window, unless the config lists the layers' types.
@@ -49,8 +56,9 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
 
 
 def read_upper_windows(f: Fields) -> Callable[[int], int]:
-    """Returns a function from a layer's number to the positions that a token of it sees, 0: all, for a model whose
-    layers have a window from a number on, unless the config lists the layers' types."""
+    """Returns a function from a layer's number to the number of positions that a token sees, 0: all, for a model whose
+    layers have a window from a number on, unless the config lists the layers' types.
+    """
     first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
     return read_windows(f, default=lambda i: i >= first)
 
@@ -61,8 +69,9 @@ def read_first_dense(f: Fields) -> int:
 
 
 def read_typed_dense(f: Fields) -> Callable[[int], bool]:
-    """Returns a function that tells whether a layer has no experts, from the config's list of types, or else from
-    the number of the first ones."""
+    """Returns a predicate whether a layer, by number, has no experts: by the config's list of types, or else by the
+    count of the first dense layers.
+    """
     types = _mlp_types(f)
     if types is not None:
         return lambda i: types[i] == "dense"
@@ -76,7 +85,7 @@ def _mlp_types(f: Fields) -> list[str] | None:
 
 
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:
-    """Returns a function that tells whether a layer has no experts: those of a list, and all but every n-th."""
+    """Returns a predicate whether a layer, by number, has no experts: those of a list, and all but every n-th."""
     listed, step = _listed_dense(f), _sparse_step(f)
     return lambda i: i in listed or bool((i + 1) % step)
 
@@ -95,8 +104,7 @@ def _sparse_step(f: Fields) -> int:
 
 def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers; for models of which all layers have experts, or none."""
-    each = ("layer_types", "mlp_layer_types")
-    lists = {name: config[name][:layers] for name in each if isinstance(config.get(name), list)}
+    lists = {name: config[name][:layers] for name in _LISTS if isinstance(config.get(name), list)}
     return {**config, "num_hidden_layers": layers, **lists}
 
 

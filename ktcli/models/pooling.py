@@ -8,12 +8,13 @@ no head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_CONTEXT, MAX_WIDTH, Fields
+from ktcli.records import dataclass
 
 KEY = "kt_pooling"
 MAX_PROMPTS = 64
@@ -24,7 +25,7 @@ _CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}
 
 
 class PoolingMode(StrEnum):
-    """Which hidden states of a text become its vector; the values are written into configs."""
+    """The choices of hidden states that become a text's vector; the values are written into configs."""
 
     LAST = "last"  # that of the last token
     MEAN = "mean"  # the mean of all
@@ -33,7 +34,7 @@ class PoolingMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextPooling:
-    """How one vector is made of a text.
+    """The way in which a text's hidden states become one vector.
 
     Attributes:
         mode: which hidden states count.
@@ -57,7 +58,7 @@ class TextPooling:
 
     @property
     def words(self) -> str:
-        """What it does, for people."""
+        """The description for people."""
         of = {
             PoolingMode.LAST: "the last token",
             PoolingMode.MEAN: "the mean of all tokens",
@@ -67,7 +68,7 @@ class TextPooling:
 
 
 def read_pooling(config: Mapping[str, Any], hidden: int) -> TextPooling | None:
-    """Returns how a model with rows of `hidden` columns pools; None: it is not an embedding model.
+    """Returns the pooling of a model with rows of `hidden` columns; None: it is not an embedding model.
 
     Raises:
         BadCheckpoint: a field makes no sense, or asks for what kt does not compute.

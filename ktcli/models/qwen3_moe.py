@@ -16,13 +16,7 @@ from ktcli.models.config import MAX_CONTEXT, TEXT, THINKER, Fields
 from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_listed_dense, read_listed_dense
-from ktcli.models.skeleton import (
-    BESIDE_VISION,
-    USUAL_PREFIXES,
-    Prefixes,
-    assemble,
-    text_part,
-)
+from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, Prefixes, assemble, text_part
 
 _MOE, _VISION, _OMNI = "qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe"
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
@@ -38,6 +32,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         }
     },
 }
+
+cut = cut_listed_dense
 
 # What speaks is left out, too.
 _OMNI_PREFIXES = Prefixes(
@@ -66,11 +62,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return attention.within(window), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "qwen3_moe", parts, _PREFIXES[kind])
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, the last of them with experts."""
-    return cut_listed_dense(config, layers)
 
 
 def _text(config: Mapping[str, Any]) -> Fields:

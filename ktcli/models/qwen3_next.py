@@ -51,6 +51,8 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     f"{_DENSE}_text": _PLAIN,
 }
 
+cut = cut_listed_dense
+
 _VISION = ("model.visual.*",)
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _NAMES = SparseNames(shared=SharedNames("shared_expert"))
@@ -75,11 +77,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "qwen3_next", parts, prefixes)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Returns the config with only its first `layers` layers, the last of them with experts."""
-    return cut_listed_dense(config, layers)
-
-
 def _text(config: Mapping[str, Any]) -> Fields:
     """Returns the text part of a config, which is nested where there is a vision part."""
     if not _has_vision(config):
@@ -88,7 +85,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
 
 
 def _has_vision(config: Mapping[str, Any]) -> bool:
-    """Tells whether the config has a vision part, beside which the text part is nested."""
+    """Returns whether the config has a vision part, beside which the text part is nested."""
     return config.get(TEXT) is not None
 
 

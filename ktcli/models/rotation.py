@@ -89,14 +89,14 @@ def rotated_columns(fields: Fields, head_dim: int) -> int:
 
 
 def rotated_part(fields: Fields) -> float | None:
-    """Returns the part of a head's columns that is rotated, in 0..1; None: the config says none."""
+    """Returns the fraction of a head's columns that is rotated, in 0..1; None: the config has none."""
     rope, name = rope_fields(fields), "partial_rotary_factor"
     source = rope if rope.has(name) else fields
     return source.number(name, high=1.0) if source.has(name) else None
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """Returns the nested fields of a config's rotary embedding, without those that stand beside them."""
+    """Returns the nested fields of a config's rotary embedding, without those at the config's top level."""
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     return Fields(nested, f"{fields.where}: rope")
 

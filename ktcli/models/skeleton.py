@@ -6,7 +6,7 @@ A family file says what attention and MLP a layer has, and in which names its ch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import (
@@ -23,21 +23,15 @@ from ktcli.layers.decoder import (
     below,
 )
 from ktcli.layers.hyper import HyperConnection
-from ktcli.models.config import (
-    MAX_CONTEXT,
-    MAX_LAYERS,
-    MAX_VOCAB,
-    TEXT,
-    Fields,
-    read_eps,
-)
+from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, TEXT, Fields, read_eps
 from ktcli.models.model import DecoderModel
 from ktcli.ops.table.streams import MixShape
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The names below which a checkpoint keeps the parts of a model.
+    """The prefixes of the checkpoint names of a model's parts.
 
     Attributes:
         body: the prefix of "embed_tokens", "layers" and the last norm.

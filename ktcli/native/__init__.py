@@ -6,6 +6,7 @@ Handles free themselves when the last reference goes.
 """
 
 from ktcli.native.batch import Batch, Run
+from ktcli.native.factors import pack_a, pack_b
 from ktcli.native.library import (
     BLOCK_COLUMNS,
     PAGE_TOKENS,
@@ -67,5 +68,7 @@ __all__ = [
     "cache_bytes",
     "cut_columns",
     "isa_rows",
+    "pack_a",
+    "pack_b",
     "packed_bytes",
 ]

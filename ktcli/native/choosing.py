@@ -20,7 +20,7 @@ BROKEN, NONE_LEFT = -1, -2
 
 
 class TokenChoice(NamedTuple):
-    """One row of logits and how its token is chosen; the fields are those of kt_choice.
+    """The options for choosing a token from one row of logits; the fields are those of kt_choice.
 
     Attributes:
         values: [V] f32; with peaks and sums [B] f32 and best they are a row's logits and their summary.
@@ -79,7 +79,7 @@ class Chooser:
         self._rows = self._ffi.new("kt_choice[]", 1)
 
     def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
-        """Returns the token chosen for each row; the results equal those of choosing one row after the other.
+        """Returns the token chosen for each row; the results are those of choosing one row after the other.
 
         Raises:
             NativeError: an id is outside the vocabulary.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import NativeError, NoMemoryLeft, gib
+from ktcli.records import dataclass
 
 PAGE_TOKENS = 64
 BLOCK_COLUMNS = 64  # logits that are summed up together
 PANEL_ROWS = 16
 ROTATION_UNIT = 64  # columns of the smallest block that a format rotates
 ERROR_BYTES = 400
+BYTE_BITS = 8
 
 
 class Scale(IntEnum):
@@ -28,11 +30,12 @@ class Scale(IntEnum):
     F32 = 1
     BF16 = 2
     E8M0 = 3
+    E4M3 = 4
 
     @property
     def bits(self) -> int:
         """The number of bits of one scale."""
-        return (0, 32, 16, 8)[self]
+        return (0, 32, 16, 8, 8)[self]
 
 
 class Codes(IntEnum):
@@ -93,7 +96,7 @@ class Format:
     """One number format of packed weights, as data; see kt.h for the layout.
 
     Attributes:
-        bits: bits of a code: 4, 8, 16 or 32.
+        bits: bits of a code: 4, 6, 8, 16 or 32.
         group: columns per scale; 0 = one scale per row.
         codebook: 16 ascending values in -127..127 for 4 bits, else empty.
         codes: signed integers, or (8 bits only) E4M3 bytes.
@@ -109,12 +112,18 @@ class Format:
     rotation: int = 0
 
     def of_columns(self, k: int) -> Format:
-        """Returns the format for a matrix with `k` columns: its rotation has the blocks that such a matrix has, so
-        that parts of its columns are rotated alike."""
+        """Returns the format for a matrix with `k` columns, with rotation blocks of such a matrix, so that parts of its
+        columns are rotated alike.
+        """
         block = self.rotation
         while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
             block //= 2
         return self if block == self.rotation else replace(self, rotation=block)
+
+    @property
+    def searched(self) -> bool:
+        """Whether its encoder searches scales, so that the importance of columns counts."""
+        return self.bits < BYTE_BITS
 
     @property
     def bits_per_weight(self) -> float:
@@ -157,7 +166,7 @@ def library() -> tuple[Any, Any]:
 
 
 def _is_of_these_declarations(ffi: Any, lib: Any) -> bool:
-    """Tells whether a library takes what the generated module passes to it, see native/cdef.py."""
+    """Returns whether a library takes what the generated module passes to it, see native/cdef.py."""
     try:
         return bool(lib.kt_api_stamp() == lib.KT_API_STAMP)
     except (AttributeError, ffi.error):  # of a time before there were stamps
@@ -214,8 +223,9 @@ class AmxInfo:
 
 
 def amx_info() -> AmxInfo:
-    """Returns what CPU and system support of AMX tiles; asks for the permission to use them, which then holds for
-    the process."""
+    """Returns the AMX features of CPU and system; requests the permission to use them, which then holds for the
+    process.
+    """
     ffi, lib = library()
     info = ffi.new("kt_amx_info *")
     lib.kt_amx(info)
@@ -269,7 +279,7 @@ def cut_columns(fmt: Format) -> int:
 
 
 class Arena:
-    """Zeroed memory on huge pages where the system gives them.
+    """Zeroed memory, on huge pages where the system has them.
 
     Args:
         memory: mask of OS nodes: bit i is set where pages may come from node i, in turn from several; 0: anywhere.

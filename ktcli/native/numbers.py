@@ -4,7 +4,7 @@ gathered from them. Nothing is decoded or copied here; `Pool.decode` and `Pool.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native.library import DType, library, require
+from ktcli.records import dataclass
 
 
 class BadNumber(BadCheckpoint):
@@ -50,7 +51,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A matrix [n, k] as it is stored, row by row; see kt_numbers.
+    """A matrix [n, k] in its stored type, row by row; see kt_numbers.
 
     Attributes:
         kind: the type of its elements or blocks, or the meaning of its codes.
@@ -74,7 +75,7 @@ class Numbers:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its elements stand alone, in no blocks and without scales."""
+        """Whether its elements are plain numbers, without blocks and scales."""
         return isinstance(self.kind, DType) and self.kind.block[0] == 1
 
     @property
@@ -93,7 +94,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A matrix whose rows come from several sources; see kt_gathered.
+    """A matrix whose rows are gathered from several sources; see kt_gathered.
 
     Attributes:
         sources: matrices of k columns each.

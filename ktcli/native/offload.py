@@ -8,7 +8,6 @@ the stream is through.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +15,12 @@ from numpy.typing import NDArray
 from ktcli.errors import KtError, NativeError
 from ktcli.native.library import ERROR_BYTES, library, require
 from ktcli.native.program import Program
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PartSpan:
-    """The times of one part in a step.
+    """The start and end of one part in a step.
 
     Attributes:
         deferred: whether it computed the layer's deferred experts.
@@ -95,7 +95,7 @@ class Offload:
         return self._address(ticket)
 
     def begin(self, n_tokens: int, defer: NDArray[np.int32] | None = None) -> None:
-        """Prepares a step of `n_tokens` tokens, in which each layer comes once; call it before the step is
+        """Prepares a step of `n_tokens` tokens, in which each layer runs once; to be called before the step is
         launched.
 
         Args:
@@ -111,9 +111,18 @@ class Offload:
             depths = self._ffi.from_buffer("int32_t[]", np.ascontiguousarray(defer))
         self._check(self._lib.kt_offload_begin(self._handle, n_tokens, depths))
 
+    def use_adapter(self, adapter: int) -> None:
+        """Gives the tokens of the steps that begin from now on this adapter of the program's; 0: none. Call it between
+        two steps.
+
+        Raises:
+            KtError: the program has no room for an adapter of this number.
+        """
+        self._check(self._lib.kt_offload_adapter(self._handle, adapter))
+
     def result(self) -> None:
-        """Waits until no part of the step runs any more, and raises its error if it had one; call it when the
-        stream is through with the step.
+        """Waits until no part of the step runs any more, and raises its error if it had one; to be called after the
+        stream has finished the step.
 
         Raises:
             KtError: the first thing that went wrong in the step.
@@ -121,7 +130,7 @@ class Offload:
         self._check(self._lib.kt_offload_result(self._handle))
 
     def spans(self) -> tuple[PartSpan, ...]:
-        """Returns the times of the last step's parts, in the order in which they ran; call it after `result`."""
+        """Returns the times of the last step's parts, in the order in which they ran; to be called after `result`."""
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
         return tuple(PartSpan(s.layer, bool(s.deferred), s.start_ns, s.end_ns) for s in out[0:n])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import pi, sqrt
 from typing import Any, NamedTuple
 
@@ -10,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.native.library import PANEL_ROWS
+from ktcli.records import dataclass
 
 
 class Glu(NamedTuple):
-    """The activation between gate and up, and down: with g = min(gate, gate_limit), and up kept within -limit..limit, g
-    / (1 + e^(-alpha (g + cubic g^3))) * (up + shift). Without a gate: max(0, up)^2.
+    """The parameters of the activation between gate and up, and down: with g = min(gate, gate_limit), and up clamped to
+    -limit..limit, g / (1 + e^(-alpha (g + cubic g^3))) * (up + shift). Without a gate: max(0, up)^2.
 
     Attributes:
         limit: the bound of up; 0: none.
@@ -30,8 +30,9 @@ class Glu(NamedTuple):
     ungated: bool = False
 
     def rows(self, width: int) -> int:
-        """Returns the rows of the weight whose products are activated to `width` columns: of gate and of up, each in
-        whole panels, or without a gate of up alone."""
+        """Returns the number of rows of the weight that projects to an activation of `width` columns: gate and up, each
+        in whole panels, or up alone without a gate.
+        """
         return width if self.ungated else 2 * -(-width // PANEL_ROWS) * PANEL_ROWS
 
 
@@ -51,7 +52,7 @@ class View:
 
 
 class Update(NamedTuple):
-    """What an adapter adds to rows of a product y = W x: y[rows] += scale * B (A x); see kt_update.
+    """The low-rank update that an adapter adds to rows of a product y = W x: y[rows] += scale * B (A x); see kt_update.
 
     Attributes:
         first_panel: of the rows, in panels of 16 of W's; each panel_step-th from there on is one of B's.

@@ -31,13 +31,15 @@ from ktcli.native.numbers import BadNumber, CGathered, Gathered
 
 
 class Team(Protocol):
-    """The threads of one node, and the OS nodes of the memory beside them; none: memory anywhere."""
+    """The threads of one node, and the memory beside them."""
 
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """The number of its threads."""
 
     @property
-    def memory(self) -> tuple[int, ...]: ...
+    def memory(self) -> tuple[int, ...]:
+        """The OS numbers of the nodes of its memory; (): memory anywhere."""
 
 
 class PackError(NamedTuple):
@@ -173,7 +175,7 @@ class Pool:
         scales: NDArray[np.float32] | None = None,
         importance: NDArray[np.float32] | None = None,
     ) -> PackError:
-        """Encodes a checkpoint's matrix [n, k] into `dst` as packed panels, and returns the sums of its errors; see
+        """Encodes a checkpoint's matrix [n, k] into `dst` as packed panels; returns the sums of its errors; see
         kt_pack.
 
         Args:
@@ -273,7 +275,7 @@ class Pool:
     def ceiling(
         self, kind: Ceiling, seconds: float, data: Sequence[NDArray[np.uint8]] = ()
     ) -> float:
-        """Measures the best plain loop and returns its bytes or operations per second.
+        """Returns the bytes or operations per second of the best plain loop, measured now.
 
         Args:
             data: for READ only: an array of each node, equally large and larger than the caches.

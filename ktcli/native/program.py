@@ -83,6 +83,7 @@ class Program:
         self.handle, self.pool = ffi.gc(handle, lib.kt_program_free), pool
         self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
         self.labels: list[str] = []
+        self._row: str | None = None  # what is appended uses; None: the pool's
         self._step = ffi.new("kt_step *")
         self._runs = ffi.new("kt_run[]", 1)  # as many as a step had, at most
         self._keep: list[Any] = []  # objects whose memory C borrows
@@ -98,7 +99,7 @@ class Program:
         return View(number, 0, width)
 
     def append(self, name: str, views: Sequence[View | None] = (), /, **facts: Any) -> int:
-        """Appends the operation kt_program_<name>; see kt_operations.h for what each computes.
+        """Appends the operation kt_program_<name>; returns its number; see kt_operations.h for what each computes.
 
         Args:
             views: the operands in the order of its parameters; None: an operand that may be missing.
@@ -120,28 +121,40 @@ class Program:
         return number
 
     def given(self, experts: int, top_k: int) -> int:
-        """Appends a routing whose ids and gates the caller writes before each run (`routing` gives the arrays), and
-        returns its number.
+        """Appends a routing whose ids and gates the caller writes before each run (to the arrays of `routing`); returns
+        its number.
 
         Returns its number.
         """
         return self._check(self._lib.kt_program_given(self.handle, experts, top_k))
 
     def input(self, x: View) -> None:
-        """Declares that the caller writes `x` before the operations run that are recorded next."""
+        """Declares that the caller writes `x` before the operations recorded next are run."""
         self._check(self._lib.kt_program_input(self.handle, self._view(x)))
 
     def part(self) -> int:
         """Begins the next part of the recording; returns its number."""
         return self._check(self._lib.kt_program_part(self.handle))
 
+    def use_row(self, isa: str | None) -> None:
+        """Uses a row of kernels for what is appended from here on; None: the pool's.
+
+        Raises:
+            NativeError: this CPU does not run it.
+        """
+        if isa != self._row:
+            name = self._ffi.NULL if isa is None else isa.encode()
+            self._check(self._lib.kt_program_row(self.handle, name))
+            self._row = isa
+
     def keep_hidden(self) -> None:
-        """Lets experts leave what their down projections read (`hidden`); called before operations are appended, on a
-        pool of one node."""
+        """Makes experts keep the inputs of their down projections (`hidden`); to be called before operations are
+        appended, on a pool of one node.
+        """
         self._check(self._lib.kt_program_keep_hidden(self.handle))
 
     def finish(self) -> int:
-        """Reserves buffers and scratch memory; returns their bytes."""
+        """Allocates buffers and scratch memory; returns their bytes."""
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
@@ -152,7 +165,7 @@ class Program:
     # -- adapters --------------------------------------------------------------------------------------
 
     def take_adapters(self, most: int, ranks: int) -> None:
-        """Lets runs name adapters 1..most; called before operations are appended.
+        """Allows runs to name adapters 1..most; to be called before operations are appended.
 
         Args:
             ranks: the most that the updates of one product by one adapter have together.
@@ -177,8 +190,8 @@ class Program:
     def gradients(
         self, adapter: int, operation: int, part: int, gradients: Sequence[Gradient]
     ) -> None:
-        """Sets where the gradients of the updates of a product are added to, until the next such call, or the next
-        `adapt` of the product.
+        """Sets the buffers to which the gradients of a product's updates are added, until the next such call, or the
+        next `adapt` of the product.
 
         Args:
             operation: the number of an `experts_backward`.
@@ -330,8 +343,9 @@ class Program:
         return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
 
     def hidden(self, slots: int, width: int) -> F32Array:
-        """Returns what the down projections of the experts that ran last read, [slots, width] in place: by expert, and
-        by token within one; valid until the next run."""
+        """Returns the inputs of the down projections of the experts that ran last, [slots, width], as a view: by
+        expert, and by token within one; valid until the next run.
+        """
         pointer = self._lib.kt_program_hidden(self.handle)
         require(pointer != self._ffi.NULL, "nothing hidden is kept")
         return self._array(pointer, (slots, -(-width // 16) * 16), np.float32)[:, :width]

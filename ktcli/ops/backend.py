@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec
 
 from ktcli.ops.operation import Operation
+from ktcli.ops.part import LayerPart
 from ktcli.ops.table.attention import Choose, Gqa, Mla, Mqa
 from ktcli.ops.table.experts import Carry, Experts, Route, SplitRouting
 from ktcli.ops.table.recurrent import Conv, Delta, Lightning, Pooling, Scan
@@ -41,8 +42,9 @@ P = ParamSpec("P")
 
 
 class Call(Generic[P]):
-    """Gives a backend a method with the signature of a row of the table: it makes the row's operation from its
-    arguments and returns what `Backend.do` does with it."""
+    """A descriptor that gives a backend a method with the signature of a row of the table: it makes the row's operation
+    from its arguments and returns the result of `Backend.do`.
+    """
 
     def __init__(self, row: Callable[P, Operation]) -> None:
         self.row = row
@@ -52,6 +54,9 @@ class Call(Generic[P]):
             return backend.do(self.row(*args, **facts))
 
         return call
+
+
+Block = Callable[["Backend", Value], Value]  # what a part of a layer makes of its rows
 
 
 class Backend(ABC):
@@ -88,7 +93,7 @@ class Backend(ABC):
 
     @abstractmethod
     def do(self, operation: Operation) -> Value:
-        """Executes one operation, or records it, and returns its result."""
+        """Executes or records one operation; returns its result."""
 
     @abstractmethod
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
@@ -96,7 +101,7 @@ class Backend(ABC):
 
     @abstractmethod
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """Multiplies equal runs of columns of x by one weight each, and returns the results side by side."""
+        """Multiplies equal runs of columns of x by one weight each; returns the results side by side."""
 
     @abstractmethod
     def collect(self, started: Value) -> Value:
@@ -106,8 +111,13 @@ class Backend(ABC):
         deferred.
         """
 
+    def block(self, part: LayerPart, x: Value, compute: Block) -> Value:
+        """Returns what a part of a layer makes of x. As a rule this backend computes it by `compute`; one whose device
+        does not have the part's weights may let others do it."""
+        return compute(self, x)
+
     def begin_layer(self, layer: int | None) -> None:  # noqa: B027 (most backends need not know)
-        """Notes that the following operations belong to decoder layer `layer`; None: to no layer."""
+        """Sets the decoder layer that the following operations belong to; None: to no layer."""
 
 
 # The rows that a forward uses, and those that only passes over a recorded program make.

@@ -18,10 +18,10 @@ this slowly, and judge the rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
+
+from ktcli.records import dataclass
 
 F32 = NDArray[np.float32]
 

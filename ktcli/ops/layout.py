@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from operator import attrgetter
 from typing import Any
 
 from ktcli.ops.operation import WEIGHTS, FieldKind, Operation
+from ktcli.records import dataclass
 
 Kinds = frozenset[FieldKind]
 Getter = Callable[[Operation], Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from itertools import groupby
 from typing import Any
@@ -12,6 +12,7 @@ from ktcli.native import View
 from ktcli.ops.layout import layout_of
 from ktcli.ops.recording import Number, Record, Recording
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
 
 
 def described(record: Record) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def telling_facts(record: Record) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive records: those of a decoder layer, which stand for all layers like it, or those between layers.
+    """Consecutive records: those of a decoder layer, which represent all layers with the same operations, or those
+    between layers.
 
     Attributes:
         layers: numbers of the layers that the records stand for; they are those of the first. (): of no layer.

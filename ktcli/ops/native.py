@@ -7,7 +7,7 @@ Each record becomes one call, packed by field name (`Program.append`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,14 @@ from ktcli.native import PAGE_TOKENS, Program, View, Weight
 from ktcli.ops.kvformat import FORMATS
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
-from ktcli.ops.recording import Number, Recording
+from ktcli.ops.part import RowOf
+from ktcli.ops.recording import Number, Record, Recording
+from ktcli.ops.rows import record_rows
 from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.rowwise import LayerNorm, Linear, Norm
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
 # do not share it; rows of the embedding, bf16 or f32; f32 vectors.
@@ -32,24 +35,26 @@ _F32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The places of what a recording names: tensors in memory, and each layer's part of pages and states.
+    """The memory of the tensors that a recording names, and each layer's offsets in pages and states.
 
     Attributes:
         tensors: what the loader made of each, by name.
         pages: where each layer's part of a KV page begins, bytes.
         states: where each layer's part of a sequence's state begins, f32 elements.
         windowed: the layers whose part is one of a window page.
+        rows: the rows of kernels of some parts.
     """
 
     tensors: Mapping[str, Loaded]
     pages: Sequence[int] = ()
     states: Sequence[int] = ()
     windowed: frozenset[int] = frozenset()
+    rows: RowOf = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """An operation that is a part of a program by itself.
+    """An operation that is a separate part of a program.
 
     Attributes:
         part: the number of that part.
@@ -64,7 +69,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A program made of a recording, and where its results lie.
+    """A program made of a recording, and the views of its results.
 
     Attributes:
         results: the views of the recording's results.
@@ -90,8 +95,8 @@ def assemble(
     places: Places,
     is_apart: Callable[[Operation], bool] = lambda operation: False,
 ) -> Assembled:
-    """Appends every record of a recording to a new program, finishes the program, and returns where its results
-    lie.
+    """Appends every record of a recording to a new program and finishes the program; returns it with the views of its
+    results.
 
     Args:
         is_apart: tells whether an operation becomes a part by itself, so that its operands can be looked at.
@@ -104,12 +109,12 @@ def assemble(
     norms: dict[str, list[int]] = {}
     apart: list[Apart] = []
     part = 0
-    for each in recording.records:
-        name = each.operation.name
-        for which, tensor in enumerate(_multiplied(each.operation)):
+    for each, row in zip(recording.records, record_rows(recording, places.rows), strict=True):
+        program.use_row(row)
+        for which, tensor in enumerate(multiplied(each.operation)):
             products.setdefault(tensor.name, []).append((len(program.labels), which))
-        if isinstance(each.operation, (Norm, LayerNorm)) and each.operation.gain is not None:
-            norms.setdefault(each.operation.gain.name, []).append(len(program.labels))
+        if (gain := replaceable(each.operation)) is not None:
+            norms.setdefault(gain.name, []).append(len(program.labels))
         alone = is_apart(each.operation)
         if program.labels and (alone or (apart and apart[-1].part == part)):
             part = program.part()
@@ -117,8 +122,7 @@ def assemble(
             routed = layout_of(type(each.operation)).routing
             routing = numbers[getattr(each.operation, routed)] if routed else None
             apart.append(Apart(part, each.operation, routing))
-        told = dict(_told(each.operation, places, numbers, FORMATS[program.cache].element_bytes))
-        first = program.append(name, (*each.outs, *each.operands), **told)
+        first = append(each, program, places, numbers)
         numbers |= {number: first + i for i, number in enumerate(each.numbers)}
         if isinstance(each.operation, Route):
             routings.append(first)
@@ -127,13 +131,32 @@ def assemble(
     return Assembled(results, found, products, norms, part + 1, tuple(apart))
 
 
-def _multiplied(operation: Operation) -> tuple[Tensor, ...]:
-    """The tensors of the products that adapters may change, by part."""
+def append(
+    record: Record, program: Program, places: Places, numbers: Mapping[Number, int] | None = None
+) -> int:
+    """Appends a record, whose views are the program's, to a program; returns the number of the first routing or choice
+    that it makes, else 0.
+
+    Args:
+        numbers: the program's numbers of the recording's routings and choices so far; None: it reads none.
+    """
+    operation = record.operation
+    told = _told(operation, places, numbers or {}, FORMATS[program.cache].element_bytes)
+    return program.append(operation.name, (*record.outs, *record.operands), **dict(told))
+
+
+def multiplied(operation: Operation) -> tuple[Tensor, ...]:
+    """Returns the tensors of the products of an operation that adapters may change, by part."""
     if isinstance(operation, Linear):
         return (operation.weight,)
     if isinstance(operation, Mla):
         return operation.uk_in, operation.uk_out, operation.uv
     return (operation.gate_up, operation.down) if isinstance(operation, Experts) else ()
+
+
+def replaceable(operation: Operation) -> Tensor | None:
+    """Returns the gain of a norm that adapters may replace; None: the operation has none."""
+    return operation.gain if isinstance(operation, (Norm, LayerNorm)) else None
 
 
 def _told(

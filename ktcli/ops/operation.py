@@ -4,16 +4,16 @@ A row is a frozen dataclass: its fields are what the operation reads, each with 
 operation. Everything else follows from the row: a backend's typed method, the record of a recorded program,
 the C struct that is packed by field name, the keywords of a device's kernel, the checks of widths and roles, and a
 line of `kt show --program`. CONTRIBUTING.md says how to add one.
+
+Annotations are values here and in the table, not texts as elsewhere: every start reads the kinds from them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ktcli.ops.tensors import Role, Tensor
+from ktcli.records import dataclass
 
 
 class FieldKind(Enum):
@@ -81,7 +81,7 @@ class Cached(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call of an operation, with the values, tensors and facts that it is given.
+    """A call of an operation, with its values, tensors and facts.
 
     Class attributes, which a row sets where they are not as here:
         name: the operation's name everywhere: the backend's method, kt_program_<name> and kt_<name>, kernels, dumps.
@@ -103,7 +103,7 @@ class Operation:
 
     @property
     def in_place(self) -> bool:
-        """Whether the result takes the place of the first operand."""
+        """Whether the result overwrites the first operand."""
         return False
 
     @property

@@ -6,7 +6,9 @@ name, so a new kind of layer is counted right from its first day.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import NamedTuple
 
 
 class ModelPart(Enum):
@@ -37,10 +39,22 @@ class ModelPart(Enum):
     ADAPTERS = "adapters"
 
     @property
-    def runs_beside_experts(self) -> bool:
-        """Whether the part can run at the same time as the routed experts of its layer: neither needs the other.
-        Every other part of a layer comes before them."""
+    def is_mlp(self) -> bool:
+        """Whether the part is an MLP that every token passes. It needs its rows only, neither router nor cache: so it
+        can run at the same time as the routed experts of its layer, and on the CPU while the layer is on a GPU. Every
+        other part of a layer comes before its experts."""
         return self in (ModelPart.SHARED, ModelPart.DENSE_MLP)
+
+
+class LayerPart(NamedTuple):
+    """A part of one decoder layer."""
+
+    layer: int
+    part: ModelPart
+
+
+# The rows of kernels of parts that have another one than the pool, by layer (None: of no layer) and part.
+RowOf = Mapping[tuple[int | None, ModelPart], str]
 
 
 class Access(Enum):

@@ -48,8 +48,9 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
 
 
 def reuse_buffers(recording: Recording) -> Recording:
-    """Returns the recording with its buffers reused: a buffer whose contents nobody reads any more takes the next
-    contents of its width, so that a model of sixty layers needs about as many buffers as one of its layers."""
+    """Returns the recording with its buffers reused: a buffer whose contents are not read any more gets the next
+    contents of its width, so that a model of sixty layers needs about as many buffers as one layer.
+    """
     touched = [{view.buffer: None for view in each.views} for each in recording.records]
     last = {buffer: i for i, every in enumerate(touched) for buffer in every}
     last.update((result.buffer, len(recording.records)) for result in recording.results)

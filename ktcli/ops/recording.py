@@ -4,7 +4,7 @@ changed by passes, and turned into a native program."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ktcli.native import View
@@ -13,6 +13,7 @@ from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import WEIGHTS, FieldKind, Operation
 from ktcli.ops.table.rowwise import Linear, Summary
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Recorder(Backend):
         self._layer: int | None = None
 
     def finish(self, *results: View) -> Recording:
-        """Returns the recording of all operations so far, with `results` as the views that are read in the end."""
+        """Returns the recording of all operations so far, with `results` as its outputs."""
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def given(self, width: int) -> View:

@@ -6,12 +6,14 @@ the planner has one formula for each engine over these (`planner.memory`, `plann
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import reduce
 from operator import attrgetter
 
 from ktcli.ops.tensors import Role, Tensor
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,22 @@ class Scratch:
     def __or__(self, other: Scratch) -> Scratch:
         """Returns the buffers that can hold either."""
         return self if self == other else Scratch(*map(max, _WIDTHS(self), _WIDTHS(other)))
+
+
+class Projections:
+    """A part of a layer that needs buffers for its projections only."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """Its tensors."""
+
+    @property
+    def scratch(self) -> Scratch:
+        """The buffer widths that its projections need in a step."""
+        return Scratch.of(self.tensors)
 
 
 _WIDTHS = attrgetter(*(each.name for each in fields(Scratch)))  # as a tuple

@@ -6,9 +6,8 @@ pages that can leave memory and come back; what has no positions (the state of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli.ops.kvformat import CacheFormat
+from ktcli.records import dataclass
 
 # States that are kept of earlier positions, to go back to or to begin with (see `engine.pages`): of one sequence
 # alone as many as of several together.
@@ -29,7 +28,7 @@ def state_slots(streams: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """The sizes of the state that one layer keeps of one sequence.
+    """The sizes of one layer's state of one sequence.
 
     Attributes:
         position_elements: elements cached for each position, in pages, all of them together.
@@ -61,12 +60,12 @@ class LayerState:
 
     @property
     def windowed(self) -> bool:
-        """Whether its positions lie in window pages, which a sequence gives up when its window has passed."""
+        """Whether its positions are in window pages, which a sequence releases when its window has passed."""
         return self.window > 0 and self.position_elements > 0 and not self.chosen
 
     @property
     def chooses(self) -> bool:
-        """Whether a token attends to chosen positions, or to pooled rows: those are kept in plain numbers."""
+        """Whether a token attends to chosen positions, or to pooled rows, which are then stored as plain numbers."""
         return self.position_elements > 0 and not self.position_heads
 
     def position_bytes(self, fmt: CacheFormat) -> int:

@@ -9,16 +9,17 @@ is no second list.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from math import prod
 from typing import NamedTuple
 
-from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.part import Access, LayerPart, ModelPart
+from ktcli.records import dataclass
 
 
 class Role(Enum):
-    """The role of a tensor, from which the recipe of a conversion takes its number format."""
+    """The role of a tensor, by which the recipe of a conversion chooses its number format."""
 
     EXPERTS = "experts"  # routed experts: the recipe's --experts format
     DENSE = "dense"  # attention projections, dense MLP, shared experts, lm_head: --dense
@@ -142,8 +143,13 @@ class Tensor:
         return self.n * self.k * self.count
 
     @property
+    def layer_part(self) -> LayerPart | None:
+        """The part of a layer that it belongs to; None: it belongs to no layer."""
+        return None if self.layer is None else LayerPart(self.layer, self.part)
+
+    @property
     def is_expert_bias(self) -> bool:
-        """Tells whether it holds a vector for each routed expert."""
+        """Whether it holds a vector for each routed expert."""
         return self.role is Role.VECTOR and self.access is Access.CHOSEN
 
 
@@ -182,8 +188,9 @@ def vector(
 
 
 def counted(tensors: Iterable[Tensor]) -> tuple[tuple[Tensor, int], ...]:
-    """Returns the first tensor of each size, in their order, with the number of tensors that are stored and read as it
-    is: they differ in name, layer and sources only."""
+    """Returns the first tensor of each size, in their order, with the number of tensors that are stored and read alike:
+    they differ in name, layer and sources only.
+    """
     found: dict[tuple[object, ...], tuple[Tensor, int]] = {}
     for each in tensors:
         key = each.n, each.k, each.count, each.role, each.part, each.access, each.cut, each.below

@@ -7,7 +7,7 @@ Memory is the sum of what `memory` and `nodes` count, time the roofline of `cost
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from ktcli.errors import gib
@@ -28,13 +28,8 @@ from ktcli.planner.memory import (
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs
 from ktcli.planner.plan import Line, Request, Speed, early_position
 from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
-from ktcli.planner.spec import (
-    STATES_REASON,
-    PartWork,
-    StepShape,
-    parts,
-    step_work,
-)
+from ktcli.planner.spec import STATES_REASON, PartWork, StepShape, parts, step_work
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 
@@ -93,7 +88,7 @@ class Alone:
         return need_bytes(self.model, self.recipe, context, self.use)
 
     def fits(self, context: int) -> bool:
-        """Tells whether the model with a context of `context` positions fits into the host's memory."""
+        """Returns whether the model with a context of `context` positions fits into the host's memory."""
         return self.need_bytes(context) <= self.room_bytes
 
     def total_bytes(self, context: int) -> int:
@@ -110,7 +105,7 @@ class Alone:
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others, self.experts_on)
 
     def step_s(self, n_tokens: int, start: int = 0) -> float:
-        """The predicted seconds of a step of `n_tokens` behind `start` positions."""
+        """Returns the predicted seconds of a step of `n_tokens` behind `start` positions."""
         step = StepShape(n_tokens, start, cache=self.use.cache_format)
         works = _works(self.model, self.recipe, step, self.use)
         whole = step_seconds(works, self.model.operations, self.host.rates, n_tokens)
@@ -128,16 +123,17 @@ class Alone:
         return 1.0 + sum(more) / layers
 
     def speed(self, context: int) -> Speed:
-        """The predicted speed within a context."""
+        """Returns the predicted speed within a context."""
         return Speed.of(context, PREFILL_CHUNK, partial(self.step_s, 1), self.step_s)
 
     def decode_tok_s(self, context: int) -> float:
-        """The predicted tokens per second early in a chat."""
+        """Returns the predicted tokens per second early in a chat."""
         return 1 / self.step_s(1, early_position(context))
 
     def lines(self, context: int) -> Iterator[Line]:
-        """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines
-        for what is not weights."""
+        """Yields a plan's line for every part with its bytes and its predicted time, the largest first; then lines for
+        memory other than weights.
+        """
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
         spec, line = model.spec, _Timing.of(self, context).line
         extra, teams = self._extra, len(host.teams)
@@ -208,7 +204,7 @@ class _Timing:
 
 
 def slowed(host: Host, teams: Sequence[int]) -> float:
-    """Returns how many times as long some of the teams take for what all of them would do together."""
+    """Returns the factor by which a job takes longer on some of the teams than on all."""
     own = sum(host.teams[team].threads for team in teams)
     return sum(team.threads for team in host.teams) / max(1, own)
 

@@ -6,7 +6,7 @@ them exactly, as far as there is one: more bits would hold nothing more, and oth
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.errors import gib
 from ktcli.models import Model
@@ -14,6 +14,7 @@ from ktcli.native import Format
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Request
+from ktcli.records import dataclass
 from ktcli.weights.recipe import automatic
 
 BY_MEMORY = "auto"  # for the number format of experts
@@ -21,7 +22,7 @@ BY_MEMORY = "auto"  # for the number format of experts
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """The chosen format, by the name that `Recipe.named` takes, and the reason, a clause."""
+    """The chosen format, by its name in `Recipe.named`, and the reason, a clause."""
 
     experts: str
     reason: str

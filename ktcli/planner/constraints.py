@@ -1,25 +1,36 @@
 """Decides what placement rules mean for a model: what must be on which GPU, in main memory, or on which NUMA node.
 
 kt places whole layers: on a GPU is everything that every token reads of consecutive layers, with their cache; beside it
-or in main memory is each of their experts; the embedding is in main memory. Rules that ask for something else are
+or in main memory is each of their experts, and in main memory can be their shared experts or dense MLPs; the embedding
+is there. Rules that ask for something else are
 refused here, in a sentence that says what is possible; what they leave open is the plan's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import UsageError
 from ktcli.models.model import Model
-from ktcli.ops.part import ModelPart
+from ktcli.ops.part import LayerPart, ModelPart
 from ktcli.ops.tensors import Role, Tensor
-from ktcli.planner.partnames import NO_RULE, Owners, PartNames, owners_of, word_of
-from ktcli.planner.rules import CPU, CUDA, NODE, PlacementRule, PlacementRules, RulePlace
+from ktcli.planner.partnames import NO_RULE, Owners, PartNames, owners_of, part_of, word_of
+from ktcli.planner.rules import (
+    CPU,
+    CUDA,
+    EXPERTS,
+    LAYERS,
+    NODE,
+    PlacementRule,
+    PlacementRules,
+    RulePlace,
+)
 from ktcli.planner.spec import format_name
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 FREE = -1  # a layer or an expert that no rule places
@@ -27,18 +38,30 @@ _ON_CPU, _ON_GPU = 0, 1
 _TOGETHER = (
     "on a GPU, kt keeps attention, dense and shared parts, router and cache of a layer together"
 )
-_BESIDE = "beside a GPU, only routed experts and the embedding can be in main memory"
+# Why a part cannot be on the CPU while its layer is on a GPU; of all others: they work with the layer's cache.
+_TIED = {
+    ModelPart.ROUTER: "the experts of a token are chosen on the GPU that has the layer",
+    ModelPart.VECTORS: "norms and biases are where the products are that they belong to",
+    ModelPart.NORM_GATES: "norms and their gates are where the products are that they belong to",
+    ModelPart.HYPER: "the residual stays on the GPU that has the layer",
+    ModelPart.EXPERT_LATENT: "rows for the experts are made on the GPU that has the layer",
+    ModelPart.HEAD: "logits are made on the GPU that has the last layer",
+}
+_CACHED = "attention is computed where the layer's cache is, on the GPU that has the layer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constraints:
-    """What rules decide of a plan.
+    """The constraints that placement rules put on a plan.
 
     Attributes:
         gpus: the number of the GPU that each layer must be on, [L]; FREE: any.
         experts: for each expert, [MoE layers, E], FREE, 0 in main memory, or 1 on its layer's GPU.
         nodes: the node that holds the experts of a layer that are in main memory, by the layer's number.
         on_cpu: whether every layer must run on the CPU.
+        apart: the MLPs that must be in main memory, wherever their layers are.
+        kernels: the rule that names a row of kernels for a part, by layer (None: of no layer) and part; without those
+            of the whole model's row.
         notes: sentences about what the rules cause.
     """
 
@@ -46,11 +69,13 @@ class Constraints:
     experts: NDArray[np.int8]
     nodes: Mapping[int, int] = field(default_factory=dict)
     on_cpu: bool = False
+    apart: frozenset[LayerPart] = frozenset()
+    kernels: Mapping[tuple[int | None, ModelPart], PlacementRule] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
     def named(self) -> tuple[int, ...]:
-        """The numbers of the GPUs that layers must be on, in the order of these."""
+        """The numbers of the GPUs that layers must be on, in the order of the layers."""
         return tuple(dict.fromkeys(int(gpu) for gpu in self.gpus if gpu != FREE))
 
     @property
@@ -72,7 +97,7 @@ class Constraints:
 
 
 def constraints_of(rules: PlacementRules, model: Model, recipe: Recipe) -> Constraints:
-    """Returns what rules decide of a plan of `model` in the formats of `recipe`.
+    """Returns the constraints of placement rules on a plan of `model` in the formats of `recipe`.
 
     Raises:
         UsageError: a rule matches nothing, asks for a format that the conversion does not have, or for a placement that
@@ -81,14 +106,16 @@ def constraints_of(rules: PlacementRules, model: Model, recipe: Recipe) -> Const
     names = PartNames.of(model)
     owners, notes = owners_of(names, rules, "place")
     _check_formats(rules, names, model, recipe)
+    kernels = _kernels(rules, names)
     places = _RuledPlaces(rules.each, names, owners)
     gpus = places.layers()
     experts = places.experts(gpus)
     nodes = places.nodes()
     on_cpu = places.keeps_cpu(gpus)
-    if not on_cpu:
-        _check_order(gpus, model.borders)
-    return Constraints(gpus, experts, nodes, on_cpu, notes)
+    if on_cpu:
+        return Constraints(gpus, experts, nodes, on_cpu, kernels=kernels, notes=notes)
+    _check_order(gpus, model.borders)
+    return Constraints(gpus, experts, nodes, apart=places.apart(), kernels=kernels, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +198,7 @@ class _RuledPlaces:
         return found
 
     def keeps_cpu(self, gpus: NDArray[np.int64]) -> bool:
-        """Whether rules keep a part on the CPU that can be there only if every layer is."""
+        """Returns whether rules keep a part on the CPU that can be there only if every layer is."""
         table = word_of(ModelPart.EMBEDDING)
         index = self.owners.top.get(table, NO_RULE)
         place = self._place(index)
@@ -180,23 +207,49 @@ class _RuledPlaces:
             raise self._refused(
                 index, table, why, f'an earlier rule can say match = "{table}", place = "cpu"'
             )
-        kept: tuple[int, str] | None = None
-        for word, owners in self.owners.layered.items():
-            for layer in np.flatnonzero(owners >= 0).tolist():
-                place = self._place(int(owners[layer]))
-                if kept is None and place is not None and place.kind == CPU:
-                    kept = int(owners[layer]), f"layers.{layer}.{word}"
-        for word, index in self.owners.top.items():
-            place = self._place(index)
-            if kept is None and word != table and place is not None and place.kind == CPU:
-                kept = index, word
+        kept = next(self._tied(table), None)
         if kept is None:
             return False
         used = np.flatnonzero(gpus != FREE)
         if used.size:
+            part, index, name = kept
             where = f"layer {used[0]} is on cuda:{gpus[used[0]]}"
-            raise self._refused(*kept, f"{where}, and {_BESIDE}")
+            why = f"{where}, and {_TIED.get(part, _CACHED)}"
+            raise self._refused(index, name, why, self._hint_apart())
         return True
+
+    def _tied(self, table: str) -> Iterator[tuple[ModelPart, int, str]]:
+        """Yields the parts, with rule and name, that are on the CPU and can be there only if every layer is."""
+        for word, owners in self.owners.layered.items():
+            for layer in np.flatnonzero(owners >= 0).tolist():
+                index = int(owners[layer])
+                if not part_of(word).is_mlp and self._is_on_cpu(index):
+                    yield part_of(word), index, f"layers.{layer}.{word}"
+        for word, index in self.owners.top.items():
+            if word != table and self._is_on_cpu(index):
+                yield part_of(word), index, word
+
+    def _is_on_cpu(self, index: int) -> bool:
+        place = self._place(index)
+        return place is not None and place.kind == CPU
+
+    def apart(self) -> frozenset[LayerPart]:
+        """The MLPs that are on the CPU."""
+        return frozenset(
+            LayerPart(layer, part_of(word))
+            for word, owners in self.owners.layered.items()
+            if part_of(word).is_mlp
+            for layer in np.flatnonzero(owners >= 0).tolist()
+            if self._is_on_cpu(int(owners[layer]))
+        )
+
+    def _hint_apart(self) -> str:
+        """What can be on the CPU beside a GPU, as patterns."""
+        movable = [word for word in self.names.layered if part_of(word).is_mlp]
+        words = [*movable, *([EXPERTS] if self.names.moe else [])]
+        patterns = ", ".join(f'"{LAYERS}.N.{word}"' for word in words)
+        beside = f"{patterns} can be on cpu beside a GPU; " if words else ""
+        return f'{beside}match = "*", place = "cpu" keeps the whole model there'
 
 
 def _hint_experts(part: str) -> str:
@@ -227,6 +280,32 @@ def _check_order(gpus: NDArray[np.int64], borders: Sequence[int]) -> None:
                     + ", ".join(map(str, list(borders)[:8])),
                 )
         done[gpu], before = layer, layer
+
+
+def _kernels(
+    rules: PlacementRules, names: PartNames
+) -> dict[tuple[int | None, ModelPart], PlacementRule]:
+    """The rules that name rows of kernels for single parts.
+
+    Raises:
+        UsageError: they name several for the experts of one layer, which are computed together.
+    """
+    owners, _ = owners_of(names, rules, "kernel")
+    found: dict[tuple[int | None, ModelPart], int] = {}
+    for word, index in owners.top.items():
+        found[None, part_of(word)] = index
+    for word, each in owners.layered.items():
+        found.update({(n, part_of(word)): int(each[n]) for n in range(names.layers)})
+    for row, layer in enumerate(names.moe):
+        indices = np.unique(owners.experts[row]).tolist()
+        if len({NO_RULE if i == NO_RULE else rules.each[i].kernel for i in indices}) > 1:
+            raise UsageError(
+                f"{rules.each[max(indices)].name}: the experts of a layer use one row of kernels",
+                hint=f'match = "{LAYERS}.{layer}.{EXPERTS}" names them all',
+            )
+        found[layer, ModelPart.EXPERTS] = indices[0]
+    said = ((key, rules.each[index]) for key, index in found.items() if index != NO_RULE)
+    return {key: rule for key, rule in said if rule.kernel != rules.kernel}
 
 
 def _check_formats(rules: PlacementRules, names: PartNames, model: Model, recipe: Recipe) -> None:

@@ -11,7 +11,6 @@ that says so. The shares of those rates that the loops reach are written here on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from ktcli.models.model import Model
 from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 # What a step costs beside its bytes and operations. Measured on two cores of a Zen 4 (avx512bf16) that other
@@ -108,7 +108,7 @@ _EARLY = 512  # positions in the cache of steps that are compared by their rows
 
 @dataclass(frozen=True, slots=True)
 class IsaPeaks:
-    """The peaks of a row of kernels, for machines where nobody asked or measured.
+    """The peaks of a row of kernels, for machines that were not measured.
 
     Attributes:
         flags: the flags that /proc/cpuinfo must list.
@@ -162,7 +162,7 @@ def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
 
 
 def has_tiles(isa: str) -> bool:
-    """Tells whether a row of kernels multiplies with AMX tiles."""
+    """Returns whether a row of kernels multiplies with AMX tiles."""
     return "amx_tile" in ROWS[isa].flags if isa in ROWS else False
 
 

@@ -13,10 +13,10 @@ Source: KTransformers (SOSP '25), section 4.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, floor
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 IMMEDIATE = 2  # experts of a token that are never deferred
 _EPS = 1e-9  # of rounding, in comparisons of times
@@ -96,8 +96,9 @@ def context_buckets(context: int) -> tuple[int, ...]:
 
 
 def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on,
-    the first from 0 on."""
+    """Returns the depth of deferral at a position, from (position, depth) pairs that hold from their position on, the
+    first from 0 on.
+    """
     at = len(depths) - 1
     while depths[at][0] > position:
         at -= 1

@@ -7,7 +7,7 @@ never means fewer experts, and a longer context never more: every share grows wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Spec
@@ -18,6 +18,7 @@ from ktcli.planner.plan import Vram
 from ktcli.planner.prefill import GRAIN
 from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes
 from ktcli.planner.stack import ModelLoads
+from ktcli.records import dataclass
 from ktcli.weights.recipe import F32_BYTES
 
 # Assumed, not yet measured: the CUDA context with torch's and our kernels, and a captured graph with its
@@ -89,6 +90,7 @@ class DeviceSizes:
         page_bytes: bytes that a token of a decode step works with for each page that it attends to.
         streams: the sequences that are decoded together, each with the whole context.
         cache: the number format of the cache.
+        outputs: the rows of a step that give logits, if it is more than the last one of each sequence.
     """
 
     spec: Spec
@@ -102,10 +104,16 @@ class DeviceSizes:
     page_bytes: int
     streams: int = 1
     cache: CacheFormat = BF16
+    outputs: int = 0
 
     @classmethod
     def of(
-        cls, spec: Spec, stack: ModelLoads, streams: int = 1, layers: range | None = None
+        cls,
+        spec: Spec,
+        stack: ModelLoads,
+        streams: int = 1,
+        layers: range | None = None,
+        outputs: int = 0,
     ) -> DeviceSizes:
         """Returns the sizes of some layers; None: of all.
 
@@ -130,12 +138,14 @@ class DeviceSizes:
             page_bytes=4 * scratch.partials,
             streams=streams,
             cache=stack.cache,
+            outputs=outputs,
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
         """Returns the bytes of a chunk's workspace: activations, the causal mask (a byte per pair), a row of logits
-        of each sequence."""
-        fixed = self.streams * self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
+        of each sequence, or those of all outputs twice: as they are computed, and as they are copied."""
+        rows = max(self.streams, 2 * self.outputs)
+        fixed = rows * self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
 
     def graph_bytes(self, context: int) -> int:

@@ -8,19 +8,21 @@ the data sheet; the shares of them that the kernels reach are assumed until meas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.machine import Gpu
 from ktcli.ops.part import ModelPart
-from ktcli.planner.cost import Rates, seconds
+from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
+from ktcli.planner.cost import Rates, seconds, together
 from ktcli.planner.deferral import Times
 from ktcli.planner.experts import Hits, touched
 from ktcli.planner.simulate import Layer
 from ktcli.planner.spec import PartWork, Unit
 from ktcli.planner.stack import F64Array, Load, ModelLoads
+from ktcli.records import dataclass
 from ktcli.weights.recipe import F32_BYTES
 
 # Measured where a comment says so, on one H200 beside 16 cores (benchmarks/results/2026-11-26-gpu-nvidia-h200.json);
@@ -41,6 +43,7 @@ MOST_ROUTED = 16  # rows that its kernel takes
 ROUTER_BYTES = 16 << 20  # read by several rows together: the product of more is a kernel by itself
 KERNELS_EXPERTS = 2  # experts on the GPU; of one token they take the shared one along
 KERNELS_SHARED = 3  # a shared expert by itself, or the MLP of a layer without experts
+KERNELS_UPDATE = 2  # of an adapter, beside one product; assumed
 HANDOFF_S = 25e-6  # to the CPU's experts, and back: each; measured, what a step of 48 layers took beyond both
 LAUNCH_S = 20e-6  # of one graph
 BORDER_S = 15e-6  # of a residual from one GPU to the next, through main memory
@@ -158,7 +161,9 @@ class Hybrid:
         attention = np.where(latent, KERNELS_LATENT, KERNELS_HEADS).astype(np.float64)
         is_split = stack.router_rows > stack.experts
         router = router_kernels(n_tokens, stack.experts, stack.hidden, is_split=is_split)
-        return attention + router * routed, KERNELS_EXPERTS * here + KERNELS_SHARED * alone
+        before = attention + router * routed + KERNELS_UPDATE * stack.before.updated
+        beside = KERNELS_EXPERTS * here + KERNELS_SHARED * alone
+        return before, beside + KERNELS_UPDATE * stack.beside.updated
 
     # --- decode -----------------------------------------------------------------------------------
 
@@ -173,12 +178,11 @@ class Hybrid:
         resident_s = k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
         beside = products[1] + resident_s + kernels[1] * KERNEL_S
         send, fetch, expert = self._send_s(n), self._fetch_s(n), self.expert_s
-        found = [
-            Layer(float(b), float(s), send, fetch, float(k), e)
-            if k > 0
-            else Layer(float(b), float(s))
-            for b, s, k, e in zip(before, beside, k_cpu, expert, strict=True)
-        ]
+        found = []
+        for b, s, k, e, a in zip(before, beside, k_cpu, expert, self.apart_s(n), strict=True):
+            ways = int(k > 0) + int(a > 0)  # each by itself
+            made = Layer(float(b), float(s), ways * send, ways * fetch, apart_s=float(a))
+            found.append(replace(made, hits=float(k), expert_s=e) if k > 0 else made)
         alone = n == 1 and self.measured is not None
         return self._as_measured(found, position) if alone else found
 
@@ -220,6 +224,13 @@ class Hybrid:
         pairs = zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True)
         found = [cache[pair] for pair in pairs]
         return [a * b for a, b in zip(found, self.cpu_slower or [1.0] * len(found), strict=True)]
+
+    def apart_s(self, n_tokens: int) -> F64Array:
+        """Returns the CPU's seconds for each layer's MLP in main memory, in a step of `n_tokens` rows, [L]."""
+        load, unit = self.stack.apart, self.stack.apart_unit
+        reading = load.size_bytes / (self.cpu.read_bps * CPU_READ_SHARE)
+        computing = n_tokens * load.ops / self.cpu.reached(unit, n_tokens)
+        return np.asarray(together(reading, computing, n_tokens))
 
     def head_s(self, answers: int = 1) -> float:
         """Returns the seconds of the graphs' launches, the output head, the copy of the logits, and the borders
@@ -266,7 +277,15 @@ class Hybrid:
         said, grown = self.measured, self.cache_s(position) - self.cache_s(MEASURED_AT)
         device_s = max(0.0, said.device_s + grown)
         return [
-            Layer(device_s, layer.shared_s, 0.0, 0.0, layer.hits, said.expert_s)
+            Layer(
+                device_s,
+                layer.shared_s,
+                layer.send_s / 2 if layer.apart_s else 0.0,
+                layer.fetch_s / 2 if layer.apart_s else 0.0,
+                layer.hits,
+                said.expert_s,
+                layer.apart_s,
+            )
             if layer.hits > 0
             else layer
             for layer in found

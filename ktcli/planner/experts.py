@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import UsageError
 from ktcli.hardware.text import cpu_list
+from ktcli.records import dataclass
 
 Mask = NDArray[np.bool_]  # [MoE layers, E]: True: on the GPU
 Heat = NDArray[np.int64]  # [MoE layers, E]: how often each expert was chosen
 
 UNIFORM, FRONT, HOT = "uniform", "front", "hot"
-WISHES = (UNIFORM, FRONT, HOT)
-Wish = int | str | Mask | None
+CHOICES = (UNIFORM, FRONT, HOT)
+ExpertChoice = int | str | Mask | None
 _ENOUGH = "more experts on the GPU would be slower: the CPU would wait for it"
-_LINE = re.compile(r"(\d{1,5}(-\d{1,5})?(, ?\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
+_LINE = r"(\d{1,5}(-\d{1,5})?(, ?\d{1,5}(-\d{1,5})?)*)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ResidentChoice:
 
     Attributes:
         rule: "uniform", "front", "hot", "all" or "mask".
-        reason: a sentence where the wish did not come true, or memory stays free on purpose; else "".
+        reason: a sentence where the choice did not come true, or memory stays free on purpose; else "".
     """
 
     mask: Mask
@@ -84,40 +84,42 @@ class Hits:
     rate: float
 
 
-def choose(wish: Wish, heat: Heat | None, room: Room, most: float = 1.0) -> ResidentChoice:
-    """Returns the mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
+def choose(
+    choice: ExpertChoice, heat: Heat | None, room: Room, most: float = 1.0
+) -> ResidentChoice:
+    """Returns the mask that `choice` names; None: all experts if they fit, else hot with a heat map, else uniform.
 
     Args:
         most: the share of all chosen experts beyond which more on the GPU would not help, where nobody wishes for them.
     Raises:
-        UsageError: a wish or heat map of another model, or `hot` without a heat map.
+        UsageError: a choice or heat map of another model, or `hot` without a heat map.
     """
     if heat is not None and heat.shape != room.empty.shape:
         raise UsageError(
             f"the heat map has {_shape(heat)} experts, but the model has {_shape(room.empty)}"
         )
-    if wish is None and most == 1.0 and room.all_bytes <= room.budget_bytes:
+    if choice is None and most == 1.0 and room.all_bytes <= room.budget_bytes:
         return ResidentChoice(~room.empty, "all")
-    if wish is None and heat is None:
+    if choice is None and heat is None:
         fit, worth = _most(room), int(most * room.experts)
         return ResidentChoice(uniform(min(fit, worth), room), UNIFORM, _ENOUGH * (worth < fit))
-    if wish is None and heat is not None:
+    if choice is None and heat is not None:
         order = _hottest(heat, room)
         worth = _worth(order, heat, most)
         fit = int(_greedy(order, room).sum())
         return ResidentChoice(_greedy(order[:worth], room), HOT, _ENOUGH * (worth < fit))
-    if isinstance(wish, np.ndarray):
-        return _explicit(wish, room)
-    if isinstance(wish, int):
-        return _counted(wish, room)
-    if wish == UNIFORM:
+    if isinstance(choice, np.ndarray):
+        return _explicit(choice, room)
+    if isinstance(choice, int):
+        return _counted(choice, room)
+    if choice == UNIFORM:
         return ResidentChoice(uniform(_most(room), room), UNIFORM)
-    if wish == FRONT:
+    if choice == FRONT:
         return ResidentChoice(_greedy(range(room.empty.size), room), FRONT)
-    if wish != HOT:
+    if choice != HOT:
         raise UsageError(
-            f"{str(wish)[:60]!r} is not a valid choice of GPU experts",
-            hint=f"a number per layer, {', '.join(WISHES)}, or a file",
+            f"{str(choice)[:60]!r} is not a valid choice of GPU experts",
+            hint=f"a number per layer, {', '.join(CHOICES)}, or a file",
         )
     if heat is None:
         raise UsageError(
@@ -168,8 +170,7 @@ def touched(
 
 
 def parse_mask(text: str, layers: int, experts: int) -> Mask:
-    """Returns the mask in a text as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a
-    comment.
+    """Returns the mask in a text: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
 
     Raises:
         UsageError: other lines, or ids that the model does not have.
@@ -183,7 +184,7 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
         )
     mask = np.zeros((layers, experts), np.bool_)
     for row, (number, line) in zip(mask, whole, strict=True):
-        ids = _ids(line) if _LINE.fullmatch(line) else None
+        ids = _ids(line) if re.fullmatch(_LINE, line, re.ASCII) else None
         if ids is None:
             raise UsageError(
                 f"line {number} of the file of GPU experts is not a list of ids: {line[:40]!r}",
@@ -221,24 +222,24 @@ def _most(room: Room) -> int:
     return min(room.experts, max(0, room.budget_bytes) // max(1, sum(room.sizes)))
 
 
-def _counted(wish: int, room: Room) -> ResidentChoice:
-    if not 0 <= wish <= room.experts:
+def _counted(choice: int, room: Room) -> ResidentChoice:
+    if not 0 <= choice <= room.experts:
         raise UsageError(
-            f"{wish} experts per layer were requested on the GPU, but the model has {room.experts}"
+            f"{choice} experts per layer were requested on the GPU, but the model has {room.experts}"
         )
     most = _most(room)
-    reason = f"{wish} experts per layer do not fit; {most} fit" if wish > most else ""
-    return ResidentChoice(uniform(min(wish, most), room), UNIFORM, reason)
+    reason = f"{choice} experts per layer do not fit; {most} fit" if choice > most else ""
+    return ResidentChoice(uniform(min(choice, most), room), UNIFORM, reason)
 
 
-def _explicit(wish: Mask, room: Room) -> ResidentChoice:
-    if wish.shape != room.empty.shape:
+def _explicit(choice: Mask, room: Room) -> ResidentChoice:
+    if choice.shape != room.empty.shape:
         raise UsageError(
-            f"the mask of GPU experts has the shape {_shape(wish)}, but the model has {_shape(room.empty)}"
+            f"the mask of GPU experts has the shape {_shape(choice)}, but the model has {_shape(room.empty)}"
         )
-    asked = wish.astype(np.bool_)
+    asked = choice.astype(np.bool_)
     # Where not all fit, every layer gives up its last ones: by rank in the layer, then by layer.
-    rank = np.where(asked, np.cumsum(asked, axis=1), wish.size)
+    rank = np.where(asked, np.cumsum(asked, axis=1), choice.size)
     order = np.argsort(rank, axis=None, kind="stable")
     mask = _greedy(order[: int(asked.sum())], room)
     lost = int(asked.sum()) - int(mask.sum())

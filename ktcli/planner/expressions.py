@@ -8,7 +8,8 @@ the files of other programs use is known here (groups, choices, classes, repetit
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from ktcli.records import dataclass
 
 Ends = frozenset[int]
 Node = Callable[[str, Ends], Ends]
@@ -23,7 +24,7 @@ _SPECIAL = "*+?|()[]{}"
 
 
 class NotAnExpression(ValueError):
-    """The text is not a regular expression that is known here; the message says where it is not."""
+    """Raised for a text that is not a regular expression of the supported kind; the message names the position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Expression:
         return cls(node)
 
     def occurs(self, text: str) -> bool:
-        """Tells whether the expression matches somewhere in a text."""
+        """Returns whether the expression matches somewhere in a text."""
         return bool(self._node(text, frozenset(range(len(text) + 1))))
 
 

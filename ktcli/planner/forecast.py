@@ -7,28 +7,23 @@ plan decides once, can ask the same arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ktcli.models.model import Model
 from ktcli.ops.kvformat import BF16, CacheFormat
+from ktcli.ops.part import LayerPart
 from ktcli.planner import experts
 from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
 from ktcli.planner.cost import Rates, together
 from ktcli.planner.deferral import Times
-from ktcli.planner.device_cost import (
-    PREFILL_LAUNCH_S,
-    READ_SHARE,
-    TILE_SHARE,
-    DeviceRates,
-    Hybrid,
-)
+from ktcli.planner.device_cost import PREFILL_LAUNCH_S, READ_SHARE, TILE_SHARE, DeviceRates, Hybrid
 from ktcli.planner.experts import Heat, Mask
+from ktcli.planner.memory import AdapterRoom
 from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.planner.prefill import Prefill
 from ktcli.planner.simulate import simulate
 from ktcli.planner.stack import stack_of
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
 _EXPERT_KERNELS = 4  # gate and up, activation, down, sum
@@ -36,7 +31,7 @@ _EXPERT_KERNELS = 4  # gate and up, activation, down, sum
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The facts that a forecast is made from.
+    """The inputs of a forecast.
 
     Attributes:
         cpu, device: the rates of the CPU and of the GPU.
@@ -46,6 +41,8 @@ class Known:
         chunk, stream_experts: the tokens of a streamed chunk and the experts of a stream buffer, as planned.
         gpus: how many GPUs have the layers, one after the other.
         cache: the number format of the cache.
+        adapters: the room for adapters; None: there is none.
+        apart: the MLPs that are in main memory.
     """
 
     cpu: Rates
@@ -57,6 +54,8 @@ class Known:
     stream_experts: int = 0
     gpus: int = 1
     cache: CacheFormat = BF16
+    adapters: AdapterRoom | None = None
+    apart: frozenset[LayerPart] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Forecast:
     @classmethod
     def of(cls, model: Model, recipe: Recipe, known: Known) -> Forecast:
         """Returns the forecast of a model from rates and a mask."""
-        stack = stack_of(model, recipe, known.cache)
+        stack = stack_of(model, recipe, known.cache, known.adapters, known.apart)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
         rates = known.cpu, known.device
@@ -134,7 +133,7 @@ class Forecast:
         return size / self.prefill.copy_bps + max(reading, computing) + launches
 
     def is_faster_on_cpu(self, n_tokens: int) -> bool:
-        """Tells whether the CPU computes `n_tokens` tokens of an expert in main memory sooner than the GPU."""
+        """Returns whether the CPU computes `n_tokens` tokens of an expert in main memory sooner than the GPU."""
         return self.compute_s(n_tokens) <= self.fetch_s(n_tokens)
 
     def _expert(self) -> tuple[float, float]:
@@ -153,5 +152,7 @@ def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
         stream_experts=device.stream_experts,
         gpus=len(device.segments),
         cache=plan.use.cache_format,
+        adapters=plan.use.adapters,
+        apart=device.apart,
     )
     return Forecast.of(model, plan.recipe, known)

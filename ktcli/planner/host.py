@@ -8,7 +8,7 @@ available now, within the cgroup.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.errors import gib
 from ktcli.hardware.machine import Gpu, Machine, Node
@@ -26,11 +26,12 @@ from ktcli.planner.cost import (
     has_tiles,
     operation_seconds,
 )
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine as the planner sees it.
+    """The facts about a machine that the planner uses.
 
     Attributes:
         name: the name for people, e.g. "AMD EPYC, 2 cores".
@@ -232,5 +233,5 @@ def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iter
 
 
 def node_words(nodes: Sequence[Node]) -> str:
-    """Returns the words for nodes: "node 2", "nodes 0-3"."""
+    """Returns a phrase for nodes: "node 2", "nodes 0-3"."""
     return numbered("node", [node.id for node in nodes])

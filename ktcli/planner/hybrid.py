@@ -9,14 +9,15 @@ experts only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ktcli.errors import NotEnoughMemory
+from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model
+from ktcli.ops.part import LayerPart
 from ktcli.planner import deferral, experts
 from ktcli.planner.alone import slowed
 from ktcli.planner.constraints import Constraints
@@ -32,11 +33,10 @@ from ktcli.planner.prefill import NEVER, Prefill
 from ktcli.planner.segments import Devices
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
 from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
-from ktcli.planner.spec import (
-    weight_bytes,
-)
+from ktcli.planner.spec import weight_bytes
 from ktcli.planner.stack import ModelLoads, split, stack_of
 from ktcli.planner.worth import Conditions, Worth
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,19 @@ class _Case:
     constraints: Constraints | None
     experts_on: ExpertTeams
 
+    @property
+    def apart(self) -> frozenset[LayerPart]:
+        """The MLPs that rules keep in main memory."""
+        return _apart(self.constraints)
+
     def hybrid(self, mask: experts.Mask, hits: Hits, gpus: Sequence[Gpu] = ()) -> Hybrid:
         """The times of the layers under a mask, on these GPUs; (): on all that there are."""
         resident = tuple(int(n) for n in mask.sum(axis=1))
         each = gpus or self.devices.gpus
         rates, times = slowest([device_rates(gpu) for gpu in each]), self.request.times
+        longer = self.adapted_experts
         slower = tuple(
-            slowed(self.host, self.experts_on[n]) if n in self.experts_on else 1.0
+            longer * (slowed(self.host, self.experts_on[n]) if n in self.experts_on else 1.0)
             for n in range(self.stack.layers)
         )
         return Hybrid(
@@ -69,8 +75,19 @@ class _Case:
             resident,
             times,
             max(1, len(gpus)),
-            slower if self.experts_on else (),
+            slower if self.experts_on or longer > 1 else (),
         )
+
+    @property
+    def adapted_experts(self) -> float:
+        """How many times the bytes of an expert are read with what an adapter has for it."""
+        room, expert = self.request.use.adapters, self.stack.expert.size_bytes
+        whole = self.stack.experts * float(expert.sum())
+        return 1.0 + room.experts_bytes / whole if room is not None and whole else 1.0
+
+
+def _apart(constraints: Constraints | None) -> frozenset[LayerPart]:
+    return frozenset() if constraints is None else constraints.apart
 
 
 def plan_with(
@@ -92,7 +109,9 @@ def plan_with(
         NotEnoughMemory: the GPUs cannot hold what must lie on them.
         UsageError: the request does not fit this model.
     """
-    stack = stack_of(model, request.recipe, request.use.cache_format)
+    request, apart = _with_experts_of_adapters(request, constraints), _apart(constraints)
+    use = request.use
+    stack = stack_of(model, request.recipe, use.cache_format, use.adapters, apart)
     devices = _devices(model, host, gpus, request, stack, constraints)
     context = request.context or devices.default_context(served=request.use.served)
     case = _Case(model, host, devices, request, stack, context, constraints, experts_on)
@@ -100,6 +119,30 @@ def plan_with(
     if not all(each.fits for each in budgets):
         raise _too_small(case, budgets)
     return _planned(case, *_chosen(case, budgets))
+
+
+def _with_experts_of_adapters(request: Request, constraints: Constraints | None) -> Request:
+    """Returns the request with all experts in main memory, where adapters change some: the CPU computes these.
+
+    Raises:
+        UsageError: some are wanted on a GPU.
+    """
+    room = request.use.adapters
+    if room is None or not room.experts_bytes:
+        return request
+    placed = constraints is not None and constraints.resident.any()
+    wish = request.gpu_experts
+    if placed or (wish.any() if isinstance(wish, np.ndarray) else wish not in (None, 0)):
+        raise UsageError(
+            "the adapter changes routed experts, which then stay in main memory, but some are to be on a GPU",
+            hint="leave out --gpu-experts, or the placement rules for experts",
+        )
+    if request.prefill_threshold not in (None, NEVER):
+        raise UsageError(
+            "the adapter changes routed experts, which then stay in main memory, so no prompt is streamed",
+            hint="leave out --prefill-threshold",
+        )
+    return replace(request, gpu_experts=0, prefill_threshold=NEVER)
 
 
 def _devices(
@@ -117,9 +160,18 @@ def _devices(
         position = early_position(request.context or model.spec.context)
         conditions = Conditions(stack, host.rates, rates, request.times, request.defer, position)
         worth = conditions.worth()
-    answers = request.use.streams
+    use, spec = request.use, model.spec
+    outputs = use.outputs(spec, request.context or spec.context) if use.all_logits else 0
     return Devices(
-        model.spec, model.borders, stack, tuple(gpus), worth, answers, request.limits, constraints
+        spec,
+        model.borders,
+        stack,
+        tuple(gpus),
+        worth,
+        use.streams,
+        request.limits,
+        constraints,
+        outputs,
     )
 
 
@@ -158,6 +210,7 @@ def _planned(case: _Case, choice: ResidentChoice, budgets: Sequence[Budget]) -> 
         gpu_busy=early.busy_s(GPU) / early.step_s,
         reasons=(),
         undeferred=1 / simulated(hybrid, 0, position).step_s if depth else None,
+        apart=case.apart,
     )
     return _assembled(case, device, prefill, choice, speed)
 
@@ -181,7 +234,13 @@ def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
 
 def _wants_stream(case: _Case) -> bool:
     """Returns whether memory is set aside for streaming: if it would be faster for the longest chunk with nothing
-    on the GPU. The GPU's free memory has no say, so that more of it never means fewer experts."""
+    on the GPU. The GPU's free memory has no say, so that more of it never means fewer experts.
+
+    Raises:
+        UsageError: it is asked for, but the CPU has MLPs.
+    """
+    if case.apart:
+        return _without_streams(case)
     if case.request.prefill_threshold is not None:
         return case.request.prefill_threshold != NEVER
     mask = case.stack.room(0).empty
@@ -191,13 +250,30 @@ def _wants_stream(case: _Case) -> bool:
     return Prefill(hybrid, chunk_limit(case.context), buffer).threshold() != NEVER
 
 
+def _without_streams(case: _Case) -> bool:
+    """False: the CPU takes too few tokens at once where it has a part of every token's way.
+
+    Raises:
+        UsageError: streaming is asked for.
+    """
+    asked = case.request.prefill_threshold
+    if asked not in (None, NEVER):
+        layer, part = min(case.apart, key=lambda each: each.layer)
+        raise UsageError(
+            f"--prefill-threshold {asked} streams long prompts, but the placement rules keep the {part.value} of layer"
+            f" {layer} in main memory",
+            hint="leave out --prefill-threshold: such a model reads prompts in pieces that the CPU takes",
+        )
+    return False
+
+
 def _chosen(case: _Case, budgets: Sequence[Budget]) -> tuple[ResidentChoice, tuple[Budget, ...]]:
     """Chooses the mask, and the budgets that go with it: nothing is streamed to a GPU that has all experts of its
     layers, and what that frees counts where then all experts of the model find room."""
-    wish, stack = case.request.gpu_experts, case.stack
+    choice, stack = case.request.gpu_experts, case.stack
     whole = [each.without_stream() for each in budgets]
     rooms = [stack.room(each.experts_bytes, each.layers) for each in whole]
-    every = wish is None or (isinstance(wish, int) and wish == stack.experts)
+    every = choice is None or (isinstance(choice, int) and choice == stack.experts)
     every = every and (case.constraints is None or not (case.constraints.experts == 0).any())
     if not (every and all(room.all_bytes <= room.budget_bytes for room in rooms)):
         rooms = [stack.room(each.experts_bytes, each.layers) for each in budgets]
@@ -218,9 +294,9 @@ def _chosen(case: _Case, budgets: Sequence[Budget]) -> tuple[ResidentChoice, tup
 def _chosen_on(case: _Case, budget: Budget, room: experts.Room, most: float) -> ResidentChoice:
     """Chooses the experts of one GPU: those that rules place there, and in what is left as if there were no others."""
     rows = case.stack.routed(budget.layers)
-    wish, heat = _rows(case.request.gpu_experts, rows), _rows(case.request.heat, rows)
+    choice, heat = _rows(case.request.gpu_experts, rows), _rows(case.request.heat, rows)
     if case.constraints is None:
-        return experts.choose(wish, heat, room, most)
+        return experts.choose(choice, heat, room, most)
     resident, free = case.constraints.resident[rows], case.constraints.free[rows]
     if resident.all():  # nothing is streamed to it
         room = case.stack.room(budget.without_stream().experts_bytes, budget.layers)
@@ -232,7 +308,7 @@ def _chosen_on(case: _Case, budget: Budget, room: experts.Room, most: float) -> 
     mask, rule, reason = resident.copy(), "rules", ""
     if some.size:
         among = experts.Room(tuple(sizes[some].tolist()), room.experts, left)
-        chosen = experts.choose(_rows(wish, some), _rows(heat, some), among, most)
+        chosen = experts.choose(_rows(choice, some), _rows(heat, some), among, most)
         mask[some] |= chosen.mask & free[some]
         rule, reason = chosen.rule if free.all() else "rules", chosen.reason
     return ResidentChoice(mask, rule, reason)
@@ -248,7 +324,7 @@ def _rules_too_large(budget: Budget, need: int, room: int) -> NotEnoughMemory:
 
 
 def _rows(given: Any, rows: Any) -> Any:
-    """A wish or a heat map for some layers; what has no rows is for any."""
+    """A choice or a heat map for some layers; what has no rows is for any."""
     return given[rows] if isinstance(given, np.ndarray) else given
 
 
@@ -263,6 +339,8 @@ def _depths(case: _Case, hybrid: Hybrid) -> tuple[tuple[int, int], ...]:
     """The positions at which the depth of deferral changes, each with its depth from there on."""
     if case.request.defer is not None:
         return ((0, case.request.defer),)
+    if case.apart:  # the GPU waits for what comes behind the deferred experts
+        return ((0, 0),)
     found: list[tuple[int, int]] = []
     hits = hybrid.mean_hits()
     for start in deferral.context_buckets(case.context):
@@ -289,7 +367,7 @@ def _assembled(
     case: _Case, device: DevicePlan, prefill: Prefill, choice: ResidentChoice, speed: Speed
 ) -> Plan:
     model, host, recipe = case.model, case.host, case.request.recipe
-    here, there = split(model, choice.mask)
+    here, there = split(model, choice.mask, case.apart)
     account = HybridAccount(
         model,
         host,

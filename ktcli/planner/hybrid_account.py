@@ -5,21 +5,21 @@ All of it follows from decisions that `hybrid` has taken; nothing is decided her
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ktcli.errors import gib
 from ktcli.models.model import Model
-from ktcli.ops.part import ModelPart
+from ktcli.ops.part import LayerPart, ModelPart
 from ktcli.planner.device import captured_sizes, states_bytes
 from ktcli.planner.experts import ResidentChoice
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES, Use
 from ktcli.planner.nodes import extra_bytes
-from ktcli.planner.plan import DevicePlan, Line, Request, early_position
+from ktcli.planner.plan import ON_GPU, DevicePlan, Line, Request, early_position
 from ktcli.planner.prefill import Prefill
 from ktcli.planner.slices import ExpertTeams
 from ktcli.planner.spec import (
@@ -34,15 +34,12 @@ from ktcli.planner.spec import (
     tensor_work,
 )
 from ktcli.planner.stack import ModelLoads, bytes_on_device
+from ktcli.records import dataclass
 
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
 TORCH_BYTES = 3 << 30
-ON_GPU = "GPU"  # where a line lies: on the GPUs in use, together
 # The parts that main memory holds beside experts; the GPU has all others.
-_HOST_REASONS = {
-    ModelPart.EMBEDDING: "one row per token",
-    ModelPart.VECTORS: "biases of experts",
-}
+_HOST_REASONS = {ModelPart.EMBEDDING: "one row per token", ModelPart.VECTORS: "biases of experts"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +71,14 @@ class HybridAccount:
 
     @property
     def scratch_bytes(self) -> int:
-        """The bytes of buffers for the CPU's experts; 0 where all experts are on the GPU."""
+        """The bytes of buffers for the CPU's experts and MLPs; 0 where all are on the GPU."""
         spec = self.model.spec
-        columns = 3 * spec.hidden + 2 * spec.scratch.experts
-        return 4 * PREFILL_CHUNK * columns if any(self.device.k_cpu) else 0
+        columns = 3 * spec.hidden + 2 * spec.scratch.experts if any(self.device.k_cpu) else 0
+        widths: Counter[LayerPart | None] = Counter()
+        for tensor in self.here.tensors:
+            if tensor.part.is_mlp:
+                widths[tensor.layer_part] += tensor.n + tensor.k
+        return 4 * PREFILL_CHUNK * (columns + 2 * max(widths.values(), default=0))
 
     @property
     def pinned_bytes(self) -> int:
@@ -90,14 +91,27 @@ class HybridAccount:
     @property
     def extra_bytes(self) -> int:
         """The bytes that cutting weights between teams adds to the weights."""
+        return sum(self._extra.values())
+
+    @property
+    def _extra(self) -> Counter[ModelPart]:
         teams, recipe = self.host.teams, self.request.recipe
-        return sum(extra_bytes(self.here, recipe, teams, self.experts_on).values())
+        return Counter(extra_bytes(self.here, recipe, teams, self.experts_on))
 
     @property
     def other_bytes(self) -> int:
         """The bytes of main memory for everything but weights, with those left free."""
         process = PROCESS_BYTES + TORCH_BYTES
-        return self.scratch_bytes + self.pinned_bytes + process + self.host.margin_bytes
+        beside = self.scratch_bytes + self.pinned_bytes + self.adapter_bytes
+        return beside + process + self.host.margin_bytes
+
+    @property
+    def adapter_bytes(self) -> int:
+        """The bytes of adapters in main memory."""
+        use = self.request.use
+        return (
+            0 if use.adapters is None else use.adapters.beside_bytes(self.model.spec, use.streams)
+        )
 
     # --- lines ---
 
@@ -138,15 +152,25 @@ class HybridAccount:
             sizes[tensor.part] += bytes_on_device(tensor, recipe)
         for part in parts(self.there, recipe):
             routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
+            share = self.device.hit_rate if routed else 1 - self._apart_share(part.part)
             reason = _resident_words(self.device) if routed else "every token needs it"
             fmt = "f32" if size > part.size_bytes else part.format
-            yield line(part.part, fmt, size, reason, self.device.hit_rate if routed else 1.0)
+            yield line(part.part, fmt, size, reason, share)
         use = Use(streams=self.request.use.streams, cache=cache.name)
         kept = use.cache_words(model.spec, self.context, self.device.chunk)
         states = states_bytes(model.spec, use.streams)
         yield line(ModelPart.CACHE, cache.name, need.cache - states, kept)
         if states:
             yield line(ModelPart.STATES, "f32", states, STATES_REASON)
+        if (room := self.request.use.adapters) is not None and room.products:
+            yield self._updates(room.device_bytes)
+
+    def _updates(self, size: int) -> Line:
+        """The line of the buffers for adapters beside the GPU's products."""
+        work = PartWork(ModelPart.ADAPTERS, Unit.LOW_RANK, size, 0)
+        seconds = self.prefill.hybrid.part_s(work)
+        name, words = ModelPart.ADAPTERS.value, "those of one, beside the products that they change"
+        return Line(name, "f32", ON_GPU, size, size, seconds, seconds / self._chunk, words)
 
     def _device_others(self) -> Iterator[Line]:
         device, need = self.device, self.device.need
@@ -162,13 +186,15 @@ class HybridAccount:
 
     def _main_parts(self) -> Iterator[Line]:
         for part in parts(self.here, self.request.recipe):
-            experts = part.part is ModelPart.EXPERTS
-            yield self._routed(part) if experts else self._looked_up(part)
+            if part.part is ModelPart.EXPERTS:
+                yield self._routed(part)
+            else:
+                yield self._mlps(part) if part.part.is_mlp else self._looked_up(part)
 
     def _routed(self, part: PartSize) -> Line:
         """The line of the CPU's experts."""
         spec, hybrid, teams = self.model.spec, self.prefill.hybrid, len(self.host.teams)
-        hits, moe, extra = hybrid.hits.k_cpu, self.stack.moe, self.extra_bytes
+        hits, moe, extra = hybrid.hits.k_cpu, self.stack.moe, self._extra[part.part]
         sizes, each = self.stack.expert.size_bytes[moe], np.array(hybrid.expert_s)[moe]
         cut = f"{node_words(self.host.nodes)}, cut between {teams} teams"
         mean = sum(hits) / len(hits)
@@ -183,6 +209,29 @@ class HybridAccount:
             f"{mean:.1f} of {spec.top_k} per token in {spec.moe_layers} layers",
         )
 
+    def _mlps(self, part: PartSize) -> Line:
+        """The line of shared experts or dense MLPs that the CPU computes."""
+        hybrid, stack = self.prefill.hybrid, self.stack
+        of_it = [each.layer for each in self.device.apart if each.part is part.part]
+        extra = self._extra[part.part]
+        where = f"{node_words(self.host.nodes)}, cut between {len(self.host.teams)} teams"
+        return Line(
+            part.part.value,
+            part.format,
+            where if extra else self._spread,
+            part.size_bytes + extra,
+            round(float(stack.apart.size_bytes[of_it].sum())),
+            float(hybrid.apart_s(1)[of_it].sum()),
+            float(hybrid.apart_s(self._chunk)[of_it].sum()) / self._chunk,
+            f"by rule, in {len(of_it)} layers",
+        )
+
+    def _apart_share(self, part: ModelPart) -> float:
+        """The share of a part's bytes that is in main memory."""
+        of_it = [each for each in self.model.tensors if each.part is part]
+        away = sum(t.elements for t in of_it if t.layer_part in self.device.apart)
+        return away / max(1, sum(tensor.elements for tensor in of_it))
+
     def _looked_up(self, part: PartSize) -> Line:
         """The line of a table of which a token reads some rows, in no time that counts."""
         spec, recipe = self.model.spec, self.request.recipe
@@ -193,14 +242,20 @@ class HybridAccount:
 
     def _main_others(self) -> Iterator[Line]:
         if self.scratch_bytes:
-            words = f"experts of a step of {PREFILL_CHUNK} tokens"
+            words = f"the CPU's part of a step of {PREFILL_CHUNK} tokens"
             yield Line.reserved("scratch", "f32", self._spread, self.scratch_bytes, words)
-        if shared := sum(rate > 0 for rate in self.device.k_cpu):
+        ways = sum(rate > 0 for rate in self.device.k_cpu) + len(self.device.apart)
+        if ways:
             hybrid = self.prefill.hybrid
-            passed = shared * 2 * self.model.spec.hidden * 3  # bf16 inputs, f32 sums
-            words = f"to the CPU and back in {shared} layers"
+            passed = ways * 2 * self.model.spec.hidden * 3  # bf16 inputs, f32 sums
+            layers = {each.layer for each in self.device.apart}
+            layers |= set(self.stack.moe[np.array(self.device.k_cpu) > 0].tolist())
+            words = f"to the CPU and back in {len(layers)} layers"
             each, many = hybrid.handover_s(1), hybrid.handover_s(self._chunk) / self._chunk
-            yield Line("hand-overs", "", "link", 0, passed, shared * each, shared * many, words)
+            yield Line("hand-overs", "", "link", 0, passed, ways * each, ways * many, words)
+        if self.adapter_bytes:
+            words, name = "all that are loaded", ModelPart.ADAPTERS.value
+            yield Line.reserved(name, "bf16", self._spread, self.adapter_bytes, words)
         passing = "what passes to and from the GPU"
         yield Line.reserved("pinned buffers", "", self._spread, self.pinned_bytes, passing)
         others = f"the program, torch; {gib(self.host.margin_bytes)} for other programs"
@@ -215,10 +270,18 @@ class HybridAccount:
     # --- sentences ---
 
     def reasons(self) -> Iterator[str]:
-        """Yields the sentences that say why experts lie where they do, and what is deferred and streamed."""
+        """Yields sentences with the reasons for the experts' placement, and for deferral and streaming."""
         device, request = self.device, self.request
         if self.choice.reason:
             yield self.choice.reason
+        if (room := request.use.adapters) is not None and room.experts_bytes:
+            yield "the adapter changes routed experts, so all of them stay in main memory"
+        if device.apart:
+            yield (
+                f"no prompt is streamed: in {len({each.layer for each in device.apart})} layers, every token waits for"
+                f" the CPU; deferral {_depth_words(device)}"
+            )
+            return
         if not device.times.expert_s:
             yield "all experts are on the GPU: nothing is deferred or streamed"
             return

@@ -7,7 +7,6 @@ part of kt has there, layer by layer; a part goes where all its names go. Whatev
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from ktcli.hardware.text import cpu_text
 from ktcli.planner.expressions import Expression, NotAnExpression
 from ktcli.planner.partnames import PartNames
 from ktcli.planner.rules import CPU, CUDA, EXPERTS, LAYERS, PlacementRule, PlacementRules, RulePlace
+from ktcli.records import dataclass
 
 MOST_LAYERS = 128  # that are asked about where nobody names a model; none has more
 MOST_PATTERNS = 300
@@ -75,13 +75,13 @@ class ForeignPattern:
 
     @property
     def shown(self) -> str:
-        """The expression, as far as it fits into a sentence."""
+        """The expression, shortened for a sentence."""
         return self.text[:_SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of a file.
+    """The placement rules of an imported file, and the lines without an equivalent.
 
     Attributes:
         rules: the rules.
@@ -165,7 +165,7 @@ def _is_rule(owner: int, index: int, read: Sequence[tuple[ForeignPattern, Expres
 
 
 def _is_open(numbers: Sequence[int], count: int) -> bool:
-    """Whether layers go on to the last that was asked about, but are not all."""
+    """Returns whether layers go on to the last that was asked about, but are not all."""
     return numbers[-1] == count - 1 and len(numbers) < count
 
 
@@ -204,7 +204,7 @@ def _matches(parts: Mapping[str, Sequence[int]], names: Names, count: int) -> It
 
 
 def device_place(text: str) -> RulePlace | None:
-    """Returns the place that another program's name of a device means: "cuda:1", "CUDA1", "cuda", "cpu"; None: none."""
+    """Returns the place for another program's name of a device: "cuda:1", "CUDA1", "cuda", "cpu"; None: none."""
     plain = text.strip().lower().replace(":", "")
     if plain == CPU:
         return RulePlace(CPU)

@@ -7,7 +7,7 @@ in the table of formats.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO, CPU
@@ -18,6 +18,7 @@ from ktcli.planner.host import Host
 from ktcli.planner.memory import LEAST_CONTEXT
 from ktcli.planner.plan import Lever, Plan, Request
 from ktcli.planner.spec import weight_bytes
+from ktcli.records import dataclass
 from ktcli.weights.formats import CALIBRATED, FormatLoss, losses
 from ktcli.weights.recipe import Recipe
 
@@ -31,7 +32,7 @@ _FASTER = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A changed request, on a host that may use its memory in another way.
+    """A changed request, and the host with the changed use of its memory.
 
     Attributes:
         options: what asks for it, as typed.
@@ -48,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """Tries changes of a request for a model on a host.
+    """Searches for changes of a request that would improve the plan of a model on a host.
 
     Attributes:
         made: the plan of the request as it is.
@@ -63,21 +64,23 @@ class Levers:
     exact: bool = False
 
     def fitting(self) -> tuple[Lever, ...]:
-        """Returns what would make a plan fit that does not: what loses least first, then the fastest; else how much
-        memory lacks."""
+        """Returns the changes that would make a plan fit, the one that loses least first, then the fastest; if there
+        are none, how much memory is missing.
+        """
         found = self._fit(self._single())
         if not found:
             found = self._fit(self._several())
         return (*found, *self._more_memory(bool(found)))[:MOST]
 
     def improving(self) -> tuple[Lever, ...]:
-        """Returns what a plan that fits rests on, and what would be better for the memory that it leaves."""
+        """Returns what a plan that fits relies on, and the improvements for which it leaves enough memory."""
         found = (self._deferral(), self._less_loss(), self._longer())
         return tuple(lever for lever in found if lever is not None)
 
     def reaching(self, tok_s: float) -> tuple[Lever, ...]:
-        """Returns what would decode faster, of a plan that is slower than `tok_s` tokens per second: first what reaches
-        that, what loses least before the others, then the fastest of the rest."""
+        """Returns the changes that would decode faster, for a plan slower than `tok_s` tokens per second: first those
+        that reach that, the one that loses least first, then the fastest of the rest.
+        """
         made = list[tuple[bool, float, Lever]]()
         for change in (*self._others(), *self._formats(), *self._deferring()):
             lever = None if change.remark else self._tried(change)
@@ -114,7 +117,7 @@ class Levers:
             )
 
     def _has_room(self, recipe: Recipe) -> bool:
-        """Whether the weights alone would fit into all memory together, before anything is planned."""
+        """Returns whether the weights alone would fit into all memory together, before anything is planned."""
         gpus = sum(gpu.free_bytes for gpu in self.host.gpus)
         return weight_bytes(self.model, recipe) <= self.host.room_bytes + gpus
 
@@ -332,7 +335,7 @@ def _loss_words(recipe: Recipe, own: Recipe, routed: bool) -> str:
 
 
 def loss_words(loss: FormatLoss, usual: FormatLoss) -> str:
-    """Returns what a format loses beside another, for people."""
+    """Returns words for the loss of a format compared with another."""
     share = loss.nats / usual.nats
     if loss.format == usual.format:
         return f"loses {loss.nats:.3f} nats per token"

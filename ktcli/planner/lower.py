@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.hardware.gpu import CPU
 from ktcli.models.model import Model
@@ -11,6 +11,7 @@ from ktcli.planner.device import DeviceSizes, share_out
 from ktcli.planner.memory import LEAST_CONTEXT
 from ktcli.planner.plan import Plan, Request, SegmentPlan
 from ktcli.planner.stack import stack_of
+from ktcli.records import dataclass
 
 # Less would only fail again: the allocator of a GPU works in pieces of 2 MiB and more.
 _LEAST_CUT = 64 << 20
@@ -18,7 +19,7 @@ _LEAST_CUT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """The next smaller attempt: its request, and the sentence to say."""
+    """The next smaller attempt: its request, and a sentence about it."""
 
     request: Request
     sentence: str
@@ -68,7 +69,8 @@ def _fewer_experts(segment: SegmentPlan, most: int) -> int:
 
 def _half_saved(model: Model, plan: Plan, segment: SegmentPlan, context: int) -> int:
     """A limit for a GPU with half of what a shorter context saves on it."""
-    stack = stack_of(model, plan.recipe, plan.use.cache_format)
+    apart = plan.device.apart if plan.device else ()
+    stack = stack_of(model, plan.recipe, plan.use.cache_format, plan.use.adapters, apart)
     sizes = DeviceSizes.of(model.spec, stack, plan.use.streams, segment.layers)
     before, after = (
         share_out(sizes, segment.gpu, n, streams=False).need.total for n in (plan.context, context)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from ktcli.errors import gib
 from ktcli.hardware.machine import Node
@@ -27,7 +27,8 @@ from ktcli.planner.spec import (
     sequence_bytes,
     weight_bytes,
 )
-from ktcli.weights.recipe import Recipe
+from ktcli.records import dataclass
+from ktcli.weights.recipe import F32_BYTES, Recipe
 
 # Places in a sequence whose window stays known after it has gone on: ends of prompts and answers, as of states.
 _WINDOWS_KEPT = SNAPSHOTS
@@ -64,6 +65,52 @@ def margin_bytes(total_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductRoom:
+    """The room beside one product on a device for the updates of any adapter, f32.
+
+    Attributes:
+        name: the stored tensor that is multiplied with; not of routed experts.
+        layer: its layer; None: it belongs to none.
+        ranks: the most ranks of an adapter's updates of it together.
+        k, n: the columns of A and the rows of B.
+        heads: whether the tensor has a matrix for each head.
+        a_count, b_count: the number of matrices A and B; 1 where all heads have the same.
+    """
+
+    name: str
+    layer: int | None
+    ranks: int
+    k: int
+    n: int
+    heads: bool = False
+    a_count: int = 1
+    b_count: int = 1
+
+    @property
+    def a_elements(self) -> int:
+        """The numbers of A of all heads."""
+        return self.a_count * self.ranks * self.k
+
+    @property
+    def elements(self) -> int:
+        """The numbers of both factors."""
+        return self.a_elements + self.b_count * self.n * self.ranks
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of both factors."""
+        return F32_BYTES * self.elements
+
+    def covering(self, other: ProductRoom) -> ProductRoom:
+        """Returns room for whatever has room in this or in another of the same product."""
+        counts = {name: max(getattr(self, name), getattr(other, name)) for name in _COUNTS}
+        return replace(self, **counts)
+
+
+_COUNTS = ("ranks", "a_count", "b_count")
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterRoom:
     """The room that an engine has for adapters.
 
@@ -73,6 +120,7 @@ class AdapterRoom:
         size_bytes: the bytes of the factors of all.
         token_bytes: those of one that every token reads, bf16.
         experts_bytes: those of one that belong to routed experts, of which a token reads those that it chooses.
+        products: the room beside products on devices, where an engine has some.
     """
 
     most: int
@@ -80,11 +128,21 @@ class AdapterRoom:
     size_bytes: int
     token_bytes: int = 0
     experts_bytes: int = 0
+    products: tuple[ProductRoom, ...] = ()
 
     def bytes_of(self, spec: Spec, streams: int) -> int:
-        """Returns the bytes of all factors, and of what they make of the rows of a step on the way."""
+        """Returns the bytes of all factors, and of their intermediate results of a step."""
         rows = (PREFILL_CHUNK + streams - 1) * (1 + spec.top_k) + streams
         return self.size_bytes + 4 * self.ranks * rows
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes of the buffers beside products on devices."""
+        return sum(each.size_bytes for each in self.products)
+
+    def beside_bytes(self, spec: Spec, streams: int) -> int:
+        """Returns the bytes of main memory beside devices: all factors, and once more as the buffers take them."""
+        return self.bytes_of(spec, streams) + self.most * self.device_bytes
 
     def work(self, spec: Spec, n_tokens: int) -> PartWork:
         """Returns the work of a step of `n_tokens` tokens of one sequence with an adapter."""
@@ -97,7 +155,7 @@ class AdapterRoom:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How an engine is used, as far as its memory depends on it.
+    """The use of an engine, as far as its memory depends on it.
 
     Attributes:
         exact: whether activations are f32, to compare with a reference.
@@ -158,7 +216,7 @@ class Use:
         return PAGE_TOKENS * (pages[0] * whole + pages[1] * in_windows)
 
     def cache_words(self, spec: Spec, context: int, chunk: int = 0) -> str:
-        """Returns what the pages hold, as words for people; `chunk` as of `window_pages`."""
+        """Returns words for the contents of the pages; `chunk` as of `window_pages`."""
         times = f"{self.streams} x " if self.streams > 1 else ""
         whole, in_windows = self.kind_bytes(spec)
         positions = f"{times}{context} positions, {gib(whole)} each"
@@ -211,7 +269,7 @@ def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
-    """Tells whether a pack's cached pages must be dropped while it is loaded: with them there is no room for it.
+    """Returns whether a pack's pages in the page cache must be dropped while it is loaded, because both do not fit.
 
     Otherwise they stay, and the next start reads memory instead of a disk.
     """
@@ -278,8 +336,8 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """Returns the positions that a context has unless asked otherwise: DEFAULT_CONTEXT, or less where the model
-    ends or the memory does, and for programs more.
+    """Returns the context if none is asked for: DEFAULT_CONTEXT, or less where the model or the memory ends, and for
+    programs more.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """

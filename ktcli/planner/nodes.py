@@ -7,7 +7,6 @@ else is interleaved: an equal share on every node that holds something, whoever 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model
@@ -16,6 +15,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import ALL_TEAMS, ExpertTeams, shares_of, slices_of
 from ktcli.planner.spec import HasTensors
+from ktcli.records import dataclass
 from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 
 

@@ -7,7 +7,6 @@ keep of a sequence is `layers.3.kv_cache`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 import numpy as np
@@ -28,6 +27,7 @@ from ktcli.planner.rules import (
     matches,
     numbers,
 )
+from ktcli.records import dataclass
 
 _WORDS = {ModelPart.EXPERTS: EXPERTS, ModelPart.VECTORS: "norms", ModelPart.CACHE: "kv_cache"}
 NO_RULE = -1
@@ -39,6 +39,14 @@ Indices = NDArray[np.int32]  # of rules in a file; NO_RULE: none
 def word_of(part: ModelPart) -> str:
     """Returns the word for a part in a rule: "shared_experts"."""
     return _WORDS.get(part) or part.value.lower().replace(" ", "_")
+
+
+_PARTS = {word_of(part): part for part in ModelPart}
+
+
+def part_of(word: str) -> ModelPart:
+    """Returns the part that a rule's word names."""
+    return _PARTS[word]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +89,7 @@ class PartNames:
         return (*self.layered, EXPERTS) if self.moe else tuple(self.layered)
 
     def none(self) -> Owners:
-        """Returns the parts with no rule about any of them."""
+        """Returns an assignment of the parts without a rule for any of them."""
         return Owners(
             dict.fromkeys(self.top, NO_RULE),
             {word: np.full(self.layers, NO_RULE, np.int32) for word in self.layered},
@@ -89,8 +97,9 @@ class PartNames:
         )
 
     def take(self, rule: PlacementRule, index: int, owners: Owners) -> tuple[int, int]:
-        """Gives a rule the parts that it matches and no earlier one has; returns how many it matches, and how many it
-        was given."""
+        """Assigns to a rule the parts that it matches and that have no rule yet; returns how many it matches, and how
+        many it was assigned.
+        """
         first, *rest = rule.components
         found = taken = 0
         for word in self.top if not rest else ():
@@ -132,7 +141,8 @@ def _given(owners: Indices, covered: Flags, index: int, found: int, taken: int) 
 
 
 def owners_of(names: PartNames, rules: PlacementRules, key: str) -> tuple[Owners, tuple[str, ...]]:
-    """Returns the rule that each part follows in a key, the first that names it, and sentences about later ones.
+    """Returns, for a key of rules, the first rule that names each part, and sentences about later rules that name it,
+    too.
 
     Raises:
         UsageError: a rule names a layer or an expert that the model does not have, or matches nothing.

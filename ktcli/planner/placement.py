@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,19 +24,20 @@ from ktcli.models.model import Model, Spec
 from ktcli.ops.kvformat import FP8
 from ktcli.planner import deferral
 from ktcli.planner.alone import Alone
-from ktcli.planner.constraints import Constraints, constraints_of
 from ktcli.planner.host import Host
-from ktcli.planner.hybrid import plan_with
-from ktcli.planner.levers import Levers
 from ktcli.planner.nodes import traffic_bytes
+from ktcli.planner.partnames import PartNames
 from ktcli.planner.plan import Cost, Plan, Request
 from ktcli.planner.prefill import NEVER
-from ktcli.planner.ruled import experts_on, in_order, require_device
+from ktcli.planner.ruled import experts_on, in_order, require_device, rows_of
 from ktcli.planner.slices import ALL_TEAMS, ExpertTeams
-from ktcli.planner.spec import (
-    weight_bytes,
-)
+from ktcli.planner.spec import weight_bytes
 from ktcli.weights.recipe import Recipe
+
+# A plan without GPUs, rules and advice is made in a start; what the others need is imported where they begin.
+if TYPE_CHECKING:
+    from ktcli.planner.constraints import Constraints
+    from ktcli.planner.levers import Levers
 
 # With `auto` such a model stays on the CPU: it answers before torch and CUDA have started.
 SMALL_BYTES = 256 << 20
@@ -65,7 +67,7 @@ def advised(
     exact: bool = False,
     tok_s: float | None = None,
 ) -> Plan:
-    """Returns a plan that `place` has made, with what would be better where it fits.
+    """Returns a plan of `place` with advice on improvements, if it fits.
 
     Args:
         exact: whether its formats hold the checkpoint's experts as they are.
@@ -81,6 +83,8 @@ def advised(
 def _levers(
     model: Model, host: Host, request: Request, made: Plan, *, exact: bool = False
 ) -> Levers:
+    from ktcli.planner.levers import Levers
+
     def attempt(host: Host, request: Request) -> Plan | None:
         try:
             return _placed(model, host, request)
@@ -109,16 +113,17 @@ def _check(spec: Spec, request: Request) -> None:
 def _placed(model: Model, host: Host, request: Request) -> Plan:
     """Makes the plan on GPUs or on the CPU alone, whichever is asked for or faster."""
     if request.rules is not None and request.rules.each:
+        from ktcli.planner.constraints import constraints_of
+
         return _ruled(model, host, request, constraints_of(request.rules, model, request.recipe))
     gpus = candidates(host.gpus, request)
     if not gpus:
-        why = (
-            "because adapters run on the CPU" if request.use.adapters else "because of --device cpu"
-        )
-        return _on_cpu(model, host, request, _unused(host.gpus, why))
+        return _on_cpu(model, host, request, _unused(host.gpus, "because of --device cpu"))
     if request.device == AUTO and is_small(model, request.recipe):
         return _on_cpu(model, host, request, _unused(host.gpus, "because the model is small"))
     assert host.beside is not None
+    from ktcli.planner.hybrid import plan_with
+
     try:
         made = plan_with(model, host.beside, gpus, request)
     except NotEnoughMemory as error:
@@ -141,6 +146,7 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
 
 def _ruled(model: Model, host: Host, request: Request, said: Constraints) -> Plan:
     """Makes the plan within what rules decide. Where they name a GPU it is as if it was asked for."""
+
     require_device(request, said)
     named, where = said.named, CPU if said.on_cpu else request.device
     own = None if named else _placed(model, host, replace(request, rules=None, device=where))
@@ -153,20 +159,23 @@ def _ruled(model: Model, host: Host, request: Request, said: Constraints) -> Pla
         kept = _unused(host.gpus, "because the placement rules keep every layer on the CPU")
         notes = kept if said.on_cpu else own.notes
         made = _on_cpu(model, host, request, notes, experts_on(host, said))
-    return replace(made, notes=(*dict.fromkeys((*said.notes, *made.notes)),))
+    rows = rows_of(made, said, PartNames.of(model).moe) if said.kernels else {}
+    return replace(made, rows=rows, notes=(*dict.fromkeys((*said.notes, *made.notes)),))
 
 
 def _with_gpus(
     model: Model, host: Host, gpus: Sequence[Gpu], request: Request, said: Constraints
 ) -> Plan:
+    from ktcli.planner.hybrid import plan_with
+
     assert host.beside is not None
     made = plan_with(model, host.beside, gpus, request, said, experts_on(host.beside, said))
     return replace(made, notes=(*_left_over(host.gpus, gpus, made), *made.notes))
 
 
 def candidates(gpus: Sequence[Gpu], request: Request) -> tuple[Gpu, ...]:
-    """Returns the GPUs that a request means, in the order in which they take layers: those that it names, else all,
-    those with most memory free first; (): the CPU.
+    """Returns the GPUs that a request allows, in the order in which they take layers: those that it names, else all,
+    those with most free memory first; (): the CPU.
 
     Raises:
         UsageError: one cannot be used, or the text means none.
@@ -208,7 +217,7 @@ def _left_over(gpus: Sequence[Gpu], candidates: Sequence[Gpu], made: Plan) -> tu
 
 
 def is_small(model: Model, recipe: Recipe) -> bool:
-    """Tells whether a model stays on the CPU with `auto`, whatever GPUs there are."""
+    """Returns whether a model stays on the CPU with `auto`, whatever GPUs there are."""
     return weight_bytes(model, recipe) < SMALL_BYTES
 
 
@@ -292,9 +301,9 @@ def _forced(host: Host, request: Request, made: Plan) -> Iterator[tuple[str, str
         return
     if request.gpus is not None and len(host.gpus) > 1:
         yield f"--gpus {','.join(map(str, request.gpus))}", "decode", replace(request, gpus=None)
-    wish, threshold = request.gpu_experts, request.prefill_threshold
-    if wish is not None:
-        said = "FILE" if isinstance(wish, np.ndarray) else wish
+    choice, threshold = request.gpu_experts, request.prefill_threshold
+    if choice is not None:
+        said = "FILE" if isinstance(choice, np.ndarray) else choice
         yield f"--gpu-experts {said}", "decode", replace(request, gpu_experts=None)
     if request.defer is not None:
         yield f"--defer {request.defer}", "decode", replace(request, defer=None)

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ktcli.errors import NotEnoughMemory, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.machine import Gpu
+from ktcli.ops.part import LayerPart, RowOf
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import DeviceRates
-from ktcli.planner.experts import Heat, Mask, Wish
+from ktcli.planner.experts import ExpertChoice, Heat, Mask
 from ktcli.planner.host import Host
 from ktcli.planner.memory import TALK, Use
 from ktcli.planner.nodes import NodeNeed
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.rules import PlacementRules
 from ktcli.planner.slices import ExpertTeams
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
+ON_GPU = "GPU"  # where a line lies: on the GPUs in use, together
 EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
 
 
 def early_position(context: int) -> int:
-    """The position in a context where decode is predicted early in a chat."""
+    """Returns the position in a context at which the speed early in a chat is predicted."""
     return min(EARLY_TOKENS, context - 1)
 
 
@@ -58,7 +61,7 @@ class Request:
     context: int | None = None
     device: str = AUTO
     gpus: tuple[int, ...] | None = None
-    gpu_experts: Wish = None
+    gpu_experts: ExpertChoice = None
     defer: int | None = None
     prefill_threshold: int | None = None
     heat: Heat | None = None
@@ -70,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the plan: a part of the model, where it lies and what it takes.
+    """One line of the plan: a part of the model, its place and its bytes.
 
     Attributes:
         where: the memory it lies in: "GPU", "memory" (anywhere), or which nodes and how they share it.
@@ -89,7 +92,7 @@ class Line:
 
     @classmethod
     def reserved(cls, name: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
-        """Returns the line of memory that is no part of the model, and that no step reads as a whole."""
+        """Returns the line of memory that is not part of the model."""
         return cls(name, fmt, where, size_bytes, 0, 0.0, 0.0, reason)
 
 
@@ -109,7 +112,7 @@ class Speed:
         decode_s: Callable[[int], float],
         prefill_s: Callable[[int], float],
     ) -> Speed:
-        """The speed within a context.
+        """Returns the speed within a context.
 
         Args:
             chunk: the most tokens of a chunk of a prompt.
@@ -162,7 +165,7 @@ class Vram:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """Neighbouring layers and the GPU that has them.
+    """Consecutive layers, and the GPU that they are on.
 
     Attributes:
         layers: their numbers.
@@ -178,7 +181,7 @@ class SegmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The work of the GPUs in use: of one, or of several that have the layers one after the other.
+    """The work of the GPUs in use: of one, or of several with consecutive layers.
 
     Attributes:
         segments: the GPUs with their layers, in the order of these.
@@ -196,6 +199,7 @@ class DevicePlan:
         cpu_busy, gpu_busy: the share of a predicted decode step that the CPU and any GPU is at work.
         reasons: the reasons of the decisions, a sentence each.
         undeferred: the predicted tokens per second early in a chat without deferral; None: nothing is deferred.
+        apart: the MLPs of layers that rules keep in main memory, where the CPU computes them.
     """
 
     segments: tuple[SegmentPlan, ...]
@@ -214,6 +218,7 @@ class DevicePlan:
     gpu_busy: float
     reasons: tuple[str, ...]
     undeferred: float | None = None
+    apart: frozenset[LayerPart] = frozenset()
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -281,7 +286,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """Something that could be asked for instead of a plan, and what it would give.
+    """A change of the request, and its effect on the plan.
 
     Attributes:
         options: as typed: "--experts int4-row-had"; "": nothing that can be typed.
@@ -296,7 +301,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan that `place` makes: whether a model fits a machine, where each part goes, and how fast it is.
+    """The result of `place`: whether a model fits a machine, the place of each part, and the predicted speed.
 
     Attributes:
         need_bytes: the bytes of memory that the plan takes.
@@ -311,6 +316,7 @@ class Plan:
         use: what the engine is used for.
         defer: the depth of deferral where every layer runs on the CPU.
         experts_on: the teams that have the experts of some layers in main memory; of the others all teams have a share.
+        rows: the rows of kernels of some parts that the CPU computes.
     """
 
     host: Host
@@ -328,6 +334,7 @@ class Plan:
     use: Use = TALK
     defer: int = 0
     experts_on: ExpertTeams = field(default_factory=dict)
+    rows: RowOf = field(default_factory=dict)
 
     @property
     def depths(self) -> tuple[tuple[int, int], ...]:

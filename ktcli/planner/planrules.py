@@ -22,11 +22,12 @@ from ktcli.planner.rules import (
 
 
 def rules_of(plan: Plan, model: Model) -> PlacementRules:
-    """Returns the rules that place every part of a model where a plan has it."""
+    """Returns the rules that reproduce the placement of every part of a model in a plan."""
     names = PartNames.of(model)
     said = list[tuple[str, RulePlace]]()
     if plan.device is not None:
         said += _resident(plan.device, names)
+        said += _apart(plan.device)
     said += _on_nodes(plan)
     if plan.device is None:
         said.append(("*", RulePlace(CPU)))
@@ -57,6 +58,16 @@ def _resident(device: DevicePlan, names: PartNames) -> list[tuple[str, RulePlace
         if ids:
             found.append((f"{LAYERS}.{layers}.{EXPERTS}{every}", RulePlace(CUDA, gpu)))
     return found
+
+
+def _apart(device: DevicePlan) -> list[tuple[str, RulePlace]]:
+    """The MLPs in main memory, a rule for each kind."""
+    by_word: dict[str, list[int]] = {}
+    for layer, part in sorted(device.apart, key=lambda each: each.layer):
+        by_word.setdefault(word_of(part), []).append(layer)
+    return [
+        (f"{LAYERS}.{cpu_text(layers)}.{word}", RulePlace(CPU)) for word, layers in by_word.items()
+    ]
 
 
 def _on_nodes(plan: Plan) -> list[tuple[str, RulePlace]]:

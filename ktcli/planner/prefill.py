@@ -9,7 +9,6 @@ computation. The copy costs the same for one token and for thousands, so long pr
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ktcli.planner.device_cost import HANDOFF_S, Hybrid
 from ktcli.planner.experts import touched
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.stack import F64Array
+from ktcli.records import dataclass
 
 GRAIN = 64  # thresholds and chunks are multiples of it
 NEVER = (1 << 31) - 1  # a threshold that no prompt reaches
@@ -96,8 +96,10 @@ class Prefill:
         k_cpu, resident = h.k_cpu, h.by_layer(h.resident)
         beside = beside + h.experts_chunk_s(n_tokens, h.k_gpu, resident)
         size = n_tokens * (6 * stack.hidden + 8 * stack.top_k)  # bf16 in, f32 out, ids and gates
-        passed = np.where(k_cpu > 0, 2 * HANDOFF_S + size / h.device.copy_bps, 0.0)
-        busy = self._cpu_experts(n_tokens, k_cpu, stack.experts - resident)
+        apart = h.apart_s(n_tokens)
+        ways = (k_cpu > 0).astype(np.float64) + (apart > 0)
+        passed = ways * (2 * HANDOFF_S + size / h.device.copy_bps)
+        busy = self._cpu_experts(n_tokens, k_cpu, stack.experts - resident) + apart
         return float(np.sum(before + passed + np.maximum(busy, beside))) + h.head_s()
 
     def _cpu_experts(self, n_tokens: int, k_cpu: F64Array, experts: F64Array) -> F64Array:

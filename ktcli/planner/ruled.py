@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,32 +11,32 @@ from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import cpu_text
-from ktcli.planner.constraints import Constraints
+from ktcli.ops.part import ModelPart, RowOf
 from ktcli.planner.host import Host
-from ktcli.planner.plan import Request
+from ktcli.planner.partnames import word_of
+from ktcli.planner.plan import Plan, Request
+from ktcli.planner.rules import LAYERS
 from ktcli.planner.slices import ExpertTeams
+
+if TYPE_CHECKING:
+    from ktcli.planner.constraints import Constraints
 
 
 def require_device(request: Request, said: Constraints) -> None:
-    """Raises UsageError if what rules decide and what else is asked for cannot both be.
+    """Raises UsageError if placement rules contradict the rest of the request.
 
     Raises:
-        UsageError: the device is another, or adapters are wanted, which run on the CPU.
+        UsageError: the device is another.
     """
     kind, number = parse_device(request.device)
     words = ", ".join(f"cuda:{each}" for each in said.named)
     if said.on_cpu and kind not in (AUTO, CPU):
         raise UsageError(
             f"the placement rules keep layers on the CPU, but --device is {request.device}",
-            hint="beside a GPU, only routed experts and the embedding can be in main memory",
+            hint="beside a GPU, only experts, shared experts, dense MLPs and the embedding can be in main memory",
         )
     if not said.named:
         return
-    if request.use.adapters:
-        raise UsageError(
-            f"the placement rules use {words}, but adapters run on the CPU",
-            hint="leave out --placement, or the adapter",
-        )
     if kind == CPU or (number is not None and said.named != (number,)):
         raise UsageError(
             f"the placement rules use {words}, but {_asked(kind, request.device)}",
@@ -49,7 +50,9 @@ def _asked(kind: str, device: str) -> str:
 
 
 def in_order(gpus: Sequence[Gpu], said: Constraints) -> tuple[Gpu, ...]:
-    """Returns the GPUs in the order in which rules give them layers; others come where most layers are between."""
+    """Returns the GPUs in the order in which rules give them layers; the rest are inserted where most layers have no
+    rule.
+    """
     named = [gpu for number in said.named for gpu in gpus if gpu.index == number]
     others = [gpu for gpu in gpus if gpu not in named]
     if not named or not others:
@@ -62,8 +65,32 @@ def in_order(gpus: Sequence[Gpu], said: Constraints) -> tuple[Gpu, ...]:
     return (*named[:at], *others, *named[at:])
 
 
+def rows_of(plan: Plan, said: Constraints, moe: Sequence[int]) -> RowOf:
+    """Returns the rows of kernels that rules name for parts that the CPU computes in a plan.
+
+    Args:
+        moe: the numbers of the layers with routed experts.
+    Raises:
+        UsageError: a rule names a row for parts that are all on GPUs.
+    """
+    device = plan.device
+    on_cpu = set(said.kernels)
+    if device is not None:
+        here = {layer for layer, n in zip(moe, device.n_experts, strict=True) if n < device.experts}
+        on_cpu &= {(n, ModelPart.EXPERTS) for n in here} | set(device.apart)
+    used = {said.kernels[key].number for key in on_cpu}
+    for (layer, part), rule in said.kernels.items():
+        if rule.number not in used:
+            word = word_of(part) if layer is None else f"{LAYERS}.{layer}.{word_of(part)}"
+            raise UsageError(
+                f"{rule.name} asks for the row {rule.kernel}, but {word} is on a GPU in this plan",
+                hint="rows of kernels are for what the CPU computes; --device cpu keeps the whole model there",
+            )
+    return {key: rule.kernel for key, rule in said.kernels.items() if key in on_cpu and rule.kernel}
+
+
 def experts_on(host: Host, said: Constraints) -> ExpertTeams:
-    """Returns the teams that have the experts of layers which rules place on a node.
+    """Returns the teams that have the experts of the layers that rules place on a node.
 
     Raises:
         UsageError: no team has its memory on that node alone.

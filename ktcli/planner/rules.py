@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from ktcli.errors import UsageError
 from ktcli.hardware.text import whole
 from ktcli.planner.cost import ROWS
+from ktcli.records import dataclass
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import names_experts
 
@@ -37,7 +37,7 @@ PLAIN_FORMATS = ("bf16", "f32")
 _DIGITS = 5
 _MOST_CHARS = 4000  # of a pattern: a list of all experts of a layer has fewer
 _MOST_LINE = _MOST_CHARS + 500  # the time that dotted keys take grows with the square
-_NUMBERS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
+_NUMBERS = r"(?a)\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*"
 _WORD = re.compile(r"[a-z_*-]{1,40}", re.ASCII)
 _SHOWN = 60
 
@@ -58,7 +58,7 @@ class RulePlace:
 
     @classmethod
     def parse(cls, text: str, where: str) -> RulePlace:
-        """Returns the place that a text names.
+        """Returns the place in a text.
 
         Raises:
             UsageError: it names none, or the disk; `where` says which rule it is of.
@@ -99,7 +99,7 @@ class PlacementRule:
 
     @property
     def name(self) -> str:
-        """The words for the rule in sentences: 'rule 3 ("layers.*.experts")'."""
+        """The phrase for the rule in sentences: 'rule 3 ("layers.*.experts")'."""
         shown = self.match if len(self.match) <= _SHOWN else f"{self.match[:_SHOWN]}…"
         return f'rule {self.number} ("{shown}")'
 
@@ -119,8 +119,23 @@ class PlacementRules:
 
     @property
     def kernel(self) -> str | None:
-        """The row of kernels that the rules ask for; None: they do not say."""
-        return next((rule.kernel for rule in self.each if rule.kernel), None)
+        """The row of kernels that the rules ask for the whole model; None: they ask for none."""
+        return next((rule.kernel for rule in self.each if rule.kernel and rule.match == "*"), None)
+
+    def require_rows(self, runs: Sequence[str]) -> None:
+        """Raises UsageError if a rule asks for a row of kernels that a CPU does not run.
+
+        Args:
+            runs: those that it runs; (): nobody knows.
+        Raises:
+            UsageError: there is such a rule.
+        """
+        for rule in self.each:
+            if rule.kernel and runs and rule.kernel not in runs:
+                raise UsageError(
+                    f"{rule.name} asks for the row {rule.kernel}, which this CPU does not run",
+                    hint=f"rows that it runs: {', '.join(runs)}",
+                )
 
 
 def parse_rules(text: str, source: str = "the file") -> PlacementRules:
@@ -147,7 +162,6 @@ def parse_rules(text: str, source: str = "the file") -> PlacementRules:
     if len(rows) > MAX_RULES:
         raise UsageError(f"{source} has {len(rows):,} rules, and kt reads up to {MAX_RULES:,}")
     made = tuple(_rule(row, n, source) for n, row in enumerate(rows, 1))
-    _check_kernels(made, source)
     return PlacementRules(made, source)
 
 
@@ -181,17 +195,6 @@ def _strange(where: str, key: str, allowed: str) -> UsageError:
     return UsageError(f"{where} has the unknown key {key[:_SHOWN]!r}", hint=f"possible: {allowed}")
 
 
-def _check_kernels(rules: Sequence[PlacementRule], source: str) -> None:
-    """Raises UsageError where rules ask for what one engine cannot do: all its parts use one row of kernels."""
-    asked = [rule for rule in rules if rule.kernel]
-    for rule in asked:
-        if rule.match != "*" or rule.kernel != asked[0].kernel:
-            raise UsageError(
-                f"{source}, {rule.name}: all parts of a model use one row of kernels",
-                hint=f'use match = "*" with kernel = "{asked[0].kernel}"',
-            )
-
-
 def check_pattern(pattern: str, where: str) -> None:
     """Raises UsageError if a pattern has a component that is neither a list of ranges nor a glob.
 
@@ -202,7 +205,7 @@ def check_pattern(pattern: str, where: str) -> None:
         raise UsageError(f"{where}: match must have 1 to {_MOST_CHARS:,} characters")
     components = pattern.split(".")
     for each in components:
-        if _NUMBERS.fullmatch(each):
+        if re.fullmatch(_NUMBERS, each):
             for first, last in _ranges(each):
                 if last < first:
                     raise UsageError(f"{where}: the range {first}-{last} ends before it begins")
@@ -211,7 +214,7 @@ def check_pattern(pattern: str, where: str) -> None:
                 f"{where}: {pattern[:_SHOWN]!r} is not a pattern",
                 hint="components are separated by dots: a word, which may contain *, or numbers such as 0-9,12",
             )
-    if len(components) > 4 or any(_NUMBERS.fullmatch(each) for each in components[::2]):
+    if len(components) > 4 or any(re.fullmatch(_NUMBERS, each) for each in components[::2]):
         raise UsageError(
             f"{where}: {pattern[:_SHOWN]!r} is not a pattern",
             hint="parts have names such as layers.3.attention or layers.3.experts.17",
@@ -219,7 +222,7 @@ def check_pattern(pattern: str, where: str) -> None:
 
 
 def matches(glob: str, word: str) -> bool:
-    """Tells whether a glob, in which each `*` stands for any characters, covers a word; in linear time."""
+    """Returns whether a glob, in which each `*` stands for any characters, covers a word; in linear time."""
     first, *rest = glob.split("*")
     if not rest:
         return glob == word
@@ -236,11 +239,11 @@ def matches(glob: str, word: str) -> bool:
 
 
 def numbers(component: str | None, count: int) -> Flags:
-    """Returns which of the numbers 0 to `count` - 1 a component covers; None covers all, a word but `*` none."""
+    """Returns which of the numbers 0 to `count` - 1 a component covers; None covers all, a word except `*` none."""
     found = np.zeros(count, np.bool_)
     if component is None or (component and not component.strip("*")):
         return ~found
-    if _NUMBERS.fullmatch(component):
+    if re.fullmatch(_NUMBERS, component):
         for first, last in _ranges(component):
             found[first : last + 1] = True
     return found
@@ -248,7 +251,7 @@ def numbers(component: str | None, count: int) -> Flags:
 
 def highest(component: str) -> int:
     """Returns the highest number that a component names; -1: it is a word."""
-    if not _NUMBERS.fullmatch(component):
+    if not re.fullmatch(_NUMBERS, component):
         return -1
     return max(last for _, last in _ranges(component))
 

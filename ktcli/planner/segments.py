@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ktcli.planner.memory import (
 )
 from ktcli.planner.stack import F64Array, ModelLoads
 from ktcli.planner.worth import Worth
+from ktcli.records import dataclass
 
 # In units of a layer without any expert on its GPU. What a border costs a token is little beside that; one that
 # gains next to nothing is not worth it.
@@ -46,6 +47,7 @@ class Devices:
         answers: the sequences that are decoded together, each with the whole context.
         limits: the most bytes that may be taken of a GPU, by its number; of others, all that are free.
         constraints: what rules say about the layers; None: nothing.
+        outputs: the rows of a step that give logits, if every position can; 0: the last of each sequence.
     """
 
     spec: Spec
@@ -56,6 +58,7 @@ class Devices:
     answers: int = 1
     limits: Mapping[int, int] = field(default_factory=dict)
     constraints: Constraints | None = None
+    outputs: int = 0
 
     def limit(self, gpu: Gpu) -> int:
         """Returns the most bytes that may be taken of a GPU."""
@@ -63,7 +66,7 @@ class Devices:
 
     def sizes(self, layers: range) -> DeviceSizes:
         """Returns the bytes that some layers take on a GPU, part by part."""
-        return DeviceSizes.of(self.spec, self.stack, self.answers, layers)
+        return DeviceSizes.of(self.spec, self.stack, self.answers, layers, self.outputs)
 
     def budgets(self, context: int, *, streams: bool) -> tuple[Budget, ...]:
         """Returns the budgets of the GPUs that get layers, which may be too small. Their chunks are equal.
@@ -103,7 +106,7 @@ class Devices:
         return found if all(each.chunk == least for each in found) else shared(least)
 
     def fits(self, context: int) -> bool:
-        """Tells whether the GPUs hold everything but experts with a context of `context` positions."""
+        """Returns whether the GPUs hold everything but experts with a context of `context` positions."""
         return all(each.fits for each in self.budgets(context, streams=False))
 
     def fitting(self, most: int) -> int:
@@ -114,7 +117,7 @@ class Devices:
         return bisect_left(pages, True, key=lambda n: not self.fits(n)) * PAGE_TOKENS
 
     def default_context(self, *, served: bool = False) -> int:
-        """Returns the context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPUs' memory ends.
+        """Returns the context if none is asked for: DEFAULT_CONTEXT, or less where the model or the GPUs' memory ends.
 
         At least LEAST_CONTEXT, with which the GPUs may be too small.
 

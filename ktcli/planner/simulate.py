@@ -5,16 +5,17 @@
 
 The queue is first in, first out: the immediate experts of a layer begin when they were sent and the deferred
 ones of the layer before are done; the GPU waits for the immediate ones only. A layer whose successor has no
-experts on the CPU, and the last one, defer nothing. In the steady state a layer takes what `deferral` says it
+experts on the CPU, and the last one, defer nothing. An MLP that is in main memory comes behind all of them, and the GPU
+waits for it. In the steady state a layer takes what `deferral` says it
 does; here the layers may differ, and every span has its place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.planner.deferral import deferred
+from ktcli.records import dataclass
 
 GPU, CPU = "GPU", "CPU"
 
@@ -27,8 +28,10 @@ class Layer:
         device_s: seconds of attention, norms and router on the GPU.
         shared_s: seconds of shared and resident experts, or the dense MLP, on the GPU.
         send_s, fetch_s: seconds to send inputs to the CPU and to fetch sums back, with the handoff.
-        hits: the experts of the token that run on the CPU; 0: the layer does not leave the GPU.
+        hits: the experts of the token that run on the CPU.
         expert_s: the CPU's seconds for one of them.
+        apart_s: the CPU's seconds for an MLP of the layer that is in main memory. Without it and without hits the layer
+            does not leave the GPU.
     """
 
     device_s: float
@@ -37,11 +40,17 @@ class Layer:
     fetch_s: float = 0.0
     hits: float = 0.0
     expert_s: float = 0.0
+    apart_s: float = 0.0
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the layer needs the CPU."""
+        return self.hits > 0 or self.apart_s > 0
 
 
 @dataclass(frozen=True, slots=True)
 class BusySpan:
-    """Work that took time: on the GPU or the CPU, from `start_s` to `end_s` of the step."""
+    """The time of one piece of work: on the GPU or the CPU, from `start_s` to `end_s` of the step."""
 
     where: str
     what: str
@@ -94,7 +103,7 @@ def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Si
     gpu, cpu = _Track(GPU, spans), _Track(CPU, spans)
     for i, layer in enumerate(layers):
         gpu.run("attention", i, layer.device_s)
-        if layer.hits <= 0:
+        if not layer.leaves:
             gpu.run("shared", i, layer.shared_s)
             continue
         sent = gpu.run("send", i, layer.send_s)
@@ -102,6 +111,8 @@ def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Si
         n_deferred = deferred(layer.hits, depth) if defers else 0.0
         done = cpu.run("experts", i, (layer.hits - n_deferred) * layer.expert_s, sent)
         cpu.run("deferred", i, n_deferred * layer.expert_s)
+        if layer.apart_s > 0:
+            done = cpu.run("apart", i, layer.apart_s, sent)
         gpu.run("shared", i, layer.shared_s)
         gpu.wait(i, done)
         gpu.run("fetch", i, layer.fetch_s)

@@ -8,11 +8,11 @@ weight can only be cut there; a narrow matrix over many teams leaves some of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ktcli.native import PANEL_ROWS, Format, cut_columns, packed_bytes
 from ktcli.ops.tensors import Cut, Role, Tensor
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, format_of_kind
 
 ROW_UNIT = PANEL_ROWS  # rows of a dense matrix

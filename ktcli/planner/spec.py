@@ -8,7 +8,6 @@ one token, or of many. Nothing here knows a machine; `cost` turns these counts i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import groupby
@@ -20,13 +19,14 @@ from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import SNAPSHOTS, LayerState, state_slots
 from ktcli.ops.tensors import Role, Tensor, counted
 from ktcli.planner.experts import touched
+from ktcli.records import dataclass
 from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, plain_bytes, stored_bytes
 
 SizeOf = Callable[[Tensor, Recipe], int]
 
 
 class Unit(Enum):
-    """The loop that a part runs in, hence the peak that it reaches a share of."""
+    """The loop that computes a part, which determines the peak that it is compared with."""
 
     INT8 = "int8"  # products of integer weights
     BF16 = "bf16"  # products of bf16 weights, and whatever multiplies nothing
@@ -79,13 +79,15 @@ class StepShape:
 
 
 class HasTensors(Protocol):
-    """A holder of tensors: a model, or the share of one that lies in some memory."""
+    """The interface of a holder of tensors: a model, or the share of one in some memory."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors."""
 
     @property
-    def counted(self) -> tuple[tuple[Tensor, int], ...]: ...
+    def counted(self) -> tuple[tuple[Tensor, int], ...]:
+        """Tensors of one shape, each with their number."""
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,22 @@ same time and wait for each other layer by layer. Both count the same tensors by
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.models.model import Model
+from ktcli.models.model import Model, Spec
 from ktcli.native import Format
 from ktcli.ops.kvformat import BF16, CacheFormat
-from ktcli.ops.part import ModelPart
+from ktcli.ops.part import LayerPart, ModelPart
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import Mask, Room
-from ktcli.planner.spec import (
-    PartWork,
-    Share,
-    StepShape,
-    Unit,
-    cache_work,
-    tensor_work,
-)
+from ktcli.planner.memory import AdapterRoom, ProductRoom
+from ktcli.planner.spec import PartWork, Share, StepShape, Unit, cache_work, tensor_work
+from ktcli.records import dataclass
 from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, stored_bytes
 
 F64Array = NDArray[np.float64]
@@ -34,10 +29,12 @@ F64Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The bytes stored in each layer, [L], and the operations per token, [L] (a multiply and an add are two)."""
+    """The bytes stored in each layer, [L], the operations per token, [L] (a multiply and an add are two), and the
+    products beside which an adapter has updates, [L]."""
 
     size_bytes: F64Array
     ops: F64Array
+    updated: F64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +43,13 @@ class ModelLoads:
 
     Attributes:
         before: the load of attention projections, norms and router.
-        beside: the load of shared experts or the dense MLP.
+        beside: the load of shared experts or the dense MLP on the GPU.
         expert: the load of one routed expert; zero in dense layers.
+        apart: the load of shared experts or the dense MLP where they are in main memory, for the CPU.
         moe: the numbers of the layers with routed experts.
         head: the bytes and operations of the output head for one row.
         near_bytes: the bytes of each layer that lie on a GPU whatever the mask, and last those of the head, [L + 1].
-        expert_unit: the loop that experts run in on the CPU.
+        expert_unit, apart_unit: the loops that experts, and the other parts in main memory, run in on the CPU.
         states: the state that each layer keeps of a sequence.
         hidden, outputs, experts, top_k: the sizes of the model; outputs: the width of the rows that a step gives.
         deferrable: see `Spec.deferrable`.
@@ -62,10 +60,12 @@ class ModelLoads:
     before: Load
     beside: Load
     expert: Load
+    apart: Load
     moe: NDArray[np.int64]
     head: PartWork
     near_bytes: F64Array
     expert_unit: Unit
+    apart_unit: Unit
     states: tuple[LayerState, ...]
     hidden: int
     outputs: int
@@ -97,39 +97,86 @@ class ModelLoads:
         return slice(*np.searchsorted(self.moe, (layers.start, layers.stop)).tolist())
 
 
-def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLoads:
-    """Returns the loads of every layer of a model, with a cache of this format."""
-    spec, one = model.spec, StepShape(1)
-    sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
-    head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
-    near_bytes = np.zeros(spec.layers + 1)
-    for tensor in model.tensors:
-        work = tensor_work(tensor, spec, recipe, one, bytes_on_device)
-        if tensor.role not in (Role.TABLE, Role.EXPERTS):
-            place = -1 if tensor.layer is None else tensor.layer
-            near_bytes[place] += bytes_on_device(tensor, recipe)
+class _LoadSums:
+    """The loads of the tensors that were added so far.
+
+    Attributes:
+        layers: by part, bytes that are read, operations, and whether an adapter has room, [3, layers].
+        moe: the layers with experts.
+    """
+
+    def __init__(self, spec: Spec, recipe: Recipe, rooms: Mapping[str, ProductRoom]) -> None:
+        self._spec, self._recipe, self._rooms, self._step = spec, recipe, rooms, StepShape(1)
+        names = "before", "beside", "expert", "apart"
+        self.layers = {name: np.zeros((3, spec.layers)) for name in names}
+        self.head, self.moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), set[int]()
+        self.near_bytes = np.zeros(spec.layers + 1)
+        self.expert_unit = self.apart_unit = Unit.INT8
+
+    def add_apart(self, tensor: Tensor, layer: int) -> None:
+        """Adds a tensor of an MLP that is in main memory."""
+        work = tensor_work(tensor, self._spec, self._recipe, self._step)
+        self.apart_unit = work.unit
+        self.layers["apart"][:, layer] += work.read_bytes, work.ops, 0
+
+    def add_experts(self, tensor: Tensor, layer: int) -> None:
+        """Adds one expert of a tensor of experts."""
+        self.expert_unit = self._work(tensor).unit
+        self.moe.add(layer)
+        size = stored_bytes(tensor, self._recipe) // tensor.count
+        self.layers["expert"][:, layer] += size, 2 * tensor.n * tensor.k, 0
+
+    def add_near(self, tensor: Tensor) -> None:
+        """Adds a tensor that is always on the GPU, if there is one, with what an adapter has beside it."""
+        work, room = self._work(tensor), self._rooms.get(tensor.name)
+        more = 0 if room is None else room.size_bytes
+        place = -1 if tensor.layer is None else tensor.layer
+        self.near_bytes[place] += bytes_on_device(tensor, self._recipe) + more
         if tensor.layer is None:
-            if tensor.role is not Role.TABLE:
-                head = replace(
-                    head, read_bytes=head.read_bytes + work.read_bytes, ops=head.ops + work.ops
-                )
-        elif tensor.role is Role.EXPERTS:
-            unit = work.unit
-            moe.add(tensor.layer)
-            size = stored_bytes(tensor, recipe) // tensor.count
-            sums["expert"][:, tensor.layer] += size, 2 * tensor.n * tensor.k
-        else:
-            name = "beside" if tensor.part.runs_beside_experts else "before"
-            sums[name][:, tensor.layer] += work.read_bytes, work.ops
+            read, ops = self.head.read_bytes + work.read_bytes + more, self.head.ops + work.ops
+            self.head = replace(self.head, read_bytes=read, ops=ops)
+            return
+        name = "beside" if tensor.part.is_mlp else "before"
+        added = 0 if room is None else 2 * tensor.count * room.ranks * (tensor.k + tensor.n)
+        self.layers[name][:, tensor.layer] += work.read_bytes + more, work.ops + added, bool(more)
+
+    def _work(self, tensor: Tensor) -> PartWork:
+        return tensor_work(tensor, self._spec, self._recipe, self._step, bytes_on_device)
+
+
+def stack_of(
+    model: Model,
+    recipe: Recipe,
+    cache: CacheFormat = BF16,
+    adapters: AdapterRoom | None = None,
+    apart: Collection[LayerPart] = (),
+) -> ModelLoads:
+    """Returns the loads of every layer of a model, with a cache of this format and room for adapters.
+
+    Args:
+        apart: the MLPs that are in main memory.
+    """
+    spec = model.spec
+    sums = _LoadSums(
+        spec, recipe, {room.name: room for room in adapters.products} if adapters else {}
+    )
+    for tensor in model.tensors:
+        if tensor.layer is not None and tensor.layer_part in apart:
+            sums.add_apart(tensor, tensor.layer)
+        elif tensor.layer is not None and tensor.role is Role.EXPERTS:
+            sums.add_experts(tensor, tensor.layer)
+        elif tensor.role is not Role.TABLE:
+            sums.add_near(tensor)
     for layer, state in enumerate(spec.states):
         size = 2 * F32_BYTES * state.sequence_elements  # read and written
-        sums["before"][:, layer] += size, state.ops_per_token
+        sums.layers["before"][:, layer] += size, state.ops_per_token, 0
     return ModelLoads(
-        **{name: Load(*rows) for name, rows in sums.items()},
-        moe=np.array(sorted(moe), np.int64),
-        head=head,
-        near_bytes=near_bytes,
-        expert_unit=unit,
+        **{name: Load(*rows) for name, rows in sums.layers.items()},
+        moe=np.array(sorted(sums.moe), np.int64),
+        head=sums.head,
+        near_bytes=sums.near_bytes,
+        expert_unit=sums.expert_unit,
+        apart_unit=sums.apart_unit,
         states=spec.states,
         hidden=spec.hidden,
         outputs=spec.output_width,
@@ -141,9 +188,9 @@ def stack_of(model: Model, recipe: Recipe, cache: CacheFormat = BF16) -> ModelLo
     )
 
 
-def split(model: Model, mask: Mask) -> tuple[Share, Share]:
-    """Returns a model's tensors as two shares: of main memory (embedding and other experts) and of the GPU (all
-    else).
+def split(model: Model, mask: Mask, apart: Collection[LayerPart] = ()) -> tuple[Share, Share]:
+    """Returns a model's tensors as two shares: of main memory (embedding, other experts and MLPs that are `apart`) and
+    of the GPU (all else).
 
     Biases of experts are few: both have all of them.
     """
@@ -161,7 +208,8 @@ def split(model: Model, mask: Mask) -> tuple[Share, Share]:
             device.append(tensor)
             host += [tensor] if resident[tensor.layer] < tensor.count else []
         else:
-            (host if tensor.role is Role.TABLE else device).append(tensor)
+            here = tensor.role is Role.TABLE or tensor.layer_part in apart
+            (host if here else device).append(tensor)
     return Share(_some(host)), Share(_some(device))
 
 

@@ -7,8 +7,6 @@ model and the rates alone. How many experts find room has no say, so that more m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli.planner import deferral
 from ktcli.planner.cost import Rates
 from ktcli.planner.deferral import Times
@@ -16,6 +14,7 @@ from ktcli.planner.device_cost import MEASURED_AT, DeviceRates, Hybrid
 from ktcli.planner.experts import Hits
 from ktcli.planner.simulate import simulate
 from ktcli.planner.stack import ModelLoads
+from ktcli.records import dataclass
 
 # The shares that are tried are multiples of this part. Of those that are as fast but for what the model of a step
 # leaves out the largest is taken: prompts gain by it, too.
@@ -41,7 +40,7 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a decode step's time depends on besides where experts lie.
+    """The inputs of a decode step's time besides the placement of experts.
 
     Attributes:
         times: t_e and T_g where they were measured.
@@ -57,7 +56,7 @@ class Conditions:
     position: int
 
     def worth(self) -> Worth:
-        """Returns the shares of the chosen experts worth having on GPUs, of those that are tried."""
+        """Returns the best shares, of those that are tried, of the chosen experts to have on GPUs."""
         if not self.stack.experts:
             return Worth()
         *partial, whole = (self.step_s(part / _PARTS) for part in range(_PARTS + 1))

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def too_long(name: str, line: int) -> BadData:
-    """Returns the error that a row has no end where one was to be expected."""
+    """Returns the error for a row that does not end within the limit."""
     return BadData(
         f"{name}, line {line}: a row is larger than {gib(MAX_ROW_CHARS)}, the most that kt reads",
         hint="split it into several rows; no model reads that much at once",

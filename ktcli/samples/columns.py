@@ -6,10 +6,11 @@ The usual ones are those of the published formats; a `dataset_info.json` may giv
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from ktcli.records import dataclass
 from ktcli.samples.sample import BadData
 
 T = TypeVar("T")
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The names of a file's columns; None: the usual one."""
+    """The names of a file's columns; None: the default."""
 
     prompt: str | None = None
     query: str | None = None
@@ -30,7 +31,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The names in the messages of a file: of their fields, and of the roles of those who speak."""
+    """The names in the messages of a file: of their fields, and of the roles."""
 
     role_tag: str = "from"
     content_tag: str = "value"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from ktcli.records import dataclass
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedConversation:
-    """Messages, and which of them are to be learned.
+    """Messages, and which of them are trained.
 
     Attributes:
         messages: with texts as contents; arguments of calls may be texts or objects.
@@ -24,19 +25,19 @@ class TrainedConversation:
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """The places of the answers that are trained and say something."""
+        """The indices of the trained answers that are not empty."""
         pairs = zip(self.messages, self.trained, strict=True)
         return tuple(at for at, (each, trained) in enumerate(pairs) if trained and says(each))
 
     @property
     def has_empty(self) -> bool:
-        """Whether an answer that was to be trained says nothing."""
+        """Whether an answer that was to be trained is empty."""
         return len(self.answers) < sum(self.trained)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedText:
-    """A text outside any turn, all of which is to be learned."""
+    """A text outside any turn, all of which is trained."""
 
     text: str
 

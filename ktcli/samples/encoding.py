@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from ktcli.records import dataclass
 from ktcli.samples.pieces import TextPiece
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel
@@ -15,7 +15,7 @@ _LINE = "\n"  # never one token together with what follows, in a vocabulary of p
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """Ids, and for each whether it is trained.
+    """The ids of a sample, and for each whether it is trained.
 
     Attributes:
         cut: whether there were more.
@@ -57,7 +57,7 @@ class SampleEncoder:
         return self._sample(ids, trained, cut)
 
     def text(self, text: str) -> EncodedSample:
-        """Returns the ids of a text outside any turn, all trained, behind those that texts begin with."""
+        """Returns the ids of a text outside any turn, all trained, after the ids that the model's texts begin with."""
         around = self._texts.around.before
         part, cut = self._within(Marked(text), len(around))
         ids = [*around, *self._texts.control.encode_text(part.marked)]

@@ -10,9 +10,10 @@ text        text
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ktcli.records import dataclass
 from ktcli.samples.columns import USUAL_COLUMNS, USUAL_TAGS, Columns, Tags
 from ktcli.samples.conversation import Message, TrainedConversation, TrainedText
 from ktcli.samples.messages import list_of, of_openai, of_sharegpt, parsed, text_of
@@ -48,7 +49,7 @@ class RowFormat:
 
 
 def format_of(source: DataSource, row: DataRow) -> RowFormat:
-    """Returns the format of a source's rows, by what is said of it, else by its first row.
+    """Returns the format of a source's rows: the one in its settings, else that of its first row.
 
     Raises:
         BadData: the row is of no format that kt knows.
@@ -66,7 +67,7 @@ def format_of(source: DataSource, row: DataRow) -> RowFormat:
 
 
 def content_of(row: DataRow, format: RowFormat) -> Content:
-    """Returns what a row says.
+    """Returns the conversation or text in a row.
 
     Raises:
         BadData: it is not of the format of its file, or something in it is wrong.
@@ -201,8 +202,4 @@ _OPENAI = RowFormat("openai", ("messages",), _openai)
 _SHAREGPT = RowFormat("sharegpt", ("conversations",), _sharegpt)
 _ALPACA = RowFormat("alpaca", ("instruction", "output"), _alpaca)
 _TEXT = RowFormat("text", ("text",), _text)
-_BY_KEYS = (
-    RowFormat("completion", ("prompt", "completion"), _completion),
-    _ALPACA,
-    _TEXT,
-)
+_BY_KEYS = (RowFormat("completion", ("prompt", "completion"), _completion), _ALPACA, _TEXT)

@@ -20,7 +20,7 @@ _OWN_NAMES = {"user": "human", "assistant": "gpt", "tool": "observation", "chatg
 
 
 def text_of(value: Any, where: str) -> str:
-    """Returns a text, of null the empty one.
+    """Returns a value that must be a text; null is the empty one.
 
     Raises:
         BadData: it is something else.
@@ -33,7 +33,7 @@ def text_of(value: Any, where: str) -> str:
 
 
 def parsed(value: Any, where: str) -> Any:
-    """Returns a value that may be given as the text of a JSON document, as a cell of CSV has to be."""
+    """Returns a value, decoded if it is given as a JSON text, as cells of CSV are."""
     if not isinstance(value, str):
         return value
     try:
@@ -46,7 +46,7 @@ def parsed(value: Any, where: str) -> Any:
 
 
 def list_of(value: Any, where: str) -> list[Any]:
-    """Returns a list, of null an empty one; it may be given as text.
+    """Returns a value that must be a list; null is an empty one; it may be given as JSON text.
 
     Raises:
         BadData: it is something else.
@@ -60,7 +60,7 @@ def list_of(value: Any, where: str) -> list[Any]:
 
 
 def tools_of(value: Any, where: str) -> tuple[Message, ...]:
-    """Returns tools in OpenAI's form; they may be given as text, and without what is around each function.
+    """Returns tools in OpenAI's format; they may be given as JSON text, and as bare functions.
 
     Raises:
         BadData: one has no name.
@@ -78,7 +78,7 @@ def tools_of(value: Any, where: str) -> tuple[Message, ...]:
 
 
 def of_openai(given: Any, tools: Any, where: str) -> TrainedConversation:
-    """Returns a conversation of messages with role and content; an answer of weight 0 is not trained.
+    """Returns the conversation in messages with role and content; an answer of weight 0 is not trained.
 
     Raises:
         BadData: one of them is not a message.
@@ -98,7 +98,7 @@ def of_openai(given: Any, tools: Any, where: str) -> TrainedConversation:
 
 
 def of_sharegpt(given: Any, tags: Tags, system: Any, tools: Any, where: str) -> TrainedConversation:
-    """Returns a conversation of messages with from and value, or whatever `tags` call them.
+    """Returns the conversation in messages with from and value, or the names in `tags`.
 
     Raises:
         BadData: one of them is not a message.

@@ -13,7 +13,7 @@ _MOST_TIMES = 1000  # that all samples together may be repeated so that the rare
 
 
 def check_shares(settings: SampleSettings, sources: int) -> None:
-    """Checks the shares of sources.
+    """Raises an error if the shares of sources are invalid.
 
     Raises:
         UsageError: they are no shares of so many sources.

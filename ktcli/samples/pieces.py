@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ktcli.dialogue.rendering import rendered
+from ktcli.records import dataclass
 from ktcli.samples.conversation import Message, TrainedConversation
 from ktcli.samples.sample import SampleSettings
 from ktcli.text.control import Marked

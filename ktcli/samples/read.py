@@ -6,7 +6,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from random import Random
@@ -15,7 +15,7 @@ from typing import Protocol
 from ktcli.samples.blocks import digest
 from ktcli.samples.conversation import TrainedConversation, TrainedText
 from ktcli.samples.encoding import EncodedSample, SampleEncoder
-from ktcli.samples.formats import content_of, format_of
+from ktcli.samples.formats import Content, content_of, format_of
 from ktcli.samples.mixing import check_shares, mixed
 from ktcli.samples.pieces import ConversationCutter
 from ktcli.samples.rows import DataRow, rows
@@ -37,11 +37,11 @@ class ByteBar(Protocol):
     """A progress bar of bytes."""
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Sets the bytes that are done."""
+        """Sets the number of bytes that were read."""
 
 
 class ReadingListener(Protocol):
-    """Whoever is told how far the reading is."""
+    """The interface of a listener for the progress of reading."""
 
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
@@ -140,14 +140,10 @@ class _SampleMaker:
     def read(self, source: DataSource, listener: ReadingListener | None) -> list[Sample]:
         """Returns the samples of a source."""
         found: list[Sample] = []
-        title, size = f"Reading {source.name}", source.path.stat().st_size
-        with listener.progress(title, size) if listener else nullcontext() as bar:
-            told = (lambda done: bar.update(done=done)) if bar else None
-            format = None
-            for row in chosen_rows(source, rows(source.path, told), self._settings):
+        with open_contents(source, self._settings, listener) as contents:
+            for row, content in contents:
                 self.count += 1
-                format = format or format_of(source, row)
-                found += self._samples(content_of(row, format), row.where)
+                found += self._samples(content, row.where)
         return found
 
     def _samples(self, content: TrainedConversation | TrainedText, where: str) -> Iterator[Sample]:
@@ -201,17 +197,31 @@ class _SampleMaker:
             self._dropped[reason], self._last[reason] = (count + 1, first), where
 
 
-def chosen_rows(
-    source: DataSource, found: Iterator[DataRow], settings: SampleSettings
-) -> Iterable[DataRow]:
-    """Returns the rows of a source that are to be read: as many as it draws by chance, and the first of these."""
-    if source.num_samples is not None:
-        found = iter(_drawn(found, source.num_samples, settings.seed))
-    return islice(found, settings.max_samples)
+@contextmanager
+def open_contents(
+    source: DataSource, settings: SampleSettings, listener: ReadingListener | None
+) -> Iterator[Iterator[tuple[DataRow, Content]]]:
+    """Opens a context with the rows of a source that are to be read and what each says: a random sample of them, cut to
+    the limit. A row that says nothing known raises BadData."""
+    title, size = f"Reading {source.name}", source.path.stat().st_size
+    with listener.progress(title, size) if listener else nullcontext() as bar:
+        found: Iterable[DataRow] = rows(
+            source.path, (lambda done: bar.update(done=done)) if bar else None
+        )
+        if source.num_samples is not None:
+            found = _drawn(found, source.num_samples, settings.seed)
+        yield _contents(source, islice(found, settings.max_samples))
+
+
+def _contents(source: DataSource, found: Iterable[DataRow]) -> Iterator[tuple[DataRow, Content]]:
+    format = None
+    for row in found:
+        format = format or format_of(source, row)
+        yield row, content_of(row, format)
 
 
 def require_template(template: ChatTemplate, where: str) -> None:
-    """Checks that a conversation can be rendered.
+    """Raises an error if the model's template cannot render a conversation.
 
     Raises:
         BadData: the model has no chat template.

@@ -9,11 +9,11 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli.errors import counted
+from ktcli.records import dataclass
 from ktcli.samples.blocks import MAX_ROW_CHARS, blocks, lines, too_long
 from ktcli.samples.sample import BadData
 from ktcli.smallfiles import MAX_NESTING, nests_beyond
@@ -65,7 +65,7 @@ def rows(path: Path, told: Told | None = None) -> Iterator[DataRow]:
 
 
 def check_kind(path: Path) -> None:
-    """Checks that kt reads the kind of a file.
+    """Raises an error if kt does not read files of this kind.
 
     Raises:
         BadData: it does not; the hint says what to do.

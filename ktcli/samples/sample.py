@@ -6,16 +6,16 @@ Pure data. Every sample is one document that sees only itself, so packing change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 LEAST_CUTOFF = 2  # tokens: the second is the first that can be predicted
 MIXES = ("concat", "interleave_under", "interleave_over")
 
 
 class BadData(UsageError):
-    """A data file has something in it that no sample can be made of."""
+    """Raised when no sample can be made of something in a data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class DropCount:
-    """How many rows were left out, or changed, for one reason.
+    """The number of rows that were left out, or changed, for one reason.
 
     Attributes:
         reason: completes "N rows: …".
@@ -67,7 +67,7 @@ class SampleSet:
 
 @dataclass(frozen=True, slots=True)
 class SampleSettings:
-    """What decides which tokens become samples, and which of them are trained.
+    """The settings that decide which tokens become samples, and which of them are trained.
 
     Attributes:
         cutoff_len: the most tokens of a sample; longer ones are cut at the end.

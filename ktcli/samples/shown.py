@@ -23,7 +23,7 @@ _GREEN, _DIM, _PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def shown(samples: SampleSet, texts: TextModel, count: int, *, colour: bool) -> str:
-    """Returns the first `count` samples as text, and what there is of all of them.
+    """Returns the first `count` samples as text, and counts of all of them.
 
     Args:
         colour: whether what is trained is green, and control tokens that are not are dim; else ⟦…⟧ is around what is
@@ -34,7 +34,7 @@ def shown(samples: SampleSet, texts: TextModel, count: int, *, colour: bool) -> 
 
 
 def document(samples: SampleSet, texts: TextModel, count: int) -> dict[str, Any]:
-    """Returns the same for programs: the samples as tokens, and the counts."""
+    """Returns the samples as tokens, and the counts, for JSON."""
     longest = max(samples.samples, key=lambda each: len(each.ids))
     return {
         "rows": samples.rows,

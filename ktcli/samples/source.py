@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
+from ktcli.records import dataclass
 from ktcli.samples.columns import USUAL_COLUMNS, USUAL_TAGS, Columns, Tags, read_columns, read_tags
 from ktcli.samples.rows import check_kind
 from ktcli.samples.sample import BadData
@@ -43,7 +43,7 @@ _HONOURED = ("file_name", "formatting", "columns", "tags", "num_samples", "split
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """A data file, and how its rows are to be read.
+    """A data file, and the options for reading its rows.
 
     Attributes:
         name: of the dataset, or of the file.

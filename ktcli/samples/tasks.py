@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ktcli.records import dataclass
 from ktcli.samples.conversation import Message, TrainedConversation, TrainedText
-from ktcli.samples.formats import content_of, format_of
 from ktcli.samples.messages import list_of, text_of
-from ktcli.samples.read import ReadingListener, chosen_rows, require_template
-from ktcli.samples.rows import DataRow, rows
+from ktcli.samples.read import ReadingListener, open_contents, require_template
+from ktcli.samples.rows import DataRow
 from ktcli.samples.sample import BadData, DropCount, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
@@ -47,11 +46,11 @@ class Task:
 
     @property
     def right(self) -> int:
-        """The number of the right answer among the choices."""
+        """The index of the right answer among the choices."""
         return self.choices.index(self.reference)
 
     def answered(self, text: str) -> TrainedConversation:
-        """Returns the conversation that ends with this answer, which alone is trained."""
+        """Returns the conversation that ends with this answer, the only part that is trained."""
         answer = {"role": "assistant", "content": text}
         trained = (*(False for _ in self.messages), True)
         return TrainedConversation((*self.messages, answer), trained, self.tools)
@@ -114,14 +113,10 @@ def read_tasks(
         NotFound, BadData: it cannot be read, or a row makes no sense, or is plain text, or none has a right answer.
     """
     found: list[Task] = []
-    drops, count, format = _Drops(), 0, None
-    title, size = f"Reading {source.name}", source.path.stat().st_size
-    with listener.progress(title, size) if listener else nullcontext() as bar:
-        told = (lambda done: bar.update(done=done)) if bar else None
-        for row in chosen_rows(source, rows(source.path, told), settings):
+    drops, count = _Drops(), 0
+    with open_contents(source, settings, listener) as contents:
+        for row, content in contents:
             count += 1
-            format = format or format_of(source, row)
-            content = content_of(row, format)
             if isinstance(content, TrainedText):
                 raise BadData(
                     f"{row.where}: plain text, which has no question and no answer",

@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, NotFound, UsageError
 from ktcli.manifest import FileRecord
+from ktcli.records import dataclass
 from ktcli.store import contents, places
 from ktcli.store.archive import Flusher
 
@@ -59,7 +59,7 @@ class AdapterEntry:
 
 
 def folder() -> Path:
-    """Returns the path of the folder that adapters lie in, which need not exist."""
+    """Returns the path of the folder of adapters, which need not exist."""
     return config.home() / "adapters"
 
 
@@ -170,13 +170,34 @@ def _document(base: str, records: Sequence[FileRecord]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
+def unchanged(entry: AdapterEntry) -> dict[str, str]:
+    """Returns the SHA-256 of those files of an adapter, by name, that have not been touched since its manifest was
+    written; of others only reading them tells."""
+    try:
+        written_ns = (entry.path / MANIFEST).stat().st_ctime_ns
+    except OSError:
+        return {}
+    return {
+        each.name: each.sha256 for each in entry.records if _is_as_written(entry, each, written_ns)
+    }
+
+
+def _is_as_written(entry: AdapterEntry, record: FileRecord, written_ns: int) -> bool:
+    try:
+        status = (entry.path / record.name).stat()
+    except OSError:
+        return False
+    # Not the time of modification, which whoever copies a file over another may set.
+    return status.st_size == record.size_bytes and status.st_ctime_ns <= written_ns
+
+
 # --- importing --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def pulling(name: str) -> Iterator[Path]:
-    """Holds the name of an adapter that is fetched, and yields a folder for its files that nobody sees; what is in it
-    stays until `pulled`, so that the next pull goes on.
+    """Opens a context that reserves the name of an adapter to download; yields a hidden folder for its files, which are
+    kept until `pulled`, so that the next pull resumes.
 
     Raises:
         Busy: another process fetches it. KtError: the library cannot be written.
@@ -199,8 +220,8 @@ def _pull_lock(name: str) -> Path:
 
 @contextmanager
 def arriving(name: str) -> Iterator[Path]:
-    """Holds the name of an adapter that is imported, and yields an empty folder for its files that nobody sees; it is
-    gone behind the block unless `complete` gave it the name.
+    """Opens a context that reserves the name of an adapter to import; yields an empty hidden folder for its files,
+    which is removed at the end unless `complete` was called.
 
     Raises:
         UsageError: the name is taken. Busy: another process imports it. KtError: the library cannot be written.
@@ -226,7 +247,7 @@ def arriving(name: str) -> Iterator[Path]:
 def copy(
     source: Path, target: Path, names: Sequence[str], advance: Callable[[int], None]
 ) -> tuple[FileRecord, ...]:
-    """Copies files and returns their records, with the hashes of what was written.
+    """Copies files; returns their records, with the hashes of the written bytes.
 
     Args:
         advance: called with the bytes of each piece.
@@ -258,7 +279,7 @@ def _copied(source: Path, target: Path, advance: Callable[[int], None]) -> FileR
 
 
 def complete(stage: Path, name: str, base: str, records: Sequence[FileRecord]) -> AdapterEntry:
-    """Gives the folder of an import its name, and returns the adapter.
+    """Renames the folder of an import to its final name; returns the adapter.
 
     Raises:
         OSError: it cannot be written.
@@ -272,7 +293,7 @@ def complete(stage: Path, name: str, base: str, records: Sequence[FileRecord]) -
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of folders that killed imports and removals left."""
+    """Returns the paths of folders left by killed imports and removals."""
     try:
         names = sorted(os.listdir(folder()))
     except OSError:
@@ -281,7 +302,7 @@ def leftovers() -> tuple[Path, ...]:
 
 
 def _is_left(name: str) -> bool:
-    """Tells whether a folder is of work that nobody does any more."""
+    """Returns whether a folder is of work that nobody does any more."""
     if match := _WORK.fullmatch(name):
         return not Path("/proc", match[1]).exists()
     begun = name.startswith(".") and name.endswith(f".{_PULLING}")
@@ -289,7 +310,7 @@ def _is_left(name: str) -> bool:
 
 
 def remove(entry: AdapterEntry) -> int:
-    """Deletes an adapter and returns the bytes freed.
+    """Deletes an adapter; returns the bytes freed.
 
     Raises:
         Busy: another process works on it. KtError: the system refuses.

@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ktcli import config, smallfiles
 from ktcli.errors import KtError, NotFound, UsageError, gib
+from ktcli.records import dataclass
 from ktcli.store import catalog, ollama, places
 from ktcli.store.preset import NOTHING, Preset
 
@@ -36,7 +37,7 @@ _WAIT_S = 5.0  # for another process that changes them
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name, the text that it stands for, and what it presets.
+    """A name, the text that it stands for, and its preset.
 
     Attributes:
         fault: what is wrong with its entry in the file, as a part of a sentence; it then stands for nothing.
@@ -60,7 +61,7 @@ def every() -> tuple[Alias, ...]:
 
 
 def target_of(name: str) -> str:
-    """Returns the text that an alias stands for, upper or lower case; empty: it is none, or a model has this name.
+    """Returns the text that an alias stands for, in any case; empty: there is no such alias, or a model has this name.
 
     Raises:
         UsageError: it leads back to itself. KtError: the file, or its entry there, cannot be read.
@@ -78,7 +79,8 @@ def target_of(name: str) -> str:
 
 
 def preset_of(model: str) -> Preset:
-    """Returns what the name of a model presets: an alias, over the alias that it stands for, over a model of Ollama's.
+    """Returns the preset of a model name: that of an alias, over that of the alias that it stands for, over that of a
+    model of Ollama's.
 
     Raises:
         KtError: as `target_of`; or the model of Ollama's cannot be read.
@@ -101,7 +103,7 @@ def _stem(model: str) -> str:
 
 
 def is_hidden(alias: Alias) -> bool:
-    """Tells whether a model has the name by now, so that the alias is not asked."""
+    """Returns whether a model has the name of an alias, which is then not used."""
     return catalog.find(alias.name) is not None or places.is_taken(alias.name)
 
 
@@ -144,7 +146,7 @@ def save(name: str, target: str, preset: Preset = NOTHING) -> str:
 
 
 def change(name: str, preset: Preset) -> Alias:
-    """Puts values over those that an alias presets; returns the alias.
+    """Updates the values of an alias's preset; returns the alias.
 
     Raises:
         NotFound: there is no such alias. KtError: its entry cannot be read, or the library cannot be written.
@@ -162,7 +164,7 @@ def change(name: str, preset: Preset) -> Alias:
 
 
 def absent(name: str, known: Iterable[Alias], instead: str) -> NotFound:
-    """Returns the error that there is no such alias, with the nearest; `instead` is the hint where none is near."""
+    """Returns the error for a missing alias, with the nearest name; `instead` is the hint where none is near."""
     near = catalog.nearest(name, tuple(each.name for each in known))
     hint = f"did you mean: {', '.join(near)}" if near else instead
     return NotFound(f"there is no alias {name[:120]!r}", hint=hint)

@@ -25,14 +25,14 @@ _KINDS = {
 
 
 class Flusher:
-    """Writes to a file and flushes it now and then: so a slow disk shows in the progress, and not at the end."""
+    """Writes to a file and flushes it at intervals: so a slow disk shows in the progress, and not at the end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._unflushed = 0
 
     def put(self, data: bytes) -> None:
-        """Writes all of `data` to the file, and flushes it now and then.
+        """Writes all of `data` to the file, and flushes it at intervals.
 
         Raises:
             OSError: the system refuses.
@@ -109,7 +109,7 @@ class Archive:
             os.lseek(self._descriptor, size, os.SEEK_CUR)
 
     def header(self) -> tarfile.TarInfo | None:
-        """Reads the header of the next member, which is a plain file, and returns it; None: the archive ends here.
+        """Returns the header of the next member, which must be a regular file; None: the archive ends here.
 
         Raises:
             BadCheckpoint: it is something else, or no header of a tar archive.
@@ -152,7 +152,7 @@ class Archive:
         return info
 
     def bad(self, what: str) -> BadCheckpoint:
-        """Returns an error about the archive whose message says where: "FILE …, at byte N"."""
+        """Returns an error about the archive whose message names the position: "FILE …, at byte N"."""
         return BadCheckpoint(
             f"{self.name} {what} (byte {self._at:,})",
             hint="export the model again, and copy it again",

@@ -17,7 +17,7 @@ POLL_S = 0.1
 
 
 class BoundedTransfer(Transfer):
-    """Transfers files in their order, only as many as are allowed; see `Transfer`.
+    """Transfers files in their order, up to a number that can be raised; see `Transfer`.
 
     Args:
         folder: where the complete files go; partial ones lie in `scratch`.
@@ -79,7 +79,7 @@ class BoundedTransfer(Transfer):
             waiting()
 
     def stop(self) -> None:
-        """Stops the transfer; what arrived stays."""
+        """Stops the transfer; files that arrived are kept."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2.0)

@@ -16,12 +16,12 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from ktcli import manifest, smallfiles
 from ktcli.manifest import FileRecord, Manifest, Seal
+from ktcli.records import dataclass
 from ktcli.store import scan
 from ktcli.store.places import EntryKind
 
@@ -81,7 +81,7 @@ class BundlePart:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of an archive: its name there, and what it must be."""
+    """A file of an archive: its name there, and its expected size and hash."""
 
     name: str
     size_bytes: int
@@ -90,7 +90,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The list of a bundle: the model's name and the files of its parts.
+    """The list at the beginning of a bundle: the model's name and the files of its parts.
 
     Attributes:
         name: the name of the model in the library.
@@ -167,12 +167,12 @@ def formats_of(found: Manifest) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Tells whether a text can be the name of a model in a bundle."""
+    """Returns whether a text is valid as the name of a model in a bundle."""
     return _NAME.fullmatch(text) is not None
 
 
 def head(name: str, size_bytes: int) -> bytes:
-    """Returns the tar header of a member: equal for equal arguments, whoever writes it and when."""
+    """Returns the tar header of a member, which depends on the arguments only."""
     info = tarfile.TarInfo(name)
     info.size, info.mode = size_bytes, 0o644
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

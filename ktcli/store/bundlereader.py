@@ -14,23 +14,16 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord
+from ktcli.records import dataclass
 from ktcli.store import heat, places, scan
 from ktcli.store.archive import Archive, Flusher, padding
-from ktcli.store.bundle import (
-    LIST,
-    SCRATCH,
-    Bundle,
-    BundlePart,
-    Member,
-    manifest_name,
-    parse,
-)
+from ktcli.store.bundle import LIST, SCRATCH, Bundle, BundlePart, Member, manifest_name, parse
 from ktcli.store.download import Watcher
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
@@ -40,7 +33,7 @@ _MARKS = "kt-import."  # begins what an import keeps in a folder beside the file
 
 
 def read_list(archive: Archive) -> Bundle:
-    """Reads the list at the beginning of a bundle and returns it.
+    """Returns the list at the beginning of a bundle.
 
     Raises:
         BadCheckpoint: it is no bundle, or a damaged one.
@@ -65,7 +58,7 @@ def read_list(archive: Archive) -> Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A part of a bundle on its way into the library.
+    """A part of a bundle that is being imported into the library.
 
     Attributes:
         folder: where it will lie.
@@ -78,11 +71,11 @@ class Arrival:
 
     @property
     def mark(self) -> Path:
-        """The path of the file that says which import was interrupted."""
+        """The path of the file that records an interrupted import."""
         return self.folder / scan.IMPORTING
 
     def has(self, file: FileRecord) -> bool:
-        """Tells whether a file arrived in an earlier run: it has its name, so it was proved."""
+        """Returns whether a file arrived in an earlier run: it has its final name only once it is verified."""
         if self.known:
             return True
         try:
@@ -92,7 +85,9 @@ class Arrival:
         return stat.S_ISREG(status.st_mode) and status.st_size == file.size_bytes
 
     def leftovers(self) -> set[str]:
-        """Returns the names of the files in its folder that only an import has, killed ones too."""
+        """Returns the names of the files in its folder that exist only during an import, remains of killed ones
+        included.
+        """
         own = f"{manifest_name(self.part.kind)}."
         return {
             name
@@ -102,7 +97,9 @@ class Arrival:
         }
 
     def tidy(self) -> None:
-        """Removes the files that only an import has, once all is there, and a folder in which nothing arrived."""
+        """Removes the files that only an import has, once the part is complete, and a folder in which nothing
+        arrived.
+        """
         there, own = set(os.listdir(self.folder)), self.leftovers()
         if manifest_name(self.part.kind) in there or there == own:
             for name in own:
@@ -119,7 +116,7 @@ class Arrival:
 def receive(
     archive: Archive, bundle: Bundle, name: str, arguments: Sequence[str], watcher: Watcher
 ) -> list[Entry]:
-    """Writes the parts of a bundle into the library.
+    """Writes the parts of a bundle into the library; returns their entries.
 
     Args:
         archive: read up to the end of its list, which is `bundle`.

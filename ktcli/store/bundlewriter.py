@@ -13,12 +13,13 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, KtError, NotEnoughDisk, NotFound, UsageError
 from ktcli.manifest import FileRecord
+from ktcli.records import dataclass
 from ktcli.store import heat
 from ktcli.store.archive import Flusher, padding
 from ktcli.store.bundle import (
@@ -45,7 +46,7 @@ SUFFIX = ".part"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A bundle and where its bytes are.
+    """A bundle and the places of its bytes.
 
     Attributes:
         label: what is exported, for people.
@@ -144,7 +145,7 @@ def write_stream(what: Export, descriptor: int, watcher: Watcher) -> None:
 
 
 def write_file(what: Export, target: Path, watcher: Watcher) -> None:
-    """Writes an archive into a file, which appears when it is whole; continues where an earlier run stopped.
+    """Writes an archive to a file, which appears when it is whole; resumes where an earlier run stopped.
 
     Raises:
         UsageError: the file exists, or beside it FILE.part, which is of something else.

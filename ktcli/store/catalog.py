@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ktcli import settingsfile
 from ktcli.errors import KtError, NotFound
+from ktcli.records import dataclass
 from ktcli.resources import data_path
 from ktcli.store import places
 from ktcli.store.profile import HUBS, ModelProfile, builtin_path, read_profile
@@ -28,7 +28,7 @@ _MOST_FILES = 500  # of a user
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A repository of a model type that kt runs, for which there is no profile.
+    """A repository of a model type that kt runs, without a profile.
 
     Attributes:
         repositories: hub ("hf", "ms") → repository id.
@@ -70,7 +70,7 @@ def faults() -> tuple[KtError, ...]:
 
 
 def find(name: str) -> ModelProfile | None:
-    """Returns the profile of a short name, upper or lower case; None if there is none that can be read."""
+    """Returns the profile of a short name, in any case; None if there is none that can be read."""
     lower = name.lower()
     return _load(lower) if lower in _shipped() else _own().get(lower)
 
@@ -98,8 +98,7 @@ def by_repository(hub: str, repository: str) -> ModelProfile | None:
 
 
 def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
-    """Returns the error for a name that means nothing, or whose file cannot be read; `also` are names of the
-    library."""
+    """Returns the error for an unknown name, or one whose profile cannot be read; `also` are names of the library."""
     if isinstance(own := _all_own().get(name.lower()), KtError):
         return own
     if (refused := unsupported_named(name)) is not None:
@@ -111,8 +110,9 @@ def unknown(name: str, also: tuple[str, ...] = ()) -> KtError:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> list[str]:
-    """Returns at most three names that look like `name`: models with routed experts, best first, then the nearest
-    of all."""
+    """Returns at most three names similar to `name`: models with routed experts, best first, then the nearest of
+    all.
+    """
     from difflib import get_close_matches
 
     lower = name.lower()
@@ -128,13 +128,15 @@ def nearest(name: str, known: tuple[str, ...]) -> list[str]:
 
 
 def _is_dense(name: str) -> bool:
-    """Whether a name of the catalogue is that of a model without routed experts."""
+    """Returns whether a name of the catalogue is that of a model without routed experts."""
     profile = find(name)
     return profile is not None and profile.expert_parameters == 0
 
 
 def repositories_like(hub: str, repository: str) -> list[str]:
-    """Returns at most three repositories of the catalogue that look like one, those with routed experts first."""
+    """Returns at most three repositories of the catalogue with names similar to one, those with routed experts
+    first.
+    """
     from difflib import get_close_matches
 
     known = {p.repositories[hub]: p for p in map(get, names()) if hub in p.repositories}

@@ -23,7 +23,7 @@ def look(
     hub: Hub | None = None,
     tell: Tell = silent,
 ) -> tuple[Hub, Snapshot]:
-    """Asks the hubs of a reference in turn; returns the first that has the repository, and its snapshot there.
+    """Looks a reference up on its hubs in turn; returns the first that has the repository, and its snapshot there.
 
     Args:
         hub: the only one that is asked; None: those of the reference.

@@ -35,8 +35,8 @@ def weights(folder: Path) -> list[Path]:
 
 
 def sample(files: Iterable[Path]) -> str:
-    """Returns a hash of the sizes, names and a few bytes of files: another one where nearly all bytes are others,
-    whatever the times say.
+    """Returns a hash of the sizes, names and a few bytes of files, which tells a replaced file even if its times are
+    unchanged.
 
     Raises:
         OSError: one cannot be read.
@@ -70,15 +70,17 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def written_bytes(folder: Path, *, below: bool = True) -> int:
-    """Returns the bytes on disk of the files of a folder, and of the folders in it if `below`; those of a partial
-    file have gaps between them."""
+    """Returns the bytes on disk of the files of a folder, and of its subfolders if `below`; gaps in partial files do
+    not count.
+    """
     found = (each for path, each in walk(folder) if below or path.parent == folder)
     return sum(min(each.st_size, _SECTOR * each.st_blocks) for each in found)
 
 
 def bytes_below(folder: str | Path) -> int:
-    """Returns the bytes of every regular file below a folder, as `walk` finds them, without a path for each of
-    thousands."""
+    """Returns the bytes of every regular file below a folder, as `walk` finds them, without a path object for each of
+    thousands.
+    """
     total = 0
     try:
         with os.scandir(folder) as items:

@@ -4,10 +4,10 @@ processes."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
+from ktcli.records import dataclass
 from ktcli.store import catalog, heat, library, places, removal
 from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import PageFolder, StoredPages
@@ -43,8 +43,8 @@ class Disposal:
 
     @classmethod
     def of(cls, models: Sequence[str]) -> Disposal:
-        """Returns the plan that removes what names mean, as `kt list` shows them: a name without formats means all
-        that there is of a model.
+        """Returns the plan to remove the entries with these names, as `kt list` shows them: a name without formats
+        means everything of a model.
 
         Raises:
             NotFound: there is no such model. UsageError: it does not lie in the library folder.
@@ -62,7 +62,7 @@ class Disposal:
         return removal.pages_of([entry for entry in self.entries if entry.complete], self.whole)
 
     def carry_out(self) -> Disposed:
-        """Removes the entries and all that goes with them; returns what was removed.
+        """Removes the entries and everything that depends on them; returns what was removed.
 
         Raises:
             Busy: another process works on one of these models. KtError: the system refuses.

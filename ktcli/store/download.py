@@ -70,19 +70,29 @@ class HoldsAdapter(BadCheckpoint):
 
 
 class Watcher(Protocol):
-    """A listener that is told how a pull goes on; every method may do nothing."""
+    """The interface of a listener for the progress of a pull; every method may do nothing."""
 
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
-    def advance(self, n_bytes: int) -> None: ...
-    def end(self) -> None: ...
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        """Called when a transfer of `total_bytes` begins, of which `done_bytes` are here."""
+
+    def advance(self, n_bytes: int) -> None:
+        """Called when so many bytes more have arrived."""
+
+    def end(self) -> None:
+        """Called when the transfer has ended."""
 
 
 class Unwatched:
-    """Hears how a fetch goes on, and says nothing."""
+    """A watcher that ignores everything."""
 
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
-    def advance(self, n_bytes: int) -> None: ...
-    def end(self) -> None: ...
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
+        """Does nothing."""
+
+    def advance(self, n_bytes: int) -> None:
+        """Does nothing."""
+
+    def end(self) -> None:
+        """Does nothing."""
 
 
 def pull(
@@ -94,7 +104,7 @@ def pull(
     limit_bps: int | None = None,
     read_of: Callable[[Path, Files], Files] = lambda folder, files: files,
 ) -> Entry:
-    """Fetches a repository into the library and returns its entry; returns at once if it is there.
+    """Downloads a repository into the library; returns its entry, at once if it is complete.
 
     Args:
         hub: where to get it from; None: the hub of the snapshot, else those of the reference in turn.
@@ -126,44 +136,47 @@ def pull(
             client, snapshot = look(reference, hub=hub)
         else:
             client = hub or hub_named(snapshot.hub)
-        files = wanted(snapshot, reference.quant)
-        _check_space(reference, files, folder)
-        total = sum(file.size_bytes for file in files)
-        smallfiles.expect(places.lock_path(reference.name), total)
-        smallfiles.make_folder(folder)
-        origin = f"@{reference.revision}" if reference.revision else ""
-        quant = f":{reference.quant}" if reference.quant else ""
-        text = f"{snapshot.hub}:{snapshot.repository}{origin}{quant}"
-        smallfiles.write(folder / scan.PULLING, text)
-        log = _HashLog(folder)
+        files, log = _begin(reference, snapshot, folder), _HashLog(folder)
         if sum(file.name.endswith(".safetensors") for file in files) > 1:
-            if any(file.name == _INDEX for file in files):
-                first = [file for file in files if file.name in (_CONFIG, _INDEX)]
-                _take_over(client, snapshot, first, log, Unwatched())
-                rest = _missing(first, log)
-                fetch_files(client, snapshot, rest, folder, Unwatched(), finished=log.add)
+            _fetch_index(client, snapshot, files, log)
             files = read_of(folder, files)
         _take_over(client, snapshot, files, log, watcher)
-        fetch_files(
-            client,
-            snapshot,
-            _missing(files, log),
-            folder,
-            watcher,
-            finished=log.add,
-            limit_bps=limit_bps,
-        )
+        left, finished = _missing(files, log), log.add
+        fetch_files(client, snapshot, left, folder, watcher, finished=finished, limit_bps=limit_bps)
         _record(snapshot, files, log)
     return library.resolve(reference.name, EntryKind.CHECKPOINT)
 
 
+def _begin(reference: Reference, snapshot: Snapshot, folder: Path) -> Files:
+    """Makes the folder of a pull for which there is room, says there what is pulled, and returns its files."""
+    files = wanted(snapshot, reference.quant)
+    _check_space(reference, files, folder)
+    total = sum(file.size_bytes for file in files)
+    smallfiles.expect(places.lock_path(reference.name), total)
+    smallfiles.make_folder(folder)
+    origin = f"@{reference.revision}" if reference.revision else ""
+    quant = f":{reference.quant}" if reference.quant else ""
+    text = f"{snapshot.hub}:{snapshot.repository}{origin}{quant}"
+    smallfiles.write(folder / scan.PULLING, text)
+    return files
+
+
+def _fetch_index(client: Hub, snapshot: Snapshot, files: Files, log: _HashLog) -> None:
+    """Fetches the index of weights in several files, and the configuration, where there is an index."""
+    if any(file.name == _INDEX for file in files):
+        first = [file for file in files if file.name in (_CONFIG, _INDEX)]
+        _take_over(client, snapshot, first, log, Unwatched())
+        rest = _missing(first, log)
+        fetch_files(client, snapshot, rest, log.folder, Unwatched(), finished=log.add)
+
+
 def is_begun(name: str) -> bool:
-    """Tells whether a pull of this model was begun and did not end."""
+    """Returns whether a pull of this model was started and is not complete."""
     return (places.checkpoint_path(name) / scan.PULLING).is_file()
 
 
 def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
-    """Returns the files of a repository that kt takes.
+    """Returns the files of a repository that kt downloads.
 
     Args:
         quant: of which its GGUF files are taken; empty: its safetensors files are.
@@ -209,7 +222,7 @@ def wanted(snapshot: Snapshot, quant: str = "") -> tuple[RemoteFile, ...]:
 
 
 def _is_model_weights(name: str) -> bool:
-    """Tells whether a file has weights that are not those of an adapter beside them."""
+    """Returns whether a file has weights that are not those of an adapter beside them."""
     return name.endswith(".safetensors") and not name.startswith(_OF_ADAPTERS)
 
 
@@ -221,7 +234,7 @@ def refetch(
     *,
     hub: Hub | None = None,
 ) -> None:
-    """Fetches files of a checkpoint once more, as its manifest describes them.
+    """Downloads files of a checkpoint again, as its manifest describes them.
 
     What is there under their names stays until the new file is proved by its SHA-256. Interrupted, it continues.
 
@@ -255,7 +268,7 @@ def fetch_files(
     finished: Callable[[Arrived], None] = lambda arrived: None,
     limit_bps: int | None = None,
 ) -> None:
-    """Fetches files into a folder, where each gets its name as soon as it is complete and verified.
+    """Downloads files into a folder, where each gets its name as soon as it is complete and verified.
 
     Args:
         finished: called for each of them.
@@ -274,7 +287,7 @@ def fetch_beginnings(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """Fetches the first bytes of files, as many as `lengths` says of each, and stores them under the files' names."""
+    """Downloads the first bytes of files, as many as `lengths` says of each, and stores them under the files' names."""
     with explained(snapshot.hub, snapshot.repository, snapshot.revision):
         places = [
             replace(

@@ -17,12 +17,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from ctypes.util import find_library
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from ktcli import config, smallfiles
 from ktcli.errors import Busy, KtError, NotFound
+from ktcli.records import dataclass
 from ktcli.resources import data_path
 from ktcli.store import contents, places
 
@@ -46,7 +46,7 @@ class PinnedPackage:
 
     @property
     def requirement(self) -> str:
-        """The line of a requirements file that means this package and no other."""
+        """The line of a requirements file for exactly this package."""
         return " ".join(
             [f"{self.name}=={self.version}", *(f"--hash=sha256:{each}" for each in self.sha256)]
         )
@@ -91,7 +91,7 @@ class ExternalEngine:
         return f"{self.name} {self.version}"
 
     def missing_libraries(self) -> str:
-        """Returns the shared libraries that this system lacks, as the end of a sentence; else ""."""
+        """Returns the end of a sentence about the shared libraries that this system lacks; "" if it lacks none."""
         missing = [f"lib{each}" for each in self.libraries if not _has_library(each)]
         if not missing:
             return ""
@@ -100,7 +100,7 @@ class ExternalEngine:
 
     @property
     def remedy(self) -> str:
-        """What provides the shared libraries, for people."""
+        """The phrase that names the packages with the shared libraries."""
         return f"Debian and Ubuntu: apt install {' '.join(self.debian)}" if self.debian else ""
 
     @property
@@ -117,7 +117,7 @@ class ExternalEngine:
 
 
 def _has_library(name: str) -> bool:
-    """Whether the loader finds a shared library: among those of the system, or in LD_LIBRARY_PATH."""
+    """Returns whether the loader finds a shared library: among those of the system, or in LD_LIBRARY_PATH."""
     more = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if any(any(Path(each).glob(f"lib{name}.so*")) for each in more if each):
         return True
@@ -222,7 +222,7 @@ TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class InstalledEngine:
-    """An environment that is here.
+    """An installed environment of a program.
 
     Attributes:
         problem: why it cannot be used; else empty.
@@ -240,7 +240,7 @@ class InstalledEngine:
 
     @property
     def remedy(self) -> str:
-        """What to do about its problem."""
+        """The phrase that tells how to solve its problem."""
         for row in TABLE:
             if row.name == self.name and row.missing_libraries():
                 return row.remedy
@@ -253,7 +253,7 @@ class InstalledEngine:
 
     @property
     def is_current(self) -> bool:
-        """Whether it is of the version that this kt starts."""
+        """Whether it has the version that this kt starts."""
         return any((row.name, row.version) == (self.name, self.version) for row in TABLE)
 
     def size_bytes(self) -> int:
@@ -279,7 +279,7 @@ def row_of(name: str) -> ExternalEngine:
 
 
 def folder() -> Path:
-    """Returns the path of the folder that environments lie in, which need not exist."""
+    """Returns the path of the folder of environments, which need not exist."""
     return config.home() / "engines"
 
 
@@ -380,7 +380,7 @@ def require(name: str) -> InstalledEngine:
 
 @contextlib.contextmanager
 def in_use(engine: InstalledEngine) -> Iterator[None]:
-    """Keeps an environment from being removed while the context lasts."""
+    """Opens a context in which an environment is not removed."""
     descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -390,7 +390,7 @@ def in_use(engine: InstalledEngine) -> Iterator[None]:
 
 
 def remove(engine: InstalledEngine) -> int:
-    """Deletes an environment and returns the bytes freed.
+    """Deletes an environment; returns the bytes freed.
 
     Raises:
         Busy: a program of it runs. KtError: the system refuses.

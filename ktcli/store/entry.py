@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
 from ktcli import manifest
 from ktcli.errors import BadCheckpoint, KtError
 from ktcli.ggufname import is_gguf
+from ktcli.records import dataclass
 from ktcli.smallfiles import Holder
 from ktcli.store import catalog, contents, importances, origins
 from ktcli.store.places import LOCAL, EntryKind, checkpoint_path
@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def in_library(self) -> bool:
-        """Whether it lies in a library, one's own or a further one, so that its name finds it."""
+        """Whether it is in a library, the user's own or a further one, so that its name finds it."""
         return self.managed or self.shared is not None
 
     @property
@@ -62,12 +62,12 @@ class Entry:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a conversion that is, or was, made from files as they arrived."""
+        """Whether it is a conversion made while its checkpoint was, or is, downloaded."""
         return self.kind is EntryKind.PACK and (self.path / manifest.STREAM).is_dir()
 
     @property
     def running(self) -> bool:
-        """Whether it is not complete and a process works on it."""
+        """Whether it is incomplete and a process works on it."""
         return self.work is not None and not self.complete
 
     @property
@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """The name of its model as people type it."""
+        """The name of its model as users type it."""
         return shown(self.name)
 
     @property
@@ -132,7 +132,7 @@ class Entry:
 
     @property
     def has_source(self) -> bool:
-        """Whether its name leads to what it is made from: on disk, on a hub, or built in."""
+        """Whether its name leads to its source: on disk, on a hub, or built in."""
         if self.name == BUILTIN or checkpoint_path(self.name).is_dir():
             return True
         try:
@@ -156,7 +156,7 @@ class Entry:
 
     @property
     def repair(self) -> str:
-        """The command that makes the damaged files of an entry again, or else all of it; or words for that."""
+        """The command that restores the damaged files of an entry, or else all of it; or words for that."""
         return f"kt verify {self.label} --repair" if self._has_repair else self.remake
 
     @property
@@ -182,7 +182,7 @@ class Entry:
 
     @property
     def remake(self) -> str:
-        """The commands that make all of a damaged entry again, or words for them."""
+        """The commands that restore all of a damaged entry, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
         if self.shared is not None:
@@ -202,6 +202,6 @@ class Entry:
 
 
 def is_recommended(entry: Entry) -> bool:
-    """Tells whether an entry has the formats that a conversion gets when nobody asks for others."""
+    """Returns whether an entry has the formats that a conversion gets by default."""
     profile = catalog.find(entry.name)
     return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"

@@ -12,12 +12,12 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
+from ktcli.records import dataclass
 
 _GPU, _CPU, _KV = "gpu.json", "cpu.json", "kv.json"
 _MAX_BYTES = 1 << 20
@@ -63,13 +63,12 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
 
 
 def one_of(gpu: str, number: int) -> str:
-    """Returns the name under which the memory of one GPU is kept: of several of a name each may have another
-    neighbour."""
+    """Returns the key of one GPU's measurements: even GPUs of one model differ, as other programs use their memory."""
     return f"{gpu}, number {number}"
 
 
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
-    """Stores the memory limit that worked; where the library cannot be written, it is forgotten."""
+    """Stores the memory limit that worked; does nothing where the library cannot be written."""
     _note(
         _GPU,
         _key(conversion, gpu),
@@ -96,8 +95,9 @@ def recall_prompt_rate(conversion: str, cpu: str) -> float | None:
 
 
 def note_prompt_rate(conversion: str, cpu: str, tok_s: float) -> None:
-    """Stores the tokens of a prompt per second, if they are others than those known; where the library cannot be
-    written, they are forgotten."""
+    """Stores the tokens of a prompt per second, if they differ from the stored ones; does nothing where the library
+    cannot be written.
+    """
     known = recall_prompt_rate(conversion, cpu)
     if known is None or abs(tok_s - known) > _SAME * known:
         _note(_CPU, _key(conversion, cpu), "prompt_tok_s", tok_s)
@@ -116,8 +116,9 @@ def recall_restored(space: str) -> dict[str, int]:
 
 
 def add_restored(space: str, tokens: Mapping[str, int]) -> None:
-    """Adds tokens that came from stores to those of `recall_restored`; where the library cannot be written, they are
-    forgotten."""
+    """Adds tokens that came from stores to those of `recall_restored`; does nothing where the library cannot be
+    written.
+    """
     if any(tokens.values()):
         known = recall_restored(space)
         _note(
@@ -129,8 +130,8 @@ def add_restored(space: str, tokens: Mapping[str, int]) -> None:
 
 
 def recall_failures(conversion: str, gpu: str, versions: str) -> tuple[dict[str, str], str]:
-    """Returns the ways that failed with these versions, each with the reason, and the date on which the last was
-    found; ({}, ""): none is known to fail.
+    """Returns the ways that failed with these versions, each with the reason, and the date of the last failure; ({},
+    ""): none is known to fail.
 
     Args:
         versions: everything that may change what fails, as a text.

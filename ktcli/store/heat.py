@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError
+from ktcli.records import dataclass
 from ktcli.store import places
 
 # All counts are halved as often as a map stands for more tokens than this. With 8 of 256 experts per
@@ -62,22 +62,24 @@ class Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)
 
     def faded(self) -> Heat:
-        """Returns the map with its counts halved until it stands for at most FADE_TOKENS; ratios stay, but for
-        rounding down."""
+        """Returns the map with its counts halved until they are those of at most FADE_TOKENS; ratios stay, up to
+        rounding down.
+        """
         halvings = 0
         while self.tokens >> halvings > FADE_TOKENS:
             halvings += 1
         return Heat(self.counts >> halvings, self.tokens >> halvings)
 
     def hit_rate(self, share: float) -> float:
-        """Returns the share of all choices that the best `share` of all experts take; 0 if nothing was counted."""
+        """Returns the fraction of all choices that the hottest `share` of all experts get; 0 if nothing was counted."""
         ordered = np.sort(self.counts, axis=None)[::-1]
         best = max(1, round(share * ordered.size))
         return float(ordered[:best].sum() / max(1, ordered.sum()))
 
     def needed(self, hits: float) -> I64Array:
-        """Returns, for each layer, the least number of its experts that take a share `hits` of its choices, [MoE
-        layers]."""
+        """Returns, for each layer, the least number of its experts that get the fraction `hits` of its choices, [MoE
+        layers].
+        """
         reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
         missing = reached < hits * reached[:, -1:]
         return np.where(reached[:, -1] > 0, missing.sum(axis=1) + 1, 0).astype(np.int64)
@@ -123,7 +125,8 @@ def read(
 
 
 def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: None) -> bool:
-    """Adds fresh counts to the map of the model of a pack; processes that do so at once lose nothing.
+    """Adds fresh counts to the map of the model of a pack; returns whether it was written; concurrent calls lose
+    nothing.
 
     Args:
         warn: as for `read`; a map that is ignored is replaced.

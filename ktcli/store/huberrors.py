@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ktcli.errors import Gated, HubError, KtError, NotFound
 from ktcli.store import catalog, tokens
@@ -18,7 +18,8 @@ from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 
 @contextlib.contextmanager
 def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Runs client code: keeps its own bars and log lines off the terminal and turns its errors into ours.
+    """Opens a context for a hub's client: keeps its progress bars and log lines off the terminal and turns its errors
+    into kt's.
 
     A progress bar of ours that is already shown keeps the stream it began with.
     """
@@ -34,7 +35,7 @@ def asking(hub: str, repository: str, revision: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Turns errors of clients, network and disk that are raised in the block into kt's."""
+    """Opens a context in which errors of clients, network and disk become kt's."""
     try:
         yield
     except KtError:
@@ -63,26 +64,11 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
     names = {name for cause in causes for name in (c.__name__ for c in type(cause).__mro__)}
     status = next((code for cause in causes if (code := _status(cause))), 0)
     where = HUBS[hub]
-    for cause in causes:
-        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
-            return HubError(
-                "the disk is full", hint="free some space (kt list shows sizes) and pull again"
-            )
-        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return HubError(
-                f"cannot write {cause.filename}: {cause.strerror}",
-                hint="set KT_HOME to another folder",
-            )
+    if (of_disk := next(filter(None, map(_of_disk, causes)), None)) is not None:
+        return of_disk
     word = next((said for cause in causes if (said := _error_code(cause))), "")
     if "GatedRepoError" in names or word == "GatedRepo" or status == 403:
-        hint = f"accept the licence on its page on {where}, create an access token there, and set {_TOKENS[hub]}"
-        other = "ms" if hub == "hf" else "hf"
-        profile = catalog.by_repository(hub, repository)
-        if profile is not None and other in profile.repositories:
-            hint += f"; or try {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
-        return Gated(
-            f"{repository} on {where} is gated: its licence must be accepted first", hint=hint
-        )
+        return _gated(hub, repository)
     if word == "EntryNotFound":
         return HubError(
             f"{repository} on {where} has changed: a listed file is missing",
@@ -93,36 +79,68 @@ def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtEr
             f"{repository} on {where} has no revision {revision!r}", hint="leave out @revision"
         )
     if names & {"RepositoryNotFoundError", "NotExistError"} or status in (401, 404):
-        near = catalog.repositories_like(hub, repository)
-        prefix = "" if hub == "hf" else f"{hub}:"
-        hint = (
-            f"did you mean: {', '.join(f'{prefix}{each}' for each in near)}"
-            if near
-            else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
-        )
-        hint += f"; for a private repository set {_TOKENS[hub]}"
-        return NotFound(
-            f"there is no repository {repository} on {where}, or it is private", hint=hint
-        )
+        return _not_there(hub, repository)
     if "InvalidSchema" in names and "SOCKS" in _first_line(causes[-1]):
         return _no_socks(hub)
-    if names & {"JSONDecodeError"}:
+    if "JSONDecodeError" in names:
         return HubError(
             f"{where} did not respond: it sent a web page instead of data about {repository}",
             hint="the network may require a browser login first, or a proxy may be interfering",
         )
     if status:
-        asked_s = next((s for cause in causes if (s := _asked_s(cause)) is not None), 0.0)
-        when = f"in {asked_s / 60:.0f} minutes, as it requests" if asked_s > LONGEST_S else "later"
-        return HubError(
-            f"{where} answered with error {status} for {repository}",
-            hint=f"try again {when}: files that arrived are kept, and the same command continues",
-            again_s=asked_s if status in STATUSES else None,
-        )
+        return _refused(hub, repository, status, causes)
     return HubError(
         f"cannot get {repository} from {where}: {_first_line(causes[-1])}",
         hint=f"check the network, then run the command again; it continues. {_OTHER_WAY[hub]}",
         again_s=0.0 if names & _BROKEN else None,
+    )
+
+
+def _of_disk(cause: BaseException) -> HubError | None:
+    if not isinstance(cause, OSError):
+        return None
+    if cause.errno == errno.ENOSPC:
+        return HubError(
+            "the disk is full", hint="free some space (kt list shows sizes) and pull again"
+        )
+    if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return HubError(
+            f"cannot write {cause.filename}: {cause.strerror}",
+            hint="set KT_HOME to another folder",
+        )
+    return None
+
+
+def _gated(hub: str, repository: str) -> Gated:
+    where, other = HUBS[hub], "ms" if hub == "hf" else "hf"
+    hint = f"accept the licence on its page on {where}, create an access token there, and set {_TOKENS[hub]}"
+    profile = catalog.by_repository(hub, repository)
+    if profile is not None and other in profile.repositories:
+        hint += f"; or try {HUBS[other]}: kt pull {profile.name} --from {_SPOKEN[other]}"
+    return Gated(f"{repository} on {where} is gated: its licence must be accepted first", hint=hint)
+
+
+def _not_there(hub: str, repository: str) -> NotFound:
+    near = catalog.repositories_like(hub, repository)
+    prefix = "" if hub == "hf" else f"{hub}:"
+    hint = (
+        f"did you mean: {', '.join(f'{prefix}{each}' for each in near)}"
+        if near
+        else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
+    )
+    return NotFound(
+        f"there is no repository {repository} on {HUBS[hub]}, or it is private",
+        hint=f"{hint}; for a private repository set {_TOKENS[hub]}",
+    )
+
+
+def _refused(hub: str, repository: str, status: int, causes: Sequence[BaseException]) -> HubError:
+    asked_s = next((s for cause in causes if (s := _asked_s(cause)) is not None), 0.0)
+    when = f"in {asked_s / 60:.0f} minutes, as it requests" if asked_s > LONGEST_S else "later"
+    return HubError(
+        f"{HUBS[hub]} answered with error {status} for {repository}",
+        hint=f"try again {when}: files that arrived are kept, and the same command continues",
+        again_s=asked_s if status in STATUSES else None,
     )
 
 

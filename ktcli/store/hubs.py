@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.store.huberrors import asking
 from ktcli.store.partial import Located
 
@@ -51,7 +51,7 @@ class Hub(Protocol):
     """A server of model repositories."""
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Asks the hub for a repository and returns its list of files; an empty revision is the default branch."""
+        """Returns the files of a repository on the hub; an empty revision is the default branch."""
 
     def locate(self, snapshot: Snapshot, file: RemoteFile) -> Located:
         """Returns the address of a file, with the headers that the server wants."""
@@ -110,7 +110,7 @@ def _modelscope_endpoint() -> str | None:
 
 
 class HuggingFace:
-    """Reaches Hugging Face through `huggingface_hub`, which reads HF_ENDPOINT (a mirror) and HF_TOKEN."""
+    """The hub Hugging Face through `huggingface_hub`, which reads HF_ENDPOINT (a mirror) and HF_TOKEN."""
 
     def __init__(self) -> None:
         self.endpoint = _endpoint_of("HF_ENDPOINT")
@@ -118,7 +118,7 @@ class HuggingFace:
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Asks Hugging Face for a repository and returns its commit, files and license, and whether it is gated."""
+        """Returns the commit, files and license of a repository on Hugging Face, and whether it is gated."""
         with asking("hf", repository, revision):
             from huggingface_hub import HfApi
 
@@ -182,7 +182,7 @@ def _located(file: RemoteFile, url: str, headers: Mapping[str, str]) -> Located:
 
 
 class ModelScope:
-    """Reaches ModelScope through `modelscope`; MODELSCOPE_ENDPOINT or MODELSCOPE_DOMAIN names another server."""
+    """The hub ModelScope through `modelscope`; MODELSCOPE_ENDPOINT or MODELSCOPE_DOMAIN names another server."""
 
     def __init__(self) -> None:
         self.endpoint = _modelscope_endpoint()
@@ -191,7 +191,7 @@ class ModelScope:
         os.environ.setdefault("MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS", "2")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """Asks ModelScope for a repository and returns its files; an empty revision is the branch master."""
+        """Returns the files of a repository on ModelScope; an empty revision is the branch master."""
         with asking("ms", repository, revision):
             files = tuple(self._files(repository, revision or "master"))
             return Snapshot("ms", repository, revision or "master", files)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ktcli.errors import HubError, NotFound, UsageError
+from ktcli.records import dataclass
 from ktcli.store import tokens
 from ktcli.store.huberrors import asking, explained
 from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, hub_named
@@ -16,7 +16,7 @@ from ktcli.store.partial import Located
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import parse
 from ktcli.store.retrying import STATUSES, Tell, silent, with_retries
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 
 CONFIG = "config.json"
 AT_ONCE = 4  # configs that are asked for at the same time
@@ -50,7 +50,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class FoundConfig:
-    """The `config.json` of a repository; where there is no `data`, `problem` says why."""
+    """The `config.json` of a repository; where there is no `data`, `problem` is the reason."""
 
     hit: Hit
     data: bytes = b""
@@ -58,7 +58,7 @@ class FoundConfig:
 
 
 def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[Hit, ...]:
-    """Returns the repositories that a hub finds for words, those with most downloads first.
+    """Returns the repositories that a hub finds for words, the most downloaded ones first.
 
     Args:
         tell: is given a sentence when the hub is waited for.
@@ -81,7 +81,7 @@ def search_hub(hub: str, words: str, limit: int, tell: Tell = silent) -> tuple[H
 def read_configs(
     hits: Sequence[Hit], most_bytes: int, tell: Tell = silent
 ) -> Iterator[FoundConfig]:
-    """Yields the `config.json` of repositories in their order, a few of them asked for at a time.
+    """Yields the `config.json` of repositories in their order, a few of them requested at a time.
 
     Args:
         most_bytes: a longer file is not taken.

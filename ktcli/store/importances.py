@@ -23,7 +23,8 @@ _IDENTITY = re.compile(
 
 
 def path_of(model: str, identity: str) -> Path | None:
-    """Returns the path of a calibration's result in one's own library, which need not exist; None: it was never kept.
+    """Returns the path of a calibration's result in the user's own library, which need not exist; None: it was never
+    stored.
 
     Args:
         model: the name that all conversions of the model share.
@@ -36,8 +37,7 @@ def path_of(model: str, identity: str) -> Path | None:
 
 
 def path_for(model: str, identity: str) -> Path | None:
-    """Returns the path of a calibration's result that is here, in one's own library or a further one; None: it is
-    not."""
+    """Returns the path of a calibration's result in the user's own library or a further one; None: there is none."""
     own = path_of(model, identity)
     return next((path for path in every(model) if own and path.name == own.name), None)
 

@@ -37,7 +37,7 @@ def digests(path: Path, advance: Callable[[int], None] = lambda n: None) -> tupl
 def check(
     folder: Path, files: tuple[FileRecord, ...], advance: Callable[[int], None]
 ) -> Iterator[tuple[FileRecord, str]]:
-    """Compares files with their records in the manifest; yields each record with "" or with what is wrong."""
+    """Compares files with their records in the manifest; yields each record with "" or the problem."""
     for file in files:
         path = folder / file.name
         try:

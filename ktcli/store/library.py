@@ -31,8 +31,9 @@ from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
 def entries() -> tuple[Entry, ...]:
-    """Returns the entries in one's own library and the further ones, and the built-in model, by name; partial ones
-    too."""
+    """Returns the entries in the user's own library and the further ones, and the built-in model, by name; partial ones
+    too.
+    """
     found = [*entries_of(EntryKind.CHECKPOINT), *entries_of(EntryKind.PACK)]
     own = builtin_entry()
     if own is not None:
@@ -76,8 +77,8 @@ def _spoken(found: list[Entry]) -> list[Entry]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """Returns all entries that `name` can mean: packs first, led by the one in the formats that the catalogue
-    recommends; for a local folder or file the entry itself, then the packs that were ever made from it.
+    """Returns all entries with this name: packs first, led by the one in the formats that the catalogue recommends; for
+    a local folder or file the entry itself, then the packs that were ever made from it.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
@@ -109,7 +110,7 @@ def conversions() -> list[Entry]:
 
 
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
-    """Returns the complete entry that `name` means; packs before checkpoints; None if there is none.
+    """Returns the complete entry with this name; packs before checkpoints; None if there is none.
 
     A local folder or file means itself, whichever formats are asked for: packs may have been made from it
     before its files were changed.
@@ -150,7 +151,8 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
 
 
 def require_meaning(name: str) -> Reference:
-    """Parses a name that is to be kept, and checks that it means a model: here, in the catalogue, or a repository.
+    """Returns the parsed form of a name that is to be stored; raises if no model has it: here, in the catalogue, or a
+    repository.
 
     Raises:
         UsageError: not a name. NotFound: it means nothing, or a folder without a model.
@@ -195,7 +197,7 @@ def identity(pack: Path) -> str:
 
 
 def incomplete(entry: Entry) -> KtError:
-    """Returns the error that an entry is not complete: who works on it, or the command that goes on with it."""
+    """Returns the error for an incomplete entry: names the process that works on it, or the command that resumes it."""
     what = f"{entry.label} is not complete: {entry.problem}"
     if entry.running:
         return Busy(what, hint="wait until it is done, or stop it; finished work is not lost")
@@ -204,7 +206,9 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Adds to errors about a damaged pack, raised in the block, the command that repairs it; its checkpoint stays."""
+    """Opens a context in which errors about a damaged pack also name the command that repairs it; its checkpoint
+    stays.
+    """
     try:
         yield
     except BadPack as error:

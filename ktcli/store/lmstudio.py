@@ -29,7 +29,7 @@ _SHOWN = 3
 
 
 def is_named(text: str) -> bool:
-    """Tells whether a text names a model of LM Studio's, there or not."""
+    """Returns whether a text names a model in LM Studio's store, existing or not."""
     return text.lower().startswith(PREFIX)
 
 
@@ -63,7 +63,7 @@ def find(text: str) -> Path:
 
 
 def _last_is(said: str) -> Callable[[str], bool]:
-    """Whether a name ends with these parts."""
+    """Returns whether a name ends with these parts."""
     return lambda known: f"/{known}".endswith(f"/{said}")
 
 

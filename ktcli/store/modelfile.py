@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.store.preset import Preset
 
 _MAX_BYTES = 1 << 20
@@ -51,7 +51,7 @@ _LONGEST_NUMBER = 40
 
 @dataclass(frozen=True, slots=True)
 class Modelfile:
-    """What a Modelfile says.
+    """The contents of a Modelfile.
 
     Attributes:
         model: the value of FROM, a name or a path; relative ones are meant from the file's own folder.
@@ -65,7 +65,7 @@ class Modelfile:
 
 
 def read(path: Path) -> Modelfile:
-    """Returns what a Modelfile says.
+    """Returns the contents of a Modelfile.
 
     Raises:
         UsageError: it cannot be read, is not a Modelfile, or says what kt cannot do; the sentence names the line.
@@ -85,7 +85,7 @@ def read(path: Path) -> Modelfile:
 
 
 def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns those of a preset's values that can be, and a sentence on each of the others."""
+    """Returns the values of a preset that are valid, and a sentence on each of the others."""
     found, unused = dict[str, Any](), list[str]()
     for name, value in values.items():
         try:
@@ -96,7 +96,7 @@ def usable(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns what Ollama's parameters are in a preset, as `usable`."""
+    """Returns Ollama's parameters as values of a preset, checked as in `usable`."""
     found, unused = dict[str, Any](), list[str]()
     for name, value in given.items():
         if name.lower() in _NAMES:
@@ -109,7 +109,7 @@ def usable_parameters(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def parameter_lines(preset: Preset) -> list[str]:
-    """Returns the parameters of a preset as a Modelfile has them, one a line; those that Ollama lacks are left out."""
+    """Returns the parameters of a preset as lines of a Modelfile; those that Ollama lacks are left out."""
     lines = []
     for name, known in _NAMES.items():
         value = preset.get(known)

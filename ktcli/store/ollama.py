@@ -15,13 +15,13 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, NotFound, UsageError, gib
+from ktcli.records import dataclass
 from ktcli.store import modelfile
 from ktcli.store.preset import NOTHING, Preset
 
@@ -29,9 +29,7 @@ PREFIX = "ollama:"
 _SERVICE = Path("/usr/share/ollama/.ollama/models")
 _HOST, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-_NAME = re.compile(
-    rf"(?:(?:(?P<host>{_PART}(?::[0-9]{{1,5}})?)/)?(?P<space>{_PART})/)?(?P<name>{_PART})(?::(?P<tag>{_PART}))?"
-)
+_NAME = rf"(?:(?:(?P<host>{_PART}(?::[0-9]{{1,5}})?)/)?(?P<space>{_PART})/)?(?P<name>{_PART})(?::(?P<tag>{_PART}))?"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _LAYER = "application/vnd.ollama.image."
 _MODEL, _SYSTEM, _PARAMETERS = "model", "system", "params"
@@ -64,7 +62,7 @@ class OllamaModel:
 
 
 def is_named(text: str) -> bool:
-    """Tells whether a text names a model of Ollama's, there or not."""
+    """Returns whether a text names a model in Ollama's store, existing or not."""
     return text.lower().startswith(PREFIX)
 
 
@@ -76,7 +74,7 @@ def find(text: str) -> OllamaModel:
         BadCheckpoint: its manifest, or what that names, is damaged or hostile, or of a kind that kt cannot use.
     """
     said = text[len(PREFIX) :]
-    match = _NAME.fullmatch(said)
+    match = re.fullmatch(_NAME, said)
     if match is None:
         raise UsageError(
             f"{said[:120]!r} is not the name of a model in Ollama",
@@ -94,12 +92,12 @@ def find(text: str) -> OllamaModel:
 
 
 def preset_of(text: str) -> Preset:
-    """Returns what the system text and the parameters of a model set; raises as `find`."""
+    """Returns the preset in the system text and the parameters of a model; raises as `find`."""
     return find(text).preset
 
 
 def names() -> Iterator[str]:
-    """Yields the names of the models that there are, as `find` reads them; few of hostile many."""
+    """Yields the names of the models in Ollama's store, as `find` reads them, up to a limit."""
     for models in _places():
         top = models / "manifests"
         for path in islice(_below(top, 4), _MOST_MODELS):
@@ -107,7 +105,7 @@ def names() -> Iterator[str]:
             known = "" if host == _HOST else f"{host}/"
             known += "" if not known and space == _NAMESPACE else f"{space}/"
             text = f"{known}{name}" if tag == _TAG else f"{known}{name}:{tag}"
-            if _NAME.fullmatch(text):
+            if re.fullmatch(_NAME, text):
                 yield f"{PREFIX}{text}"
 
 

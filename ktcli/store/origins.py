@@ -34,14 +34,15 @@ def note(name: str, origin: Path, spoken: str = "") -> None:
 
 
 def origin_of(name: str) -> Path | None:
-    """Returns the folder or file that the packs called `name` were made from; None if nobody recorded it."""
+    """Returns the folder or file that the packs called `name` were made from; None if it was not recorded."""
     path = _record(name)[0]
     return Path(path) if path.startswith("/") else None
 
 
 def shown(name: str) -> str:
-    """Returns what people call the folder or file that the packs called `name` were made from: the name that was typed
-    for it, else its path; empty if nobody recorded it."""
+    """Returns the name that was typed for the source of the packs called `name`, else its path; empty if it was not
+    recorded.
+    """
     path, spoken = _record(name)
     return (spoken or path) if path.startswith("/") else ""
 
@@ -58,7 +59,7 @@ def names_of(origin: Path) -> frozenset[str]:
 
 
 def forget(name: str) -> None:
-    """Removes the record of where the packs called `name` were made from."""
+    """Removes the record of the source of the packs called `name`."""
     with contextlib.suppress(FileNotFoundError):
         _path(name).unlink()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from ktcli.pagelabel import I32Array, PageLabel, U8Array
+from ktcli.records import dataclass
 
 MAGIC = b"ktpages\0"
 VERSION = 1
@@ -43,7 +44,7 @@ _NAME_DIGITS = 24
 
 
 class Damaged(Exception):
-    """Raised when a file or a record is not what was written; the message completes a sentence about the file."""
+    """Raised when a file or a record differs from what was written; the message completes a sentence about the file."""
 
 
 class Space(NamedTuple):
@@ -60,7 +61,7 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """A record of a file, as the file's table has it.
+    """A record's entry in the table of a file.
 
     Attributes:
         offset: the first byte of the record: its ids, their depths, then `size_bytes` of data.
@@ -88,7 +89,7 @@ class PageEntry:
 
 
 class Image:
-    """The bytes of a file of pages while it is put together.
+    """The bytes of a file of pages in preparation.
 
     Args:
         sizes: the bytes of data of each record to come.
@@ -106,12 +107,12 @@ class Image:
         self._at = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
 
     def place(self, label: PageLabel, size_bytes: int) -> U8Array:
-        """The memory where the next record's data belong; nothing counts before `add`."""
+        """Returns the memory for the next record's data; it is part of the file only after `add`."""
         start = self._at + 5 * len(label.ids)
         return self.bytes[start : start + size_bytes]
 
     def add(self, label: PageLabel, size_bytes: int) -> None:
-        """Counts the record whose data were written to its place."""
+        """Adds the record whose data were written to that memory."""
         n = len(label.ids)
         head = label_head(label)
         self.bytes[self._at : self._at + len(head)] = np.frombuffer(head, dtype=np.uint8)
@@ -125,7 +126,7 @@ class Image:
         self._at = end
 
     def finish(self) -> tuple[str, U8Array]:
-        """Completes the header; returns a name that says what the file contains, and the bytes of the whole file."""
+        """Completes the header; returns a file name derived from the contents, and the bytes of the whole file."""
         first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
         head = _head_of(self._space, self.entries, self._at)
         self.bytes[:first] = 0
@@ -146,7 +147,7 @@ def alone_bytes(n_ids: int, size_bytes: int) -> int:
 
 
 def label_head(label: PageLabel) -> bytes:
-    """The ids and depths of a record, as they lie before its data."""
+    """Returns the ids and depths of a record, in the layout before its data."""
     ids = np.ascontiguousarray(label.ids, dtype="<i4").tobytes()
     return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
 
@@ -207,7 +208,7 @@ def parse_table(
 
 
 def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Array) -> None:
-    """Reads the data of a record into `data`, [size_bytes], and checks that they are those of `label`.
+    """Reads the data of a record into `data`, [size_bytes], and checks that they belong to `label`.
 
     Raises:
         Damaged: they are not; `data` holds nothing of use.
@@ -221,7 +222,7 @@ def read_record(descriptor: int, entry: PageEntry, label: PageLabel, data: U8Arr
 
 
 def require_label(entry: PageEntry, label: PageLabel, size_bytes: int) -> None:
-    """Checks that a record is that of `label`, with data of this size. Raises: Damaged: it is not."""
+    """Raises Damaged unless a record is that of `label`, with data of this size. Raises: Damaged: it is not."""
     wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
     if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
         raise Damaged("contains a page of another prefix")
@@ -230,8 +231,9 @@ def require_label(entry: PageEntry, label: PageLabel, size_bytes: int) -> None:
 
 
 def require_bytes(entry: PageEntry, label: PageLabel, head: U8Array, data: U8Array) -> None:
-    """Checks the bytes of a record: ids and depths, [head_bytes], and data. Raises: Damaged: they are not those of
-    `label`."""
+    """Raises Damaged unless the bytes of a record, ids and depths [head_bytes] and data, match its checksum. Raises:
+    Damaged: they are not those of `label`.
+    """
     if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
         raise Damaged("has a checksum mismatch")
     if head.tobytes() != label_head(label):
@@ -257,7 +259,7 @@ def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
 
 
 def check_record(descriptor: int, entry: PageEntry) -> None:
-    """Reads a record of any prefix and size, in little memory, and compares its checksum.
+    """Raises Damaged unless a record, of any prefix and size, matches its checksum; uses little memory.
 
     Raises:
         Damaged: it is another one. OSError: the record cannot be read.

@@ -22,13 +22,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
+from ktcli.records import dataclass
 from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, read_table
 
 VERSION = 1
@@ -50,7 +50,7 @@ _LATEST_NS = (
 
 
 class OtherVersion(KtError):
-    """Raised when the folder was made by a version of kt that keeps pages otherwise."""
+    """Raised when the folder was made by a version of kt with another layout of pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,9 @@ class StoredPages:
 
     @property
     def conversion(self) -> str:
-        """The name of the conversion that computed them, see `places.conversion_name`; "unknown" if nobody noted."""
+        """The name of the conversion that computed them, see `places.conversion_name`; "unknown" if it was not
+        recorded.
+        """
         return str(self.about.get("model", "unknown"))
 
     @property
@@ -187,14 +189,14 @@ class PageFolder:
         return folder
 
     def mark(self) -> None:
-        """Notes that all that is here is of this version."""
+        """Records that everything in the folder is of this version."""
         self._note(self.path / MARK, self._mark)
 
     def _note(self, path: Path, document: Mapping[str, Any], *, tidies: bool = True) -> None:
         self.write_file(path, json.dumps(document, indent=1) + "\n", tidies=tidies)
 
     def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
-        """Writes a file, whole or not at all; see `smallfiles.write`.
+        """Writes a file, atomically; see `smallfiles.write`.
 
         Raises:
             OSError: the system refuses; nothing is left of it.
@@ -216,12 +218,12 @@ class PageFolder:
     # --- files --------------------------------------------------------------------------------------
 
     def stored(self) -> tuple[StoredPages, ...]:
-        """Returns the pages of every model in it, those of the model used last first."""
+        """Returns the pages of every model in it, the most recently used model first."""
         found = [StoredPages(f.name, _about(f), tuple(self.files(f))) for f in self._folders()]
         return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
 
     def spaces(self) -> list[StoredPages]:
-        """Returns the pages of every model in it without their files, which nobody looks at for that."""
+        """Returns the pages of every model in it without listing their files."""
         return [StoredPages(folder.name, _about(folder), ()) for folder in self._folders()]
 
     def paths(self, folder: Path) -> set[Path]:
@@ -248,7 +250,7 @@ class PageFolder:
         return (file for folder in self._folders() for file in self.files(folder, self.owner))
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
-        """Writes a file of pages, whole or not at all, and returns its path; the caller holds the lock.
+        """Writes a file of pages, atomically; returns its path; the caller holds the lock.
 
         Args:
             name: which says what it contains, see `Image.finish`.
@@ -260,7 +262,7 @@ class PageFolder:
         return path
 
     def use(self, paths: list[Path]) -> None:
-        """Sets the time of last use of files to now: each after those before it in the list, and after all others."""
+        """Sets the time of last use of files to now: ascending in the order of the list, and after all others."""
         now = max(time.time_ns(), self._newest + 1)
         for n, path in enumerate(paths):
             with contextlib.suppress(
@@ -270,13 +272,14 @@ class PageFolder:
         self._newest = now + len(paths)
 
     def lacks_room(self, most_bytes: int, more_bytes: int) -> bool:
-        """Tells whether `keep_within` would remove files."""
+        """Returns whether `keep_within` would remove files."""
         size, small = self.usage()
         return size + more_bytes > most_bytes or small >= MAX_SMALL
 
     def keep_within(self, most_bytes: int, more_bytes: int) -> None:
-        """Removes files where those there and `more_bytes` to come exceed `most_bytes`; some more than necessary,
-        so that this is not done for every file. The caller holds the lock."""
+        """Removes files if those there and `more_bytes` exceed `most_bytes`; some more than necessary, so that this is
+        not done for every file. The caller holds the lock.
+        """
         if not self._tidied:
             self._tidied = True
             self.remove_unfinished()
@@ -319,7 +322,7 @@ class PageFolder:
         return freed
 
     def remove_unfinished(self) -> None:
-        """Removes what writers left that were killed; the caller holds the lock."""
+        """Removes the temporary files of killed writers; the caller holds the lock."""
         for path in self.path.glob(f"*/*{smallfiles.SUFFIX}"):
             if _is_unfinished(path.name):
                 with contextlib.suppress(OSError):
@@ -337,8 +340,9 @@ class PageFolder:
     def verify(
         self, stored: StoredPages, advance: Callable[[int], None]
     ) -> Iterator[tuple[PageFile, str, bool]]:
-        """Checks every file of one model's pages; yields each with "" or with what is wrong, and whether it was read:
-        one that was not may be intact for others."""
+        """Checks every file of one model's pages; yields each with "" or the problem, and whether it could be read: an
+        unreadable one may be intact for others.
+        """
         codec = stored.name.partition("-")[2]
         for file in stored.files:
             was_read = True
@@ -380,7 +384,7 @@ class PageFolder:
         return freed
 
     def removes(self, name: str) -> bool:
-        """Tells whether `remove` removes something of this name."""
+        """Returns whether `remove` would remove something of this name."""
         return name == MARK or _is_unfinished(name) or _SPACE.fullmatch(name) is not None
 
     def _folders(self) -> Iterator[Path]:
@@ -402,7 +406,7 @@ def folder_name(space: Space) -> str:
 
 
 def page_items(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yields the files of pages in a folder, without asking more of each than its name says."""
+    """Yields the files of pages in a folder, with no system call for each but the listing."""
     if folder.is_symlink():
         return
     try:

@@ -14,20 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ktcli.errors import Busy, KtError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
-from ktcli.store.pagefile import (
-    Damaged,
-    Image,
-    PageEntry,
-    Space,
-    read_record,
-    read_table,
-)
+from ktcli.records import dataclass
+from ktcli.store.pagefile import Damaged, Image, PageEntry, Space, read_record, read_table
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
 from ktcli.store.pagewriter import NICE, PageWriter, Target
 from ktcli.store.readrate import ASSUMED_BPS, ReadRate
@@ -47,28 +40,29 @@ _MOST_RECORDS = 1 << 20  # that are known; each takes some 700 bytes of memory
 
 
 class RecordObserver(Protocol):
-    """Is told which records can be found in a store; called by any thread, which it never keeps waiting."""
+    """The interface of a listener for the records that can be found in a store; called by any thread, which it must not
+    block.
+    """
 
     def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
-        """Notes the records of a file."""
+        """Called with the records of a new file."""
 
     def removed(self, entries: Sequence[PageEntry]) -> None:
-        """Notes that records are in no file any more."""
+        """Called with records that are in no file any more."""
 
 
 @dataclass(slots=True)
 class StoreCounts:
-    """The numbers of what a store did since it was opened.
+    """The counts of a store's operations since it was opened.
 
     Attributes:
-        read, read_bytes, read_s: the records read and found intact, their bytes, and the seconds that took.
+        read, read_bytes: the records read and found intact, and their bytes.
         written, written_bytes: the records written, and the bytes of their files.
         damaged: the files that were found damaged.
     """
 
     read: int = 0
     read_bytes: int = 0
-    read_s: float = 0.0
     written: int = 0
     written_bytes: int = 0
     damaged: int = 0
@@ -135,7 +129,7 @@ class PageStore:
     # --- what is there ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Rereads the folder for files that other processes wrote and removed meanwhile."""
+        """Rereads the folder for files that other processes have written and removed."""
         with self._guard:
             known = set(self._files)
         there = self._folder.paths(self._path)  # may take a while
@@ -149,7 +143,7 @@ class PageStore:
         in_parallel(self._open, fresh, threads, "kt-read")
 
     def observe(self, observer: RecordObserver | None) -> None:
-        """Tells somebody what is there, and from now on what changes; None: nobody."""
+        """Reports all records to a listener, and from now on their changes; None: to no listener."""
         with self._guard:
             self._observer = observer
             if observer is not None:
@@ -157,14 +151,14 @@ class PageStore:
                     observer.stored(path, entries)
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Does nothing: `refresh` lists what is there."""
+        """Does nothing: `refresh` lists all records."""
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Tells whether a record was there when the folder was last looked at."""
+        """Returns whether a record existed at the last `refresh`."""
         return (kind, key) in self._found
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """The states that were there, longest prefix first: (end, previous, key) as of `PageLabel`."""
+        """Returns the states at the last `refresh`, longest prefix first: (end, previous, key) as in `PageLabel`."""
         with self._guard:
             entries = [self._found[PageKind.STATE, key][0][1] for key in self._states]
         return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
@@ -178,8 +172,9 @@ class PageStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads records into memory, in parallel; returns how many of the first ones are intact and in place. The
-        memory of all others holds anything."""
+        """Reads records into memory, in parallel; returns how many of the first ones are intact and in memory. The
+        memory of all others holds anything.
+        """
         began = time.perf_counter()
         intact = 0
         # Another file may have what one has not: each round reads something, or forgets a file.
@@ -188,7 +183,6 @@ class PageStore:
         size_bytes, took_s = sum(each.nbytes for each in into[:intact]), time.perf_counter() - began
         self.counts.read += intact
         self.counts.read_bytes += size_bytes
-        self.counts.read_s += took_s
         if intact:
             self.rate.note(size_bytes, took_s)
         return intact
@@ -207,8 +201,9 @@ class PageStore:
             return self._run(jobs)
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Notes that the records with these keys, in the order of a conversation, were used now: the conversation's
-        end is removed first."""
+        """Records that the records with these keys, in the order of a conversation, were used now: the conversation's
+        end is removed first.
+        """
         self._folder.use(list(self._paths(keys))[::-1])
 
     def _place(
@@ -323,7 +318,7 @@ class PageStore:
             self.tell()
 
     def tell(self) -> None:
-        """Warns of what went wrong since the last call; each kind of trouble once."""
+        """Warns of problems since the last call, of each kind once."""
         with self._guard:
             said, self._trouble = self._trouble, ""
         if said:
@@ -332,7 +327,7 @@ class PageStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Lets a record be written in time, unless it is there; returns whether it is queued.
+        """Queues a record to be written, unless it exists; returns whether it is queued.
 
         Args:
             fill: copies its bytes; called by another thread, see `PageWriter`.
@@ -342,7 +337,7 @@ class PageStore:
         return self.writer.put(label, size_bytes, fill)
 
     def hurry(self) -> None:
-        """Lets all queued records be written at once."""
+        """Has all queued records written at once."""
         self.writer.hurry()
 
     def flush(self, wait_s: float = CLOSE_S) -> bool:

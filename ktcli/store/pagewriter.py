@@ -13,10 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ktcli.pagelabel import Fill, PageLabel
+from ktcli.records import dataclass
 from ktcli.store.pagefile import Image, Space
 from ktcli.threads import Daemon
 
@@ -29,7 +29,7 @@ MAX_WAITING = 1 << 16  # records
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The functions that take the batches of a writer.
+    """The functions that receive the batches of a writer.
 
     Attributes:
         batch_bytes: the fewest bytes of data of a file, but for the rest of a queue.
@@ -52,7 +52,7 @@ class _Due(NamedTuple):
 
 
 class PageWriter:
-    """A queue of records, and the thread that stores them; it starts with the first.
+    """A queue of records, and the thread that stores them, which starts with the first.
 
     Args:
         nice: what its thread gives way to others by; 0: it has to be in time.
@@ -80,7 +80,9 @@ class PageWriter:
         return threading.current_thread() is self._thread
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Lets a record be stored in time; `fill` is called by another thread. Returns whether it is queued."""
+        """Queues a record to be stored, for which another thread calls `fill`; returns whether it is queued. Returns
+        whether it is queued.
+        """
         with self._changed:
             if self._closing or len(self._queue) >= MAX_WAITING:
                 self.dropped += 1
@@ -95,7 +97,7 @@ class PageWriter:
             return True
 
     def hurry(self) -> None:
-        """Lets all queued records be stored at once, at full speed; does not wait for it."""
+        """Has all queued records stored at once, at full speed; does not wait for it."""
         with self._changed:
             self._hurried = not self._is_idle()
             self._changed.notify_all()

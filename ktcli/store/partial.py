@@ -17,8 +17,9 @@ import os
 import struct
 import threading
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
+
+from ktcli.records import dataclass
 
 CHUNK_BYTES = 16 << 20  # one request; a gigabit line takes an eighth of a second for it
 FLUSH_BYTES = 64 << 20  # of a file; an eighth of a second for a disk that writes 500 MB/s
@@ -82,7 +83,7 @@ class PartialFile:
         return sum(self._done)
 
     def missing(self, chunk: int) -> tuple[int, int]:
-        """Returns the range of a chunk that has not arrived: its first byte, and the one after its last."""
+        """Returns the missing byte range of a chunk: its first byte, and the one after its last."""
         start = chunk * self._chunk
         return start + self._done[chunk], min(start + self._chunk, self.located.size_bytes)
 
@@ -137,14 +138,14 @@ class PartialFile:
             return self._descriptors[0]
 
     def close(self) -> None:
-        """Closes the open files, which stay on the disk."""
+        """Closes the open files, which are kept."""
         with self._lock:
             for descriptor in self._descriptors or ():
                 os.close(descriptor)
             self._descriptors = None
 
     def remove(self) -> None:
-        """Deletes what arrived."""
+        """Deletes the partial file."""
         self.close()
         for path in (self.counters_path, self.bytes_path):
             with contextlib.suppress(FileNotFoundError):
@@ -153,7 +154,7 @@ class PartialFile:
         self._first_open = self._unflushed = 0
 
     def finish(self, path: Path) -> None:
-        """Flushes the complete file and renames it to `path`; what was there before is replaced."""
+        """Flushes the complete file and renames it to `path`, replacing an older one."""
         os.fsync(self.open())
         self.close()
         os.replace(self.bytes_path, path)

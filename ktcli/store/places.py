@@ -19,7 +19,9 @@ LOCAL = "local--"  # begins the names of what belongs to folders outside the lib
 
 
 class EntryKind(Enum):
-    """The kinds of entry: a checkpoint is a repository's own files, or a GGUF file; a pack is ours, ready to run."""
+    """The kinds of entry: a checkpoint is a repository's own files, or a GGUF file; a pack is kt's own format, ready to
+    run.
+    """
 
     CHECKPOINT = "checkpoint"
     PACK = "pack"
@@ -30,12 +32,12 @@ _FOLDERS = {f"{kind.value}s" for kind in EntryKind}
 
 
 def folder_of(kind: EntryKind, shared: Path | None = None) -> Path:
-    """Returns the folder that entries of this kind lie in, of one's own library or of a further one."""
+    """Returns the folder of the entries of this kind, in the user's own library or in a further one."""
     return (shared or config.home()) / f"{kind.value}s"
 
 
 def shared_with(folder: Path) -> Path | None:
-    """Returns the further library that a folder is an entry of; None: it is one's own, or of none."""
+    """Returns the further library that a folder is an entry of; None: it is the user's own, or of none."""
     parent = folder.absolute().parent
     for library in config.libraries():
         if parent.name in _FOLDERS and parent.parent in (library, library.resolve()):
@@ -54,8 +56,9 @@ def pack_path(name: str, experts: str, dense: str) -> Path:
 
 
 def lock_path(name: str, shared: Path | None = None) -> Path:
-    """Returns the path of the lock to hold while a model's files are changed, in one's own library or in a further
-    one."""
+    """Returns the path of the lock to hold while a model's files are changed, in the user's own library or in a further
+    one.
+    """
     return (shared or config.home()) / "locks" / f"{_one_folder(name)}.lock"
 
 
@@ -65,7 +68,7 @@ def run_folder() -> Path:
 
 
 def private_run_folder() -> Path:
-    """Returns the path of the folder of running servers, after taking from others the right to write there.
+    """Returns the path of the folder of running servers, made writable by its owner only.
 
     Raises:
         KtError: it is another user's, or that cannot be changed.
@@ -92,7 +95,7 @@ def private_run_folder() -> Path:
 
 
 def server_sockets() -> list[Path]:
-    """Returns the paths of the sockets of this library's servers; some may be left from servers that were killed.
+    """Returns the paths of the sockets of this library's servers; some may be left by servers that were killed.
 
     Raises:
         KtError: others could have put them there.
@@ -101,13 +104,14 @@ def server_sockets() -> list[Path]:
 
 
 def is_name(text: str) -> bool:
-    """Tells whether a text can be the name of a model: safe as one folder, and without a mark of formats."""
+    """Returns whether a text is valid as the name of a model: safe as one folder, and without a mark of formats."""
     return re.fullmatch(NAME, text) is not None
 
 
 def is_taken(name: str) -> bool:
-    """Tells whether a checkpoint or a conversion of this name lies in the library or a further one, upper or lower
-    case; that of a folder outside it has the name of this folder, too."""
+    """Returns whether a checkpoint or a conversion of this name is in the library or a further one, in any case; that
+    of a folder outside it has the name of this folder, too.
+    """
     wanted = name.lower()
     for kind, library in product(EntryKind, (None, *config.libraries())):
         try:
@@ -122,7 +126,7 @@ def is_taken(name: str) -> bool:
 
 
 def local_name(folder: Path, mark: str, spoken: str = "") -> str:
-    """Returns the name in the library for what belongs to a folder outside it.
+    """Returns the library's name for the files of a folder outside it.
 
     Args:
         mark: a text that goes into the name's hash beside the folder's path.
@@ -135,7 +139,7 @@ def local_name(folder: Path, mark: str, spoken: str = "") -> str:
 
 
 def conversion_name(pack: Path) -> str:
-    """Returns the name that tells a conversion from all others, whether it is in a library or not."""
+    """Returns the unique name of a conversion, whether it is in a library or not."""
     inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
     return pack.name if inside or shared_with(pack) else local_name(pack, "pack")
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS, SHOWN_CHARS, Domain, real_numbers, words_like
 
 MOST_STOPS = 16  # texts, as many as a request may have
 _STOP, _PENALTY = "stop", "repetition-penalty"
 _SYSTEM_SHOWN = 60  # characters of a system text on one line
-_OBEYED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_OBEYED = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]"
 # What a preset can have, in the order in which it is shown, and the type of each value.
 KINDS: dict[str, type] = {
     "system": str,
@@ -48,7 +49,7 @@ class Preset:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Preset:
-        """Returns the preset with these values, each checked; those of None are not set.
+        """Returns the preset with these values, each checked; None is unset.
 
         Raises:
             ValueError: one cannot be; the message is a part of a sentence: "temperature is 'x', which is not …".
@@ -69,18 +70,18 @@ class Preset:
         return self.values.get(name)
 
     def over(self, other: Preset) -> Preset:
-        """Returns this preset with what only another one sets added."""
+        """Returns this preset, completed by the values that only another one sets."""
         both = {**other.values, **self.values}
         return Preset({name: both[name] for name in KINDS if name in both})
 
     def document(self) -> dict[str, Any]:
-        """Returns what it sets, as JSON has it and `of` reads it back."""
+        """Returns its values as a JSON object that `of` reads."""
         return {
             name: list(value) if name == _STOP else value for name, value in self.values.items()
         }
 
     def words(self) -> str:
-        """Returns what it sets, for people, on one line: 'temperature 0.2, system "You are …"'."""
+        """Returns its values for people, on one line: 'temperature 0.2, system "You are …"'."""
         return ", ".join(f"{name} {_said(value)}" for name, value in self.values.items())
 
 
@@ -108,7 +109,7 @@ def _value(name: str, value: Any) -> Any:
     if kind is str:
         if not isinstance(value, str):
             raise ValueError(f"{name} is {_shown(value)}, which is not a string")
-        if _OBEYED.search(value):
+        if re.search(_OBEYED, value):
             raise ValueError(f"{name} has a control character: {_shown(value)}")
         text = value
     else:

@@ -10,12 +10,12 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli import settingsfile, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotFound
+from ktcli.records import dataclass
 from ktcli.resources import data_path
 from ktcli.store import places
 
@@ -73,8 +73,9 @@ class ModelProfile:
         return _builtin_config(self.builtin) if self.builtin else self.table
 
     def fault(self, error: KtError) -> KtError:
-        """Returns the error that a model cannot be built from its profile, with file, line and key where a user
-        wrote it."""
+        """Returns the error for a profile from which no model can be built, with file, line and key if the user wrote
+        it.
+        """
         if self.origin is None:
             return error
         try:
@@ -104,10 +105,7 @@ class _ProfileText:
         line = _line_of(self.text, table, key)
         name = ".".join(each for each in (table, key) if each)
         where = f"{settingsfile.shown(self.path)}, line {line}"
-        return KtError(
-            f"{where}: {name}: {what}" if name else f"{where}: {what}",
-            hint=self.hint,
-        )
+        return KtError(f"{where}: {name}: {what}" if name else f"{where}: {what}", hint=self.hint)
 
     def text_of(self, found: Mapping[str, Any], table: str, key: str, default: str = "") -> str:
         """A text of one line; without a default it must be there."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.numbered import numbered_set
+from ktcli.records import dataclass
 from ktcli.store.hubs import RemoteFile, Snapshot
 from ktcli.store.reference import quant_of
 
@@ -26,7 +26,7 @@ _WIDE = ("BF16", "F16", "F32")  # more bits than any conversion keeps
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """One quant of a repository: its name as the makers write it, and its files in order."""
+    """One quant of a repository: its name as its makers write it, and its files in order."""
 
     name: str
     files: tuple[RemoteFile, ...]
@@ -72,15 +72,16 @@ def quant_named(snapshot: Snapshot, name: str) -> Quant:
 
 
 def recommended(quants: tuple[Quant, ...], free_bytes: int) -> Quant:
-    """Returns the quant to take where the disk has `free_bytes`: kt makes its own formats of it, so the most
-    precise one of up to eight bits, as long as it leaves as much room again for the conversion; else the smallest."""
+    """Returns the quant to download where the disk has `free_bytes`: kt converts it, so the most precise one of up to
+    eight bits that leaves as much room again for the conversion; else the smallest.
+    """
     narrow = [each for each in quants if each.name.upper() not in _WIDE] or list(quants)
     fitting = [each for each in narrow if 2 * each.size_bytes <= free_bytes]
     return (fitting or narrow[:1])[-1]
 
 
 def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> UsageError:
-    """Returns the error that a quant has to be named: it lists each with its size, and the best one here."""
+    """Returns the error that asks the user to name a quant: it lists each with its size, and the best one here."""
     best = recommended(quants, free_bytes)
     listed = ", ".join(
         f"{each.name} ({gib(each.size_bytes)}"

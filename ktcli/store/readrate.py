@@ -28,7 +28,7 @@ class ReadRate:
         self._bytes, self._noted_s = 0, 0.0
 
     def note(self, size_bytes: int, seconds: float) -> None:
-        """Notes that a read of so many bytes took so long."""
+        """Records that a read of so many bytes took so long."""
         x, y, now = float(size_bytes), seconds, time.monotonic()
         decay = _DECAY if now - self._noted_s < _KNOWN_S else _OLD_DECAY
         sums = (self._n, self._x, self._y, self._xx, self._xy)
@@ -55,7 +55,7 @@ class ReadRate:
         return enough and time.monotonic() - self._noted_s < _KNOWN_S
 
     def seconds(self, size_bytes: int) -> float:
-        """Returns the time that a read of so many bytes probably takes."""
+        """Returns the predicted seconds of a read of so many bytes."""
         if not self._y:
             return size_bytes / self._assumed_bps if self._assumed_bps else 0.0
         fixed_s, s_per_byte = self._fitted() or (0.0, self._y / self._x)

@@ -22,21 +22,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli.errors import UsageError
 from ktcli.ggufname import GGUF, VISION, is_model
+from ktcli.records import dataclass
 from ktcli.store import aliases, catalog, lmstudio, ollama, places
 from ktcli.store.profile import HUBS, REPOSITORY
 
 _PART = places.NAME
-_REPOSITORY = re.compile(REPOSITORY)
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _QUANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _QUANT_MARK = "--gguf-"  # between the name of a repository and a quant of it
 _ROW = r"(?:UD-)?(?:I?Q[0-9]+(?:_[A-Z0-9]+)*|TQ[0-9]_[0-9]|(?:MX|NV)FP4(?:_MOE)?|BF16|F16|F32)"
-_END = re.compile(rf"(?:|.*?[-._])({_ROW})", re.IGNORECASE | re.ASCII)
+_END = rf"(?ai)(?:|.*?[-._])({_ROW})"
 _NUMBER = re.compile(r"-[0-9]{5}-of-[0-9]{5}$", re.ASCII)
 _HOSTS = {
     "huggingface.co": "hf",
@@ -47,9 +47,7 @@ _HOSTS = {
 }
 _FORMATS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The formats of a conversion behind the @ of a repository, where a revision may stand, too: no branch is called so.
-_PAIR = re.compile(
-    r"(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*-(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*"
-)
+_PAIR = r"(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*-(?:int|nl|mxfp|fp|bf|f)[0-9]+(?:-[a-z0-9]+)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Reference:
 
     @property
     def lasting(self) -> str:
-        """The text that means the same model in every folder, whatever becomes of aliases; without the formats."""
+        """The text that names the same model in every folder, whatever becomes of aliases; without the formats."""
         if self.folder is not None:
             return self.stored or str(self.folder)
         if not self.repository or catalog.find(self.name) is not None:
@@ -90,12 +88,12 @@ class Reference:
 
     @property
     def shown(self) -> str:
-        """The name of the model as people type it."""
+        """The name of the model as users type it."""
         return shown(self.name)
 
     @property
     def model(self) -> str:
-        """The text that means the same model in any formats, as `parse` reads it."""
+        """The text that names the same model in any formats, as `parse` reads it."""
         return self.name if self.folder is None else self.stored or str(self.folder)
 
 
@@ -130,8 +128,9 @@ def parse(text: str) -> Reference:
 
 
 def split_adapter(text: str) -> tuple[str, str]:
-    """Returns the texts of the model and of the adapter that "MODEL+ADAPTER", or an alias of that, means; the text
-    itself and "" if it names no adapter."""
+    """Returns the model and the adapter in "MODEL+ADAPTER", or in an alias of that; the text itself and "" if it names
+    no adapter.
+    """
     if places.is_name(text) and catalog.find(text) is None:
         target = aliases.target_of(text)
         return split_adapter(target) if "+" in target else (text, "")
@@ -141,17 +140,17 @@ def split_adapter(text: str) -> tuple[str, str]:
 
 
 def is_elsewhere(text: str) -> bool:
-    """Tells whether a text names a model in another program's store, there or not."""
+    """Returns whether a text names a model in another program's store, existing or not."""
     return ollama.is_named(text) or lmstudio.is_named(text)
 
 
 def is_short(name: str) -> bool:
-    """Tells whether `parse` reads a text as the name of a model in the library."""
+    """Returns whether `parse` reads a text as the name of a model in the library."""
     return places.is_name(name)
 
 
 def repository_named(name: str) -> str:
-    """Returns the repository that has the library name `name`, as `parse` reads it; empty if there is none."""
+    """Returns the repository whose library name is `name`, as `parse` reads it; empty if there is none."""
     stem, dash, quant = name.rpartition(_QUANT_MARK)
     if dash and (found := repository_named(stem)):
         return f"{found}:{quant}"
@@ -167,7 +166,7 @@ def repository_named(name: str) -> str:
 
 
 def shown(name: str, formats: str = "") -> str:
-    """Returns the name of a model in the library as people type it: org/repo:QUANT@FORMATS; `parse` reads it back."""
+    """Returns the name of a model in the library as users type it: org/repo:QUANT@FORMATS; `parse` reads it."""
     typed = "" if name.startswith(places.LOCAL) else repository_named(name)
     return f"{typed or name}@{formats}" if formats else typed or name
 
@@ -230,11 +229,11 @@ def _meant(text: str, formats: str, target: str) -> Reference:
 
 def _repository(text: str, hub: str, rest: str) -> Reference:
     stem, at, formats = rest.rpartition("@")
-    if at and _PAIR.fullmatch(formats):
+    if at and re.fullmatch(_PAIR, formats):
         return replace(_repository(text, hub, stem), formats=formats)
     rest, colon, quant = rest.partition(":")
     repository, at, revision = rest.partition("@")
-    match = _REPOSITORY.fullmatch(repository)
+    match = re.fullmatch(REPOSITORY, repository)
     if colon and not _QUANT.fullmatch(quant):
         raise UsageError(
             f"{quant[:100]!r} is not the name of a quant",
@@ -286,7 +285,7 @@ def _page(text: str) -> tuple[str, str] | None:
 
 
 def quant_of(*parts: str) -> str:
-    """Returns the quant that the name of a GGUF file ends with, or that of the folder it lies in; empty: neither.
+    """Returns the quant at the end of a GGUF file's name, or of its folder's; empty: neither has one.
 
     Args:
         parts: the path of the file.
@@ -294,17 +293,17 @@ def quant_of(*parts: str) -> str:
     if not is_model(parts[-1]):
         return ""
     stem = _NUMBER.sub("", parts[-1][: -len(GGUF)])
-    match = _END.fullmatch(stem) or (_END.fullmatch(parts[-2]) if len(parts) > 1 else None)
+    match = re.fullmatch(_END, stem) or (re.fullmatch(_END, parts[-2]) if len(parts) > 1 else None)
     return match[1] if match else ""
 
 
 def vision_files(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names, sorted, of the GGUF files that hold the part of a model that reads pictures or sound."""
+    """Returns the names, sorted, of the GGUF files with a model's encoder for images or sound."""
     return tuple(sorted(n for n in names if VISION in n.lower() and n.lower().endswith(GGUF)))
 
 
 def vision_left_out(names: Iterable[str]) -> str:
-    """Returns the sentence that vision files are left out; "": there are none."""
+    """Returns the sentence that vision files are not used; "": there are none."""
     found = vision_files(names)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{found[0]}{more} is left out: kt does not read images or audio" if found else ""

@@ -30,7 +30,7 @@ _WRITE_S = 10.0  # for one file, while nobody does
 
 
 class RemoteStore:
-    """A store whose calls end in time.
+    """A store whose calls have a time limit.
 
     Args:
         store: the one that does the work.
@@ -81,7 +81,7 @@ class RemoteStore:
 
     @property
     def writer(self) -> PageWriter:
-        """Writes its records."""
+        """The queue and thread that write its records."""
         return self._store.writer
 
     @property
@@ -91,24 +91,24 @@ class RemoteStore:
 
     @property
     def rests(self) -> bool:
-        """Whether it did not answer in time, and is not asked for a while."""
+        """Whether it did not respond in time, and is not used for a while."""
         return self._rests_until is not None
 
     @property
     def rate(self) -> ReadRate:
-        """How long its reads take."""
+        """The predictor of the durations of its reads."""
         return self._store.rate
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Tells whether a record was there when the store was last looked at."""
+        """Returns whether a record existed at the last `refresh`."""
         return not self.rests and self._store.has(kind, key)
 
     def states(self) -> list[tuple[int, bytes, bytes]]:
-        """Returns the states that were there, see `PageStore.states`."""
+        """Returns the states at the last `refresh`, see `PageStore.states`."""
         return [] if self.rests else self._store.states()
 
     def refresh(self) -> None:
-        """Looks for what others wrote, for a moment; a listing that takes longer goes on."""
+        """Looks for records that others wrote, for a short time; a longer listing continues in the background."""
         if self._rests_until is not None:
             self._try_again(self._rests_until)
         elif self._looking is None or self._looking.ended:
@@ -119,10 +119,10 @@ class RemoteStore:
         self._tell()
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Does nothing: `refresh` lists what is there."""
+        """Does nothing: `refresh` lists all records."""
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads records into memory, see `PageStore.read`; none if they do not come in time."""
+        """Reads records into memory, see `PageStore.read`; returns 0 if they do not arrive in time."""
         if self.rests or _runs(self._reading):
             return 0
         room = [np.empty_like(memory) for memory in into]  # its own: it may be written late
@@ -138,19 +138,19 @@ class RemoteStore:
         return came
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Lets a record be written in time, unless it is there; returns whether it is queued."""
+        """Queues a record to be written, unless it exists; returns whether it is queued."""
         if not self.rests and self._store.writer.committing_s > _WRITE_S:
             self._rest("a file could not be written in time")
         return not self.rests and self._store.put(label, size_bytes, fill)
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Notes that records are used now, see `PageStore.use`; not while this is still noted of others."""
+        """Records that records are used now, see `PageStore.use`; skipped while an earlier call is in progress."""
         if not self.rests and not _runs(self._using):
             used = list(keys)
             self._using = BackgroundCall(lambda: self._store.use(used), "kt-use")
 
     def hurry(self) -> None:
-        """Lets all queued records be written at once."""
+        """Has all queued records written at once."""
         if not self.rests:
             self._store.hurry()
 
@@ -168,13 +168,13 @@ class RemoteStore:
         return False
 
     def close(self) -> None:
-        """Writes queued records as long as the store takes them, and lets go of it."""
+        """Writes queued records as long as the store accepts them, and closes it."""
         self.flush(CLOSE_S)
         self._store.close(0.0)
         self._tell()
 
     def _answered(self, job: BackgroundCall[Any]) -> bool:
-        """Tells whether a job has come to a good end; otherwise the store rests."""
+        """Returns whether a job has come to a good end; otherwise the store rests."""
         if not job.ended:
             self._rest("it does not answer in time")
         elif job.error is not None:

@@ -30,7 +30,7 @@ CALIBRATING, RESUMING = "calibrate-", "resume-"
 
 
 def remove(entry: Entry) -> int:
-    """Deletes an entry's files and returns the bytes freed. The heat map of its model stays, see `forget`.
+    """Deletes an entry's files; returns the bytes freed. The heat map of its model stays, see `forget`.
 
     Raises:
         UsageError: it does not lie in the library.
@@ -65,8 +65,8 @@ def remove(entry: Entry) -> int:
 
 
 def forget(model: str) -> bool:
-    """Deletes the heat map and the importance of a model of which nothing is left in the library; returns whether there
-    was a heat map.
+    """Deletes the heat map and the importance of a model without entries in the library; returns whether there was a
+    heat map.
 
     Raises:
         KtError: the system refuses.
@@ -83,7 +83,7 @@ def forget(model: str) -> bool:
 
 
 def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPages, ...]:
-    """Returns the KV pages on disk to remove with removed conversions, and all of `models`. Those that an equal
+    """Returns the KV pages on disk to remove along with removed conversions, and all of `models`. Those that an equal
     conversion under another name can use stay, as do those of whose origin nothing is known.
 
     Args:
@@ -107,8 +107,9 @@ def pages_of(gone: Collection[Entry], models: Collection[str]) -> tuple[StoredPa
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Returns the paths of the folders that an interrupted removal, import of an adapter or installation of an engine,
-    a killed calibration or a killed benchmark left behind."""
+    """Returns the paths of the folders left by an interrupted removal, import of an adapter or installation of an
+    engine, a killed calibration or a killed benchmark.
+    """
     folders = [places.folder_of(kind) for kind in EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     begun = (CALIBRATING, RESUMING)
@@ -126,8 +127,8 @@ def _streams() -> Iterator[Path]:
 
 
 def calibrating_folder(key: str) -> Path:
-    """Returns this process's folder for a calibration, which need not exist: the one that a process that was stopped
-    in the same calibration has left, if there is one.
+    """Returns this process's folder for a calibration, which need not exist: that of a stopped process with the same
+    calibration, if there is one.
 
     Args:
         key: names the calibration, with letters and digits.
@@ -145,7 +146,7 @@ def _is_running(process: str) -> bool:
 
 
 def remove_leftovers() -> int:
-    """Deletes the leftovers and returns the bytes freed."""
+    """Deletes the leftovers; returns the bytes freed."""
     freed = 0
     for path in leftovers():
         freed += sum(status.st_size for _, status in contents.walk(path))

@@ -25,8 +25,8 @@ PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the ref
 
 
 def entries_of(kind: EntryKind) -> Iterator[Entry]:
-    """Yields the entries of one kind that lie in one's own library, by name, then those of each further one that can
-    be read.
+    """Yields the entries of one kind in the user's own library, by name, then those of each further one that can be
+    read.
 
     Raises:
         KtError: one's own folder cannot be read.
@@ -66,7 +66,7 @@ def _entries_in(folder: Path, kind: EntryKind, shared: Path | None) -> Iterator[
 
 
 def entry_at(path: Path, kind: EntryKind, shared: Path | None = None) -> Entry:
-    """Returns the entry of one folder in one's own library, or in a further one."""
+    """Returns the entry of one folder in the user's own library, or in a further one."""
     found = _entry_at(path, kind, lock_path(path.name.partition("@")[0], shared))
     return replace(found, managed=False, shared=shared) if shared else found
 

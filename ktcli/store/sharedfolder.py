@@ -46,14 +46,14 @@ _HOST_CHARS, _DIGITS = 20, 8
 
 
 def writer_name() -> str:
-    """Returns the name of this library on this machine, as files have it: `node7-1a2b3c4d`."""
+    """Returns the name of this library on this machine in files: `node7-1a2b3c4d`."""
     host = os.uname().nodename
     plain = re.sub(r"[^A-Za-z0-9-]", "-", host.partition(".")[0])[:_HOST_CHARS]
     return f"{plain}-{sha256(f'{host}:{config.home()}'.encode()).hexdigest()[:_DIGITS]}"
 
 
 def writer_of(name: str) -> str:
-    """Returns the writer of a file in a shared folder; empty: nobody has noted it."""
+    """Returns the writer of a file in a shared folder; empty: it is not recorded."""
     return name.partition(".")[0] if name.count(".") > 1 else ""
 
 
@@ -74,7 +74,7 @@ class SharedFolder(PageFolder):
 
     @classmethod
     def open(cls, path: Path) -> SharedFolder:
-        """Returns the store in a folder, which becomes one if it is empty or not there.
+        """Returns the store in a folder; a missing folder is created, and an empty one becomes a store.
 
         Raises:
             KtError: it cannot be one, or another version's; the message is one sentence.
@@ -121,7 +121,7 @@ class SharedFolder(PageFolder):
         return made
 
     def has_only_others(self, space: Space, model: str) -> bool:
-        """Tells whether it has pages of a conversion, but none of a space: they were computed in another way."""
+        """Returns whether it has pages of a conversion, but none in a space: they were computed with other settings."""
         models = {each.name: each.conversion for each in self.spaces()}
         return model in models.values() and folder_name(space) not in models
 
@@ -155,10 +155,10 @@ class SharedFolder(PageFolder):
         raise KtError("it is not there any more")
 
     def make(self) -> None:
-        """Does nothing: where the folder is gone its disk is, and another one is not to be filled."""
+        """Does nothing: a missing folder means a missing disk, and another one must not be filled."""
 
     def prepare(self, space: Space, about: dict[str, Any]) -> Path:
-        """Creates the folder of a space, for all who may write to the store, and returns its path."""
+        """Creates the folder of a space, for all who may write to the store; returns its path."""
         is_new = not self.folder_of(space).exists()
         folder = super().prepare(space, about)
         if is_new:
@@ -175,7 +175,7 @@ class SharedFolder(PageFolder):
                 raise
 
     def write_file(self, path: Path, data: str | memoryview, *, tidies: bool = False) -> None:
-        """Writes a file, whole or not at all, for all who may use the store, whatever the umask."""
+        """Writes a file, atomically, for all who may use the store, whatever the umask."""
         super().write_file(path, data, tidies=tidies)
         self._open_to_group(path, self._file_mode)
 
@@ -185,7 +185,7 @@ class SharedFolder(PageFolder):
                 _set_mode(path, mode)
 
     def lock(self, wait_s: float = 0.0, *, frees: bool = False) -> AbstractContextManager[None]:
-        """Returns a context without a lock: nobody changes what is another's."""
+        """Returns a context without a lock: no process changes another's files."""
         return nullcontext()
 
     def paths(self, folder: Path) -> set[Path]:
@@ -203,8 +203,7 @@ class SharedFolder(PageFolder):
             yield from super().files(folder, owner)
 
     def write(self, folder: Path, name: str, image: U8Array) -> Path:
-        """Writes a file of pages, whole or not at all, and returns its path. On a full disk files of its own make room,
-        once.
+        """Writes a file of pages, atomically; returns its path. On a full disk files of its own make room, once.
 
         Raises:
             OSError: the system refuses; nothing is left of it.
@@ -227,7 +226,7 @@ class SharedFolder(PageFolder):
         return self.make_room(used - size_bytes)
 
     def make_room(self, most_bytes: int, most_small: int | None = None) -> int:
-        """Removes its own files that were used least recently, see `PageFolder.make_room`."""
+        """Removes its own least recently used files, see `PageFolder.make_room`; returns the bytes freed."""
         self._taken = None
         return super().make_room(most_bytes, most_small)
 
@@ -238,8 +237,9 @@ class SharedFolder(PageFolder):
         super().keep_within(most_bytes, more_bytes)
 
     def usage(self) -> tuple[int, int]:
-        """Returns the bytes of its own files, and the number of small ones: counted seldom, for others change the
-        folder all the time."""
+        """Returns the bytes of its own files, and the number of small ones: counted seldom, as others change the folder
+        all the time.
+        """
         if self._taken is None:
             self._uncounted_bytes = 0
             sizes = [file.size_bytes for file in self.own_files()]
@@ -247,7 +247,7 @@ class SharedFolder(PageFolder):
         return self._taken
 
     def remove_unfinished(self) -> None:
-        """Removes what processes of this writer left that were killed."""
+        """Removes the temporary files of this writer's killed processes."""
         for path in self.path.glob(f"*/{self.owner}*{smallfiles.SUFFIX}"):
             if smallfiles.is_abandoned(path.name):
                 with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ class SharedFolder(PageFolder):
         return freed
 
     def removes(self, name: str) -> bool:
-        """Tells whether `remove` removes something of this name."""
+        """Returns whether `remove` would remove something of this name."""
         return name != MARK and super().removes(name)
 
 
@@ -283,7 +283,7 @@ def _set_mode(path: Path, mode: int) -> None:
 
 
 def _is_of_library(mark: Path) -> bool:
-    """Whether a mark of this version is that of a library's folder, not of a shared one."""
+    """Returns whether a mark of this version is that of a library's folder, not of a shared one."""
     try:
         said = smallfiles.json_object(smallfiles.read_bounded(mark, MAX_MARK_BYTES))
     except (OSError, ValueError):
@@ -292,7 +292,7 @@ def _is_of_library(mark: Path) -> bool:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether nothing is there, but what another server leaves that makes it a store at this moment."""
+    """Returns whether nothing is there, but what another server leaves that makes it a store at this moment."""
     with os.scandir(folder) as items:
         return all(
             item.name in (_LOST, MARK) or smallfiles.meant_name(item.name) == MARK for item in items

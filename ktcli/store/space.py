@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli import config
+from ktcli.records import dataclass
 from ktcli.store import contents, library, removal
 from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import OtherVersion, PageFolder
@@ -27,7 +26,7 @@ class Taken:
 
 
 def by_model() -> tuple[Taken, ...]:
-    """Returns the bytes of every model of which something lies in the library, the largest first."""
+    """Returns the bytes of every model with files in the library, the largest first."""
     sizes: dict[str, dict[str, int]] = {}
 
     def add(name: str, kind: str, size_bytes: int) -> None:
@@ -57,7 +56,7 @@ def by_model() -> tuple[Taken, ...]:
 
 
 def left_bytes() -> int:
-    """Returns the bytes of the files that killed processes left, which `kt prune` removes."""
+    """Returns the bytes of the files left by killed processes, which `kt prune` removes."""
     return sum(status.st_size for path in removal.leftovers() for _, status in contents.walk(path))
 
 
@@ -67,7 +66,7 @@ def all_bytes() -> int:
 
 
 def converted() -> tuple[Entry, ...]:
-    """Returns the complete checkpoints of models of which there is a complete conversion."""
+    """Returns the complete checkpoints of models that also have a complete conversion."""
     entries = [each for each in library.entries() if each.managed and each.complete]
     packs = {each.name for each in entries if each.kind is EntryKind.PACK}
     return tuple(

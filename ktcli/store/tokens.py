@@ -17,13 +17,13 @@ _LEFT = (
 
 
 def is_same_server(url: str, other: str) -> bool:
-    """Tells whether two addresses have the same scheme, host and port; False where one of them has none."""
+    """Returns whether two addresses have the same scheme, host and port; False where one of them has none."""
     server = _server(url)
     return server is not None and server == _server(other)
 
 
 def hold() -> None:
-    """Changes `requests` so that every session drops tokens where a redirect leads to another server, from now on."""
+    """Changes `requests` so that every session drops tokens when a redirect leads to another server, from now on."""
     import requests
 
     usual = requests.Session.rebuild_auth

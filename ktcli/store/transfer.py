@@ -19,12 +19,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ktcli.errors import HubError
+from ktcli.records import dataclass
 from ktcli.store import tokens
 from ktcli.store.partial import CHUNK_BYTES, Located, PartialFile
 from ktcli.store.retrying import retry_after
@@ -43,13 +43,14 @@ _TRANSIENT = frozenset((408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 5
 
 
 class Stalled(OSError):
-    """Raised when the server sends almost no data, closed the connection early, or answers with something else than was
-    asked for."""
+    """Raised when the server sends almost no data, closes the connection early, or sends something else than was
+    requested.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A file that is complete and has the hash that the hub says."""
+    """A complete file with the hash that the hub lists."""
 
     located: Located
     sha256: str
@@ -69,7 +70,7 @@ class Throttle:
         return _BLOCK if not self._rate else max(1 << 10, min(_BLOCK, self._rate // 10))
 
     def wait(self, n_bytes: int, stop: threading.Event) -> float:
-        """Waits until `n_bytes` more fit into the rate; returns the seconds waited."""
+        """Waits until `n_bytes` more are within the rate; returns the seconds waited."""
         if not self._rate:
             return 0.0
         with self._lock:
@@ -110,7 +111,7 @@ class Transfer:
         self._new_bytes = 0
 
     def run(self, advance: Callable[[int], None]) -> None:
-        """Fetches the missing parts of all files; returns when every file is complete and verified.
+        """Downloads the missing parts of all files; returns when every file is complete and verified.
 
         Args:
             advance: called with the bytes that arrived since its last call.
@@ -306,7 +307,7 @@ class Transfer:
         return True
 
     def _again(self, file: PartialFile) -> bool:
-        """Whether a file that arrived damaged is fetched once more by this transfer; if so, it is asked for."""
+        """Returns whether a file that arrived damaged is fetched once more by this transfer; if so, it is asked for."""
         return False
 
 

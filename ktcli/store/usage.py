@@ -19,8 +19,8 @@ _MOST_BYTES = 200  # of a line
 
 
 def note(conversion: str, identity: str, sample: str) -> bool:
-    """Records that a conversion (`places.conversion_name`) is used now; where the library cannot be written, that
-    is lost.
+    """Records that a conversion (`places.conversion_name`) is used now; returns whether its weights are still those of
+    its first use.
 
     Args:
         identity: of its manifest.
@@ -42,7 +42,7 @@ def note(conversion: str, identity: str, sample: str) -> bool:
 
 
 def last_used_s(conversion: str) -> float | None:
-    """Returns the time in seconds since 1970 at which a conversion was last used; None: nobody noted one."""
+    """Returns the time in seconds since 1970 at which a conversion was last used; None: it is not recorded."""
     try:
         return _path(conversion).stat().st_mtime
     except (OSError, ValueError):

@@ -60,7 +60,7 @@ _WORDS = {
 
 
 def changed(settings: Settings, name: str, value: str) -> Settings:
-    """Returns `settings` with one value from a line of text.
+    """Returns `settings` with one value changed by a line of text.
 
     Raises:
         UsageError: there is no such setting, or it cannot be that; the hint says what it can be.
@@ -92,7 +92,7 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
 
 
 def show_otherwise(screen: Screen, name: str, value: str) -> None:
-    """Changes how answers are shown, by a line of text.
+    """Changes how answers are displayed, by a line of text.
 
     Raises:
         UsageError: it cannot be that; the hint says what it can be.
@@ -109,14 +109,14 @@ def show_otherwise(screen: Screen, name: str, value: str) -> None:
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
-    """Returns the note that a seed changes nothing; empty where it does change something."""
+    """Returns a note that a seed has no effect; empty where it has one."""
     if sampling.seed is None or not sampling.is_greedy:
         return ""
     return "the seed has no effect while the most likely token is always chosen; /set temperature 0.7 changes that"
 
 
 def shown(settings: Settings, screen: Screen | None = None) -> str:
-    """Returns the text of all settings, one a line; with a screen also of how it shows answers."""
+    """Returns the text of all settings, one a line; with a screen also of how it displays answers."""
     sampling = settings.sampling
     rows = [
         (name, _shown(name, getattr(sampling, key)) if settings.states(key) else "the server's own")

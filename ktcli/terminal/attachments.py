@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
+from ktcli.records import dataclass
 
 MAX_BYTES = 4 << 20  # of a file: about a million tokens
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|([^\s"]+))')
@@ -17,7 +17,7 @@ _MOST_AFTER = 16  # of those are tried one after the other
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text file that goes into a question.
+    """A text file that is part of a question.
 
     Attributes:
         name: the path as the person named it.
@@ -28,14 +28,14 @@ class Attachment:
 
     @property
     def block(self) -> str:
-        """The file as it stands in a question: its name, and its text between fences that the text does not have."""
+        """The file as part of a question: its name, and its text between fences that do not occur in it."""
         longest = max(map(len, re.findall("`{3,}", self.text)), default=2)
         fence = "`" * (longest + 1)
         return f"{self.name}:\n{fence}\n{self.text.rstrip()}\n{fence}"
 
 
 def read(name: str) -> Attachment:
-    """Reads a file that a person names.
+    """Returns the file that the user names as an attachment.
 
     Raises:
         NotFound: there is no such file. UsageError: it is no plain file of text, or too large.
@@ -60,7 +60,7 @@ def read(name: str) -> Attachment:
 
 
 def named_in(question: str) -> tuple[str, list[Attachment]]:
-    """Finds the files that a question names with @; returns it without those signs, and the files.
+    """Returns a question without the @ before names of files, and those files.
 
     A word that is no file here stays as it is.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+
+from ktcli.records import dataclass
 
 _QUOTE = re.compile(r"[ \t]{0,3}> ?")
 _FENCE = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\s]*)[^`]*$")
@@ -35,7 +36,7 @@ class LineKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LineStart:
-    """A line of Markdown whose kind is certain, though its end may not have come.
+    """A line of Markdown whose kind is certain, even before its end has arrived.
 
     Attributes:
         body: what has come of its text; for a fence the marks and what stands behind them.
@@ -51,8 +52,8 @@ class LineStart:
 
 
 def classify(source: str, *, last: bool) -> LineStart | None:
-    """Returns the kind of a line of which `source` has come, and what stands before its text; None: that depends on
-    what follows.
+    """Returns the kind of a line of which `source` has arrived, and its markup before the text; None: that depends on
+    the rest.
 
     Args:
         last: whether it is the whole line.
@@ -97,6 +98,6 @@ def fence_of(body: str) -> tuple[str, str]:
 
 
 def closes(line: str, marks: str) -> bool:
-    """Tells whether a line ends a block of code that began with these marks."""
+    """Returns whether a line ends a block of code that began with these marks."""
     text = line.strip()
     return len(text) >= len(marks) and not text.strip(marks[0])

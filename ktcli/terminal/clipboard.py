@@ -23,7 +23,7 @@ _PROGRAMS = (
 
 
 def copy(text: str, write: Callable[[str], None]) -> str:
-    """Puts a text on the clipboard; returns who took it, for people.
+    """Copies a text to the clipboard; returns the name of the mechanism, for people.
 
     Args:
         write: writes to the terminal.

@@ -27,8 +27,8 @@ def cells(character: str) -> int:
 
 
 class Flow:
-    """Writes text to a terminal as it comes, broken between words: a word that does not fit is taken back and begins
-    the next line.
+    """Writes text to a terminal as it arrives, broken between words: a word that does not fit is erased and begins the
+    next line.
 
     Lines of Chinese and Japanese are broken between any two characters.
 
@@ -53,15 +53,15 @@ class Flow:
 
     @property
     def at_start(self) -> bool:
-        """Tells whether nothing is on the line."""
+        """Whether the line is empty."""
         return not self._begun
 
     def indent(self, first: str, rest: str, style: str = "") -> None:
-        """Sets what stands before the next line, and before those that it is broken into."""
+        """Sets the indent of the next line, and of its continuations."""
         self._indents = (first, style), (rest, style)
 
     def put(self, text: str, style: str = "") -> None:
-        """Writes text without newlines; the style is a list of numbers as SGR has them."""
+        """Writes text without newlines; the style is a list of SGR numbers."""
         for character in text:
             if character in " \t":
                 self._end_word()
@@ -71,7 +71,7 @@ class Flow:
         self._flush()
 
     def newline(self) -> None:
-        """Ends the line; the next one has no indent, unless it gets one."""
+        """Ends the line; the next one has no indent, unless one is set."""
         self._end_word()
         if not self._begun and self._indents[0][0]:
             self._begin(*self._indents[0])
@@ -81,7 +81,7 @@ class Flow:
         self._indents = ("", ""), ("", "")
 
     def finish(self) -> None:
-        """Writes what was held back."""
+        """Writes the text that was held back."""
         self._end_word()
         self._flush()
 
@@ -191,6 +191,6 @@ class PlainText:
             self._flow.put(more, self._style)
 
     def finish(self) -> bool:
-        """Draws what was held back; returns whether something is on the last line."""
+        """Draws the text that was held back; returns whether the last line is not empty."""
         self._flow.finish()
         return not self._flow.at_start

@@ -29,7 +29,7 @@ class Highlighter:
         self._lines: list[str] = []
 
     def line(self, text: str) -> str | None:
-        """Returns the next line with colours; None: it gets none."""
+        """Returns the next line with colours; None: it has none."""
         if self._lexer is None or len(text) > _MOST_LETTERS:
             return None
         self._lines = [*self._lines[-_MOST_LINES:], text]

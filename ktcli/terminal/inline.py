@@ -115,7 +115,7 @@ class Inline:
         return bool(after) and not after.isspace()
 
     def _is_none(self) -> bool:
-        """Tells whether what began like a link or an address is none."""
+        """Returns whether what began like a link or an address is none."""
         first, held = self._held[0], self._held
         if first == "<":
             return " " in held
@@ -130,7 +130,7 @@ def _parsed(source: str) -> list[Token]:
 
 
 def _is_whole(tokens: list[Token]) -> bool:
-    """Tells whether tokens are one construct from end to end."""
+    """Returns whether tokens are one construct from end to end."""
     tokens = [token for token in tokens if token.content or token.type != "text"]
     if len(tokens) == 1:
         return tokens[0].type in ("code_inline", "image")

@@ -19,7 +19,7 @@ _EACH_TIME = 400  # characters; shorter lines are looked at with each piece
 
 
 class Markdown:
-    """Draws texts of Markdown on a terminal as they come, one after the other.
+    """Draws Markdown texts on a terminal as they arrive, one after the other.
 
     Args:
         write: writes to the terminal, which obeys.
@@ -46,7 +46,9 @@ class Markdown:
             self._add(more)
 
     def finish(self) -> bool:
-        """Draws what was held back: the text has ended. Returns whether something is on the last line."""
+        """Ends the text, and draws what was held back of it; returns whether the last line is not empty. Returns
+        whether something is on the last line.
+        """
         if self._code is not None:
             on_line = bool(self._line)
         else:

@@ -18,8 +18,8 @@ _MOST_COLUMNS = 30
 
 
 def aligned(rows: Sequence[str], columns: int) -> str | None:
-    """Returns a table of Markdown with aligned columns, for a terminal of so many; None: the second row does not make
-    it a table.
+    """Returns a table of Markdown with aligned columns, for a terminal of so many; None: by its second row it is not a
+    table.
 
     Args:
         rows: its lines, each of which begins with a bar.

@@ -33,7 +33,7 @@ def is_open(text: str) -> bool:
 
 
 def cleaned(text: str) -> str:
-    """Returns the text without the marks that kept it open."""
+    """Returns the text without the marks that continue it on the next line."""
     stripped = text.strip()
     if stripped.startswith(QUOTES) and stripped.endswith(QUOTES) and len(stripped) >= 6:
         return stripped[3:-3].strip("\n")
@@ -41,7 +41,7 @@ def cleaned(text: str) -> str:
 
 
 class Prompt:
-    """Asks the person for texts on the terminal, with a history and completions.
+    """Reads the user's texts on the terminal, with a history and completions.
 
     Args:
         history: the file of earlier lines; they are kept in memory where it cannot be written.
@@ -73,7 +73,7 @@ class Prompt:
         )
 
     def ask(self, draft: str = "") -> str | None:
-        """Returns the next text; empty after Ctrl-C, None when the person leaves (Ctrl-D).
+        """Returns the next text; empty after Ctrl-C, None when the user leaves (Ctrl-D).
 
         Args:
             draft: what stands there already.

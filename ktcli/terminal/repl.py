@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -12,9 +11,11 @@ from ktcli.answers.events import AnswerPiece
 from ktcli.chat.base import BaseChat
 from ktcli.chat.chats import LAST, newest
 from ktcli.chat.compaction import exchanges
+from ktcli.chat.reply import Reply
 from ktcli.engine.request import Finish
 from ktcli.errors import DeviceError, KtError
 from ktcli.interrupt import Interrupt
+from ktcli.records import dataclass
 from ktcli.terminal import attachments, slash
 from ktcli.terminal.replstate import Models, ReplState
 from ktcli.terminal.screen import Screen, visible
@@ -23,32 +24,32 @@ from ktcli.terminal.statusline import nearly_full, status_line
 
 
 class Asks(Protocol):
-    """Where the texts of the person come from: a prompt on the terminal, or lines of a pipe."""
+    """The interface of the source of the user's texts: a prompt on the terminal, or lines of a pipe."""
 
     def ask(self, draft: str = "") -> str | None:
-        """Returns the next text; None when the person leaves.
+        """Returns the next text; None when the user leaves.
 
         Args:
             draft: what stands there already.
         """
 
 
-class Person(Protocol):
-    """Says things to the person beside the answers of the model: notes, warnings, errors."""
+class UserOutput(Protocol):
+    """The interface of the output to the user besides the answers of the model: notes, warnings, errors."""
 
     def note(self, text: str) -> None:
-        """Says something worth knowing."""
+        """Prints a note."""
 
     def warn(self, text: str) -> None:
-        """Says something that must not be overlooked, although the chat goes on."""
+        """Prints a warning; the chat goes on."""
 
     def error(self, error: KtError) -> None:
-        """Says that something went wrong; the chat goes on."""
+        """Prints an error; the chat goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remarks:
-    """Says which remarks follow every answer.
+    """The options that decide which remarks follow every answer.
 
     Attributes:
         stats: whether to show its counts and times.
@@ -66,25 +67,25 @@ def talk(
     chat: BaseChat,
     prompt: Asks,
     screen: Screen,
-    person: Person,
+    user: UserOutput,
     *,
     remarks: Remarks = SILENT,
     begin: Callable[[ReplState], None] | None = None,
     models: Models | None = None,
 ) -> None:
-    """Runs a chat until the person leaves; the conversation keeps itself in a file (recorder.py).
+    """Runs a chat until the user leaves; the conversation is saved by its recorder (recorder.py).
 
     Args:
         begin: called first, to continue a saved conversation; None: it is a new one.
         models: the models that it can go on with; None: the one it has.
     """
-    repl = ReplState(chat, lambda text: person.note(visible(text)), person.warn, screen=screen)
+    repl = ReplState(chat, lambda text: user.note(visible(text)), user.warn, screen=screen)
     repl.models = models
     with contextlib.closing(repl.recorder), repl.recorder.on_signals():
         if begin is not None:
             begin(repl)
         elif newest() is not None:
-            person.note(f"/load {LAST} continues the last conversation")
+            user.note(f"/load {LAST} continues the last conversation")
         while not repl.leaving:
             draft, repl.draft = repl.draft, ""
             line = prompt.ask(draft)
@@ -95,7 +96,7 @@ def talk(
                 continue
             failed = False
             try:
-                _take(repl, line, screen, person, remarks)
+                _take(repl, line, screen, user, remarks)
             except DeviceError as error:
                 if models is None or not models.outlives(error):
                     raise
@@ -103,27 +104,27 @@ def talk(
             except KtError as error:
                 if repl.chat.left:  # no model is there to go on with
                     raise
-                person.error(error)
+                user.error(error)
             except KeyboardInterrupt:  # pressed again before the first was looked at
                 if repl.chat.left:
                     raise
-                person.note(ENDS[Finish.CANCELLED])
+                user.note(ENDS[Finish.CANCELLED])
             if failed and models is not None:
                 models.recover()
 
 
-def _take(repl: ReplState, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
+def _take(repl: ReplState, line: str, screen: Screen, user: UserOutput, remarks: Remarks) -> None:
     """Runs or answers one line, and keeps the chat."""
     chat = repl.chat
     try:
         if not line.startswith("/"):
-            show(repl, partial(chat.ask, _question(repl, line)), screen, person, remarks=remarks)
+            show(repl, partial(chat.ask, _question(repl, line)), screen, user, remarks=remarks)
             return
         repl.editing = None
         slash.run(repl, line.strip())
         if repl.again:
             repl.again = False
-            show(repl, chat.retry, screen, person, remarks=remarks)
+            show(repl, chat.retry, screen, user, remarks=remarks)
     finally:
         repl.recorder.keep()
 
@@ -154,11 +155,11 @@ def show(
     repl: ReplState,
     start: Callable[..., Iterator[AnswerPiece] | None],
     screen: Screen,
-    person: Person,
+    user: UserOutput,
     *,
     remarks: Remarks = SILENT,
 ) -> None:
-    """Shows one answer as it comes; Ctrl-C stops it and keeps what was said.
+    """Prints one answer as it arrives; Ctrl-C stops it and keeps the text so far.
 
     Raises:
         DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
@@ -186,25 +187,27 @@ def show(
                 "the conversation is saved; continue it with: kt chat --continue --device cpu"
             )
         raise
-    if chat.reply is None:
-        return
-    if chat.reply.dropped:
-        person.note(
-            f"(the context was full: {exchanges(chat.reply.dropped)} were left out; /compact undo restores them)"
+    if chat.reply is not None:
+        _remark(chat, chat.reply, before, user, remarks)
+
+
+def _remark(chat: BaseChat, reply: Reply, before: int, user: UserOutput, remarks: Remarks) -> None:
+    """Says below an answer what happened to it, and what is asked for."""
+    if reply.dropped:
+        user.note(
+            f"(the context was full: {exchanges(reply.dropped)} were left out; /compact undo restores them)"
         )
-    if ended := _end(chat, chat.reply.finish):
-        person.note(ended)
-    if chat.reply.thought_cut:
+    if ended := _end(chat, reply.finish):
+        user.note(ended)
+    if reply.thought_cut:
         most = chat.settings.think_budget or 0
-        person.note(
-            f"(thinking was stopped at {most:,} tokens; /set think-budget changes the limit)"
-        )
+        user.note(f"(thinking was stopped at {most:,} tokens; /set think-budget changes the limit)")
     if full := nearly_full(before, chat.used, chat.context):
-        person.note(full)
+        user.note(full)
     if remarks.stats:
-        person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
+        user.note(f"{six_lines(reply.stats)}\n{cached_line(reply.stats)}")
     if remarks.losses and chat.loss is not None:
-        person.note(visible(chat.loss.sentence))
+        user.note(visible(chat.loss.sentence))
 
 
 def _live(chat: BaseChat, columns: int) -> str:

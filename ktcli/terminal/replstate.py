@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from ktcli.chat.base import BaseChat
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.errors import DeviceError
+from ktcli.records import dataclass
 from ktcli.terminal.attachments import Attachment
 from ktcli.terminal.screen import Screen
 
 
 class Models(Protocol):
-    """The models that a chat can go on with."""
+    """The interface of the models that a chat can switch to."""
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns the names of the models, each with a word about it; that of the present one is not empty."""
+        """Returns the names of the models, each with a short remark; that of the current one is not empty."""
 
     def known(self) -> Sequence[str]:
-        """Returns the names of the models, as far as they are known at once."""
+        """Returns the names of the models that are known without a request."""
 
     def go_to(self, name: str) -> None:
-        """Lets the chat go on with another one.
+        """Switches the chat to another model.
 
         Raises:
             KtError: that cannot be; the chat goes on with the one it has.
         """
 
     def outlives(self, error: DeviceError) -> bool:
-        """Tells whether the chat can go on after its GPU failed; the person hears how."""
+        """Returns whether the chat can continue after its GPU failed; prints how."""
 
     def recover(self) -> None:
         """Loads the model again after its GPU failed. Nobody holds the error any more, whose traceback would keep the
@@ -81,6 +82,6 @@ class ReplState:
 
     @property
     def answer(self) -> str:
-        """The last answer; empty: there is none."""
+        """The text of the last answer; empty: there is none."""
         turns = reversed(self.chat.conversation.turns)
         return next((turn["content"] for turn in turns if turn["role"] == "assistant"), "")

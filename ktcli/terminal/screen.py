@@ -24,13 +24,13 @@ _CLEAR_BELOW = "\x1b[J"
 LEAST_COLUMNS = 12  # of a terminal that has room for such a line
 LIVE_S = 0.2  # between two counts of the line below an answer that is being made
 # Control characters but newline and tab; C1 controls; characters that reverse the direction of the line.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 REPORTED_PROMPT = 256  # tokens; a shorter prompt is read too fast to report
 
 
 def visible(text: str) -> str:
     """Returns `text` with every control character but newline and tab made visible."""
-    return _CONTROL.sub(_picture, text.replace("\r\n", "\n"))
+    return re.sub(_CONTROL, _picture, text.replace("\r\n", "\n"))
 
 
 def _picture(match: re.Match[str]) -> str:
@@ -41,18 +41,18 @@ def _picture(match: re.Match[str]) -> str:
 
 
 class Drawing(Protocol):
-    """Draws one text on a terminal as it comes, plain or as Markdown."""
+    """Draws one text on a terminal as it arrives, plain or as Markdown."""
 
     def feed(self, text: str) -> None:
         """Draws the next piece."""
 
     def finish(self) -> bool:
-        """Draws what was held back; returns whether something is on the last line."""
+        """Draws the text that was held back; returns whether the last line is not empty."""
 
 
 class Screen:
-    """Writes answers to a stream: on a terminal in whole words, with thoughts folded, and as Markdown if it can show
-    styles; elsewhere the answers alone, as they are.
+    """Writes answers to a stream: on a terminal in whole words, with thoughts folded, and as Markdown if it supports
+    styles; elsewhere the answers alone, unchanged.
 
     Args:
         stream: the stream to write to.
@@ -148,7 +148,7 @@ class Screen:
         return self._columns()
 
     def end(self, *, gap: bool = False, below: str = "") -> None:
-        """Ends the answer, wherever it stopped: the next thing begins on a new line.
+        """Ends the answer, wherever it stopped: the next output begins on a new line.
 
         Args:
             gap: whether to leave an empty line too, for a person to come back to.
@@ -171,7 +171,7 @@ class Screen:
         self.on_end()
 
     def reading(self, done: int, total: int) -> None:
-        """Shows how far a long prompt is read, and when it will have been."""
+        """Shows the progress of reading a long prompt, and the remaining time."""
         if self._terminal and total > REPORTED_PROMPT and done < total:
             left = time_left(self._clock() - self._began_s, done, total)
             self._draw_line(f"reading {done:,} of {total:,} tokens" + (f", {left}" if left else ""))

@@ -6,7 +6,6 @@ A command gets the `ReplState` (the chat, and a way to speak to the person) and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
 from ktcli.chat.chats import LAST, newest, saved_names
@@ -15,6 +14,7 @@ from ktcli.chat.conversation import NOTHING_OMITTED
 from ktcli.chat.worktimes import time_lines
 from ktcli.errors import UsageError
 from ktcli.interrupt import Interrupt
+from ktcli.records import dataclass
 from ktcli.terminal import slash_files as files
 from ktcli.terminal.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.terminal.replstate import ReplState
@@ -37,7 +37,7 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """A command: the function it runs, the form of its line, and its meaning in words."""
+    """A command: its function, its syntax, and its meaning in words."""
 
     run: Callable[[ReplState, str], None]
     usage: str
@@ -210,7 +210,7 @@ ALIASES = {"branch": "fork", "quit": "exit", "bye": "exit", "?": "help"}
 
 
 def run(repl: ReplState, line: str) -> None:
-    """Runs a line that begins with a slash.
+    """Runs a command line that begins with a slash.
 
     Raises:
         UsageError: there is no such command. KtError: it failed.

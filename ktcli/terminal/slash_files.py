@@ -20,7 +20,7 @@ _CODE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTA
 
 
 def keep_copy(repl: ReplState, rest: str) -> None:
-    """Keeps a copy of the conversation in the library: `/save NAME`."""
+    """Saves a copy of the conversation in the library: `/save NAME`."""
     if not rest:
         raise UsageError("/save needs a name", hint=saved_hint())
     path = chat_path(rest)
@@ -33,7 +33,7 @@ def keep_copy(repl: ReplState, rest: str) -> None:
 
 
 def export(repl: ReplState, rest: str) -> None:
-    """Writes the conversation into a new file, as Markdown or JSON: `/export FILE`."""
+    """Writes the conversation to a new file, as Markdown or JSON: `/export FILE`."""
     if not rest:
         raise UsageError("/export needs the name of a file", hint="for example /export talk.md")
     if not repl.chat.conversation.turns:
@@ -51,7 +51,7 @@ def export(repl: ReplState, rest: str) -> None:
 
 
 def go_on_with(repl: ReplState, rest: str) -> None:
-    """Goes on with a kept conversation instead of this one: `/load NAME`."""
+    """Replaces this conversation by a saved one: `/load NAME`."""
     if not rest:
         raise UsageError("/load needs a name", hint=saved_hint())
     try:
@@ -64,7 +64,7 @@ def go_on_with(repl: ReplState, rest: str) -> None:
 
 
 def resume(repl: ReplState, path: Path) -> None:
-    """Goes on with a kept conversation, and says what it is.
+    """Replaces this conversation by a saved one, and prints a summary of it.
 
     Raises:
         NotFound, UsageError: there is no such conversation; the chat is as it was.
@@ -82,7 +82,7 @@ def resume(repl: ReplState, path: Path) -> None:
 
 
 def fork(repl: ReplState, rest: str) -> None:
-    """Goes on in a new conversation from here; the old one stays: `/fork [NAME]`."""
+    """Continues in a new conversation from here; the old one stays: `/fork [NAME]`."""
     if not repl.chat.conversation.turns:
         raise UsageError("there is nothing to fork yet", hint="ask something first")
     before = repl.recorder.path
@@ -96,7 +96,7 @@ def fork(repl: ReplState, rest: str) -> None:
 
 
 def rename(repl: ReplState, rest: str) -> None:
-    """Gives the file of the conversation another name: `/rename NAME`."""
+    """Renames the file of the conversation: `/rename NAME`."""
     if not rest:
         name = repl.recorder.path.stem if repl.recorder.path else "(not saved yet)"
         repl.say(f"this chat is called {name}")
@@ -105,7 +105,7 @@ def rename(repl: ReplState, rest: str) -> None:
 
 
 def attach(repl: ReplState, rest: str) -> None:
-    """Puts a file into the next question: `/read FILE`."""
+    """Attaches a file to the next question: `/read FILE`."""
     if not rest:
         names = ", ".join(file.name for file in repl.attached)
         repl.say(f"attached to the next question: {names}" if names else "no file is attached")
@@ -116,7 +116,7 @@ def attach(repl: ReplState, rest: str) -> None:
 
 
 def copy(repl: ReplState, rest: str) -> None:
-    """Puts the last answer, or its last block of code, on the clipboard: `/copy [code]`."""
+    """Copies the last answer, or its last block of code, to the clipboard: `/copy [code]`."""
     if rest not in ("", "code"):
         raise UsageError(f"/copy {rest[:40]}: unknown argument", hint="/copy, or /copy code")
     text = repl.answer.rpartition(ANSWER)[2].strip()

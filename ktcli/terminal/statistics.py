@@ -6,8 +6,9 @@ from ktcli.engine.request import Stats
 
 
 def six_lines(stats: Stats) -> str:
-    """Returns the statistics under an answer, in the words of ollama and KTransformers; and what was drafted, if
-    anything."""
+    """Returns the statistics of an answer, in the format of ollama and KTransformers; and the number of drafted tokens,
+    if any.
+    """
 
     def rate(count: int, seconds: float) -> float:
         return count / seconds if seconds > 0 else 0.0
@@ -27,7 +28,8 @@ def six_lines(stats: Stats) -> str:
 
 
 def cached_line(stats: Stats) -> str:
-    """Returns the line below the six: the tokens of the prompt that were in the cache, and all of them; and what of it
-    came from stores below memory."""
+    """Returns the line below the six: the cached tokens of the prompt, and all of them; and how many of them came from
+    stores below memory.
+    """
     came = "".join(f", {n} from {name}" for name, n in stats.restored.items())
     return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s){came}"

@@ -25,13 +25,14 @@ def status_line(stats: Stats, used: int, context: int | None, columns: int) -> s
 
 
 def in_ascii(line: str) -> str:
-    """Returns a line of kt itself, such as these, for a terminal that shows no other characters than ASCII."""
+    """Returns a line of kt's own in ASCII, for a terminal that supports no other characters."""
     return line.translate(_IN_ASCII)
 
 
 def nearly_full(before: int, used: int, context: int | None) -> str:
-    """Returns the word that is said once, with the answer that takes the context over 80 %; empty: it is not this
-    one."""
+    """Returns a warning, given once, with the answer that takes the context over 80 %; empty: this is not that
+    answer.
+    """
     if context is None:
         return ""
     full = _FULL_SHARE * context
@@ -45,7 +46,7 @@ def nearly_full(before: int, used: int, context: int | None) -> str:
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Returns the time that a prompt takes from here, at the speed that it had so far; empty: that is not known yet."""
+    """Returns the time until a prompt is read, at its speed so far; empty: that is not known yet."""
     if done <= 0 or seconds < 1:
         return ""
     left = round(seconds * (total - done) / done)

@@ -10,7 +10,7 @@ _EVERY_S = 0.1  # between two drawings of the line
 
 
 class ThoughtsView(Enum):
-    """The ways in which thoughts are shown."""
+    """The ways in which thoughts are displayed."""
 
     FOLDED = "folded"
     SHOWN = "shown"
@@ -18,7 +18,7 @@ class ThoughtsView(Enum):
 
 
 class ThoughtsLine:
-    """The line that stands for the thoughts of an answer, and counts while they last.
+    """The line that represents the thoughts of an answer, redrawn while they last.
 
     Args:
         draw: draws the line anew, over what it was; called at most ten times a second.
@@ -37,7 +37,7 @@ class ThoughtsLine:
         self._empty = True
 
     def feed(self, text: str) -> None:
-        """Takes a piece of the thoughts, and draws the line anew if that is due."""
+        """Adds a piece of the thoughts, and redraws the line if that is due."""
         self._empty = self._empty and not text.strip()
         now = self._clock()
         if not self._empty and now - self._drawn_s >= _EVERY_S:
@@ -45,7 +45,7 @@ class ThoughtsLine:
             self._draw(f"▸ thinking, {self._words}")
 
     def finish(self, *, cut: bool) -> str:
-        """Returns the line that stays; empty: there was no thought.
+        """Returns the final line; empty: there was no thought.
 
         Args:
             cut: whether it was ended because it had spent its budget.

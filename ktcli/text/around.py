@@ -7,8 +7,9 @@ the two that BERT's descendants have, the ids before and behind the text are rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from ktcli.records import dataclass
 
 _MOST = 16  # ids on each side, and parts of a template; published ones have 1
 

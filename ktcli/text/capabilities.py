@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 from ktcli.text.template import ChatTemplate, ConversationRefused
 
 Message = dict[str, Any]
@@ -29,7 +30,7 @@ _ID, _NINE_ID = "call_kq1", "kqid00001"
 
 
 class IdForm(Enum):
-    """The form of the ids of calls that a template takes."""
+    """The form of the ids of calls that a template accepts."""
 
     UNSEEN = "unseen"  # it writes none
     ANY = "any"
@@ -39,7 +40,7 @@ class IdForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a template takes calls of tools.
+    """The form of tool calls that a template accepts.
 
     Attributes:
         as_text: whether arguments are the text of a JSON object, else the object.
@@ -57,7 +58,7 @@ class CallForm:
 
 
 class Capabilities:
-    """What a chat template can do.
+    """The capabilities of a chat template: the forms of conversation that it accepts.
 
     Args:
         template: renders the conversations; the variables that the model's own settings give it are not told.
@@ -74,12 +75,12 @@ class Capabilities:
 
     @cached_property
     def only_system(self) -> bool:
-        """Tells whether a system text is rendered where it is all that there is."""
+        """Whether a conversation of only a system text is rendered."""
         return self._keeps([_says("system", _SYSTEM)], _SYSTEM)
 
     @cached_property
     def later_system(self) -> bool:
-        """Whether a system text in the middle of a conversation is rendered where it stands."""
+        """Whether a system text in the middle of a conversation is rendered in its place."""
         said = [
             _says("system", _SYSTEM),
             _says("user", _ASKED),
@@ -112,7 +113,7 @@ class Capabilities:
 
     @cached_property
     def calls(self) -> CallForm | None:
-        """How calls are rendered; None: not at all, or without their arguments or results."""
+        """The form of tool calls; None: they are not rendered, or without their arguments or results."""
         forms = [
             CallForm(as_text, content, ids)
             for ids, as_text, content in product(

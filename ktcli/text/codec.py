@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     import tokenizers
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is found in a text before it is cut into words.
+    """A token that is recognised in a text before it is split into words.
 
     Attributes:
         special: whether it is left out of an answer's text.
@@ -30,7 +31,7 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text as tokens.
+    """The ids of a text, and their places in it.
 
     Attributes:
         ids: the ids, [T].
@@ -71,7 +72,7 @@ class Codec(Protocol):
 
 
 class LibraryCodec:
-    """Runs the library in this process.
+    """A codec that runs the library in this process.
 
     Args:
         inner: a tokenizer; its truncation, padding and post-processing are switched off, as a conversation wants none.

@@ -12,11 +12,11 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB
+from ktcli.records import dataclass
 from ktcli.weights.gguf.words import (
     CL100K,
     CL100K_REST,
@@ -110,7 +110,7 @@ class Examined:
 
 
 def examine(document: Json, where: str) -> Examined:
-    """Looks at a whole `tokenizer.json`.
+    """Returns facts about a `tokenizer.json`; raises if it has components that no published one has.
 
     Args:
         where: the name of its file, for sentences of errors.

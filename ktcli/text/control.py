@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.text.codec import AddedToken
 from ktcli.text.tokenizer import MAX_TOKEN_CHARS, Tokenizer
 from ktcli.text.words import ControlWords
@@ -27,9 +27,9 @@ _MARKS = {
 }  # and the form that JSON may give them
 _MORE_MARKS = range(0x100000, 0x10FFFE)
 # Added tokens that are not special, but mean something to the model: <tool_call>, </think>, [INST], ｜DSML｜ …
-_MARKER = re.compile(r"(?=\S*\w)(?=\S*[<>|｜\[\]])\S{3,}")
+_MARKER = r"(?=\S*\w)(?=\S*[<>|｜\[\]])\S{3,}"
 # Those are what they are in every text.
-_HTML = re.compile(
+_HTML = (
     r"</?(a|b|blockquote|body|br|caption|code|div|em|footer|h[1-6]|hr|html|i|iframe|img|li|ol|p|pre|span|strong|sub|sup"
     r"|table|tbody|td|tfoot|th|thead|tr|u|ul)>"
 )
@@ -68,7 +68,7 @@ class Marked:
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def parts(self, cuts: Sequence[int]) -> list[Marked]:
-        """Returns the parts of the text between the characters `cuts` of it, ascending; the last one is its rest."""
+        """Returns the text, split at the characters `cuts` of it, ascending; the last part is the rest."""
         ends = self._places(cuts)
         return [
             Marked(self.marked[first:last], self.mark)
@@ -94,7 +94,7 @@ class Marked:
 
 
 class ControlTokens:
-    """Knows the control tokens of a tokenizer and keeps texts that are not the template's from giving them.
+    """The control tokens of a tokenizer, and the encoding by which texts of users do not give them.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -117,7 +117,7 @@ class ControlTokens:
         more: Mapping[str, Any],
         context: int = 1 << 30,
     ) -> Marked:
-        """Renders a conversation as text, with marks where its words pretend to be control tokens.
+        """Returns a conversation as text, with marks in words that only look like control tokens.
 
         Args:
             render: returns the text of messages and further variables.
@@ -136,7 +136,7 @@ class ControlTokens:
         return Marked(text.replace(escaped, mark) if escaped in text else text, mark)
 
     def joined(self, rendered: Marked, text: str) -> Marked:
-        """Returns a rendered conversation with a text of the model behind it, whose words become no control tokens."""
+        """Returns a rendered conversation followed by a text of the model, whose words become no control tokens."""
         mark = self._mark(rendered.text, text)
         said = rendered.marked.replace(rendered.mark, mark) if rendered.mark else rendered.marked
         return Marked(said + self._in_answers.marked(text, mark), mark)
@@ -154,11 +154,13 @@ class ControlTokens:
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))
 
     def places(self, text: str) -> Iterator[int]:
-        """Yields the places of a text where a control word begins."""
+        """Yields the positions in a text where a control word begins."""
         return self._everywhere.places(text)
 
     def exceeds(self, rendered: Marked, most: int) -> bool:
-        """Returns whether a rendered conversation surely has more than `most` tokens; it is not encoded whole."""
+        """Returns whether a rendered conversation certainly has more than `most` tokens; it is not encoded
+        completely.
+        """
         mark = rendered.mark
         return self._tokenizer.exceeds(
             rendered.marked, most, lambda part: self.encode(Marked(part, mark))
@@ -218,7 +220,9 @@ class ControlTokens:
 
 def _is_control(token: AddedToken) -> bool:
     """Returns whether a token means something to the model that a text must not say."""
-    told = token.special or (_MARKER.fullmatch(token.text) and not _HTML.fullmatch(token.text))
+    told = token.special or (
+        re.fullmatch(_MARKER, token.text) and not re.fullmatch(_HTML, token.text)
+    )
     # A word of one character cannot be cut; no published tokenizer has one.
     return bool(told) and len(token.text) > 1
 

@@ -24,7 +24,7 @@ class _Decoding(Protocol):
 
 
 class Detokenizer:
-    """Turns ids into whole characters.
+    """Turns ids into text, in whole characters.
 
     The pieces, with what `finish` gives, are `Tokenizer.decode` of all the ids, without a character at the end
     of which bytes are missing.
@@ -39,7 +39,7 @@ class Detokenizer:
         return self._decoding.feed(id)
 
     def finish(self) -> str:
-        """Returns the text that was held back and is whole; the next id begins a new text."""
+        """Returns the remaining complete characters; the next id begins a new text."""
         return self._decoding.finish()
 
 

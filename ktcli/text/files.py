@@ -33,7 +33,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """Returns the text of a file in UTF-8, each end of a line as "\\n".
+    """Returns the text of a file in UTF-8, with each line end as "\n".
 
     Raises:
         BadCheckpoint: as `read_bytes`, or not UTF-8.

@@ -7,8 +7,8 @@ theirs becomes a mark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ktcli.records import dataclass
 from ktcli.text.codec import AddedToken
 
 # What stands before the text before, before the text behind, and before the text between. The names are those that
@@ -29,7 +29,7 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """The marks of one tokenizer.
+    """The fill-in-the-middle marks of one tokenizer.
 
     Attributes:
         marks: the ids before the text before, before the text behind, and before the text between.
@@ -51,6 +51,6 @@ class Infill:
         return None
 
     def ids(self, before: Sequence[int], behind: Sequence[int]) -> list[int]:
-        """Returns the ids that ask for what stands between two texts."""
+        """Returns the ids that ask for the text between two others."""
         first, second, third = self.marks
         return [first, *before, second, *behind, third]

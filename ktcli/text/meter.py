@@ -12,12 +12,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS
 from jinja2.runtime import Undefined
+
+from ktcli.records import dataclass
 
 MAX_SECONDS = 3.0
 MAX_NESTING = 50  # of values
@@ -34,7 +35,7 @@ _PRINTABLE = (str, int, float, type(None), list, tuple, dict, Undefined)
 
 @dataclass(slots=True)
 class Meter:
-    """The budget that one render may still use."""
+    """The remaining budget of one render, in steps and characters."""
 
     steps: int
     items: int
@@ -44,7 +45,7 @@ class Meter:
 
     @classmethod
     def for_input(cls, items: int, chars: int) -> Meter:
-        """Returns a meter for a conversation of this size: an honest template passes over it many times."""
+        """Returns a meter for a conversation of this size: a normal template reads it many times."""
         return cls(
             steps=STEPS + 200 * items,
             items=ITEMS + 4 * items,
@@ -54,19 +55,19 @@ class Meter:
         )
 
     def step(self, count: int = 1) -> None:
-        """Pay for `count` rounds, calls or items."""
+        """Pays for `count` rounds, calls or items; raises when the budget is spent."""
         self.steps -= count
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise SecurityError("it runs too long")
 
     def make(self, chars: int) -> None:
-        """Pay for a string of `chars` characters."""
+        """Pays for a string of `chars` characters; raises when the budget is spent."""
         self.text -= chars
         if chars > self.string or self.text < 0:
             raise SecurityError("it produces too much text")
 
     def weigh(self, value: Any, *, to_print: bool = False) -> int:
-        """Estimates the characters that `value` has when written out; pays a step for every item.
+        """Returns the estimated number of characters of `value` when written out; pays a step for every item.
 
         A list that holds one list twice, and so on for forty levels, is small in memory and endless
         to print or compare: so the tree is walked, not the graph.
@@ -108,7 +109,7 @@ class Meter:
             yield value
 
     def own(self, value: Any) -> Any:
-        """Pays for a value that an operation returned: generators become lists, strings are paid."""
+        """Pays for a value that an operation returned, and returns it: generators become lists, strings are paid."""
         if isinstance(value, Iterator):
             value = list(self.each(value))
         chars = self.weigh(value)
@@ -121,7 +122,7 @@ class Meter:
 
 
 def add(meter: Meter, left: Any, right: Any) -> Any:
-    """left + right"""
+    """Returns left + right."""
     if isinstance(left, str) and isinstance(right, str):
         meter.make(len(left) + len(right))
         return left + right
@@ -129,7 +130,7 @@ def add(meter: Meter, left: Any, right: Any) -> Any:
 
 
 def multiply(meter: Meter, left: Any, right: Any) -> Any:
-    """left * right"""
+    """Returns left * right."""
     for body, count in ((left, right), (right, left)):
         if isinstance(body, (str, list, tuple)):
             times = max(int(count), 0)
@@ -140,7 +141,7 @@ def multiply(meter: Meter, left: Any, right: Any) -> Any:
 
 
 def power(meter: Meter, base: Any, exponent: Any) -> Any:
-    """base ** exponent"""
+    """Returns base ** exponent."""
     if isinstance(base, int) and isinstance(exponent, int):
         size = max(base.bit_length(), 1) * abs(exponent)
         if size > MAX_INT_BITS:
@@ -149,17 +150,17 @@ def power(meter: Meter, base: Any, exponent: Any) -> Any:
 
 
 def modulo(meter: Meter, left: Any, right: Any) -> Any:
-    """left % right, for numbers and for formats without wide fields"""
+    """Returns left % right, for numbers and for formats without wide fields."""
     if not isinstance(left, str):
         return left % right
-    if "%" in _FIELD.sub("", left):
+    if "%" in re.sub(_FIELD, "", left):
         raise SecurityError("it uses a format that is not allowed")
-    fields = len(_FIELD.findall(left))
+    fields = len(re.findall(_FIELD, left))
     meter.make(len(left) + fields * (100 + meter.weigh(right, to_print=True)))
     return left % right
 
 
-_FIELD = re.compile(r"%(?:\(\w{1,50}\))?[-+ 0#]{0,2}\d{0,2}(?:\.\d{1,2})?[sdifeEgGxX%]")
+_FIELD = r"%(?:\(\w{1,50}\))?[-+ 0#]{0,2}\d{0,2}(?:\.\d{1,2})?[sdifeEgGxX%]"
 
 
 def _modest(value: Any) -> Any:
@@ -177,7 +178,7 @@ OPERATORS: dict[str, Callable[[Meter, Any, Any], Any]] = {
 
 
 def concat(meter: Meter, *parts: Any) -> str:
-    """a ~ b ~ c"""
+    """Returns a ~ b ~ c."""
     texts = [meter.text_of(part) for part in parts]
     meter.make(sum(map(len, texts)))
     return "".join(texts)
@@ -219,7 +220,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """value|tojson, as in transformers: with neither HTML nor (by default) ASCII escapes"""
+    """Returns value|tojson, as in transformers: with neither HTML nor (by default) ASCII escapes."""
     width = len(indent) if isinstance(indent, str) else int(indent or 0)
     if width > 16 or any(len(part) > 16 for part in separators or ()):
         raise SecurityError("it indents JSON too far")
@@ -231,13 +232,13 @@ def tojson(
 
 
 def join(meter: Meter, value: Any, d: Any = "") -> str:
-    """values|join(d)"""
+    """Returns values|join(d)."""
     texts = [meter.text_of(item) for item in meter.each(value)]
     return str(call_method(meter, meter.text_of(d), "join", (texts,), {}))
 
 
 def replace(meter: Meter, s: Any, old: Any, new: Any, count: int = -1) -> str:
-    """text|replace(old, new)"""
+    """Returns text|replace(old, new)."""
     args = (meter.text_of(old), meter.text_of(new), count)
     return str(call_method(meter, meter.text_of(s), "replace", args, {}))
 
@@ -245,7 +246,7 @@ def replace(meter: Meter, s: Any, old: Any, new: Any, count: int = -1) -> str:
 def indent(
     meter: Meter, s: Any, width: int | str = 4, first: bool = False, blank: bool = False
 ) -> str:
-    """text|indent"""
+    """Returns text|indent."""
     text = meter.text_of(s)
     step = len(width) if isinstance(width, str) else max(width, 0)
     if step > 100:
@@ -255,36 +256,36 @@ def indent(
 
 
 def form(meter: Meter, value: Any, *args: Any, **more: Any) -> str:
-    """text|format(...)"""
+    """Returns text|format(...)."""
     return str(modulo(meter, meter.text_of(value), more or args))
 
 
 def string(meter: Meter, value: Any) -> str:
-    """value|string, and value|safe: nothing is escaped here"""
+    """Returns value|string, and value|safe: nothing is escaped here."""
     return meter.text_of(value)
 
 
 def escape(meter: Meter, value: Any) -> str:
-    """value|escape"""
+    """Returns value|escape."""
     text = meter.text_of(value)
     meter.make(5 * len(text))
     return str(FILTERS["escape"](text))
 
 
 def listed(meter: Meter, value: Any) -> list[Any]:
-    """value|list"""
+    """Returns value|list."""
     return list(meter.each(value))
 
 
 def whole(meter: Meter, value: Any, default: Any = 0, base: int = 10) -> Any:
-    """value|int: nothing interrupts the division of numbers with millions of digits"""
+    """Returns value|int: a division of numbers with millions of digits cannot be interrupted."""
     if isinstance(value, str) and len(value) > MAX_INT_BITS:
         raise SecurityError("it reads too large a number")
     return FILTERS["int"](value, default, base)
 
 
 def rounded(meter: Meter, value: Any, precision: int = 0, method: str = "common") -> Any:
-    """number|round"""
+    """Returns number|round."""
     if abs(precision) > 20:
         raise SecurityError("it rounds to too many digits")
     return FILTERS["round"](value, precision, method)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from ktcli.records import dataclass
 from ktcli.resources import data_path
 from ktcli.store.entry import BUILTIN
 from ktcli.text.around import NOTHING_AROUND, AroundText
@@ -74,7 +75,7 @@ def read_text_model(
     tokenizer: Tokenizer | None = None,
     chats: bool = True,
 ) -> TextModel:
-    """Returns the text files of a model, read; it is cheap, so it comes before weights are converted or loaded.
+    """Returns the text files of a model, read; it is cheap, so it is done before weights are converted or loaded.
 
     Args:
         name: of the model; the built-in one is told what kt's tables say today.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
+from ktcli.records import dataclass
 from ktcli.resources import data_path
 from ktcli.text.control import ControlTokens
 from ktcli.text.template import special_tokens
@@ -33,7 +33,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A text as one model's tokenizer cuts it.
+    """A text, encoded by one model's tokenizer.
 
     Attributes:
         ids: the ids of the text.
@@ -47,7 +47,7 @@ class Reading:
 
 
 def read_passage(path: Path | None) -> Passage:
-    """Returns the text of a file, or the built-in one; of a large file the beginning.
+    """Returns the text of a file, or the built-in one; for a large file its beginning.
 
     Raises:
         NotFound: it cannot be read.
@@ -79,7 +79,7 @@ def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool 
     control = ControlTokens(tokenizer, allowed=allow_special)
     ids = _first_ids(control, passage.text, most)
     size = len(tokenizer.decode(ids, special=True).encode())
-    return Reading(tuple(ids), _begin(folder, tokenizer), size / max(1, len(ids)))
+    return Reading(tuple(ids), begin_of(folder, tokenizer), size / max(1, len(ids)))
 
 
 def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
@@ -91,7 +91,8 @@ def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
     return ids[:most]
 
 
-def _begin(folder: Path, tokenizer: Tokenizer) -> int | None:
+def begin_of(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """Returns the id that texts begin with; None: the model's files name none."""
     return tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
 
 

@@ -35,15 +35,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace, missing
 from jinja2.visitor import NodeTransformer
 
-from ktcli.text.meter import (
-    FILTERS_PAID,
-    ITEMS,
-    MAX_SECONDS,
-    OPERATORS,
-    Meter,
-    call_method,
-    concat,
-)
+from ktcli.text.meter import FILTERS_PAID, ITEMS, MAX_SECONDS, OPERATORS, Meter, call_method, concat
 
 MAX_TEMPLATE_CHARS = 256 * 1024  # the longest published ones have about 30,000
 MAX_TOKENS = 25_000  # of Jinja, spaces included; the longest published ones have about 8,000
@@ -89,16 +81,16 @@ GLOBALS = frozenset({"dict", "namespace", "raise_exception", "range", "strftime_
 
 
 class TemplateTimeout(BaseException):
-    """Raised when the timer fires. It is no Exception: nothing on the way may swallow it."""
+    """Raised when a template takes too long. It is no Exception: nothing on the way may swallow it."""
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}`, which says what of a text is to be trained; a chat renders what is in it only."""
+    """The tag `{% generation %}`, which marks the trained parts of a text; in a chat it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parses the tag up to `endgeneration`; returns its body as a scope, between two marks."""
+        """Returns the body of the tag up to `endgeneration`, as a scope between two marks."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         cast(Sandbox, self.environment).has_answer_tags = True
@@ -197,14 +189,14 @@ def _kind(value: Any) -> str:
     return type(value).__name__.lstrip("_").lower()
 
 
-def _strftime_now(pattern: Any) -> str:
+def _strftime(now: datetime, pattern: Any) -> str:
     if not isinstance(pattern, str):
         raise SecurityError(f"it formats the date with a {_kind(pattern)}")
     text = pattern
     # A C library takes a width in a field: %999999999d.
     if len(text) > 100 or re.search(r"%[^a-zA-Z%]*\d", text):
         raise SecurityError("it formats the date in a way that is not allowed")
-    return datetime.now().strftime(text)
+    return now.strftime(text)
 
 
 def _range(*args: int) -> range:
@@ -215,12 +207,13 @@ def _range(*args: int) -> range:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment; it carries the meter of the render, so it serves one render at a time."""
+    """The Jinja environment; it carries the meter of the render, so it serves one render at a time."""
 
     intercepted_binops = frozenset(OPERATORS)
     meter: Meter
     has_answer_tags = False  # whether the template has {% generation %}
     answer_marks = ("", "")  # what is printed at the beginning and the end of what that holds
+    now: datetime | None = None  # as a template is told; None: it is told the time
 
     def __init__(self) -> None:
         super().__init__(
@@ -238,7 +231,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "namespace": _PlainNamespace,
             "raise_exception": self._raise_exception,
             "range": _range,
-            "strftime_now": _strftime_now,
+            "strftime_now": lambda pattern: _strftime(self.now or datetime.now(), pattern),
         }
         self.filters = {
             **{name: self._instant(FILTERS[name]) for name in _INSTANT},
@@ -299,11 +292,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # The methods that the rewritten tree calls.
 
     def rounds(self, values: Any) -> list[Any]:
-        """Returns the values that a loop goes over: every round is paid before the first."""
+        """Returns the values of a loop: every round is paid before the first."""
         return list(self.meter.each(values))
 
     def glue(self, *parts: Any) -> str:
-        """a ~ b"""
+        """Returns `a ~ b`; its cost counts on the meter."""
         return concat(self.meter, *parts)
 
     def answer_mark(self, which: int) -> str:
@@ -311,7 +304,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.answer_marks[which]
 
     def own(self, value: Any) -> Any:
-        """Pays for a list display or a slice."""
+        """Returns a list display or a slice; its cost counts on the meter."""
         return self.meter.own(value)
 
     # The methods that compiled templates call.
@@ -322,7 +315,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # The underscores are jinja2's: a template may pass keywords called `self` and `context`.
     def call(__self, __context: Context, __obj: Any, *args: Any, **more: Any) -> Any:
-        """Calls an object from a template; the call and its result count on the meter."""
+        """Calls an object from a template; returns its result; both count on the meter."""
         __self.meter.step()
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
             for scope in ("_loop_vars", "_block_vars"):  # for those who want the context
@@ -337,7 +330,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
 
     def wrap_str_format(self, value: Any) -> None:
-        """Wraps nothing: `str.format` is not in the table."""
+        """Returns None: `str.format` is not in the table."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         """Raises SecurityError for an attribute that a template may not read."""
@@ -356,7 +349,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 @contextlib.contextmanager
 def time_limit(seconds: float = MAX_SECONDS) -> Iterator[None]:
-    """Raises `TemplateTimeout` after `seconds`, where signals can be had: in the main thread."""
+    """Opens a context that raises `TemplateTimeout` after `seconds`, where signals are available: in the main
+    thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

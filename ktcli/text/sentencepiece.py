@@ -25,7 +25,7 @@ Value = int | bytes
 
 
 def document_of(path: Path, config: Path) -> str:
-    """Returns a SentencePiece file as the text of a `tokenizer.json`.
+    """Returns the text of a `tokenizer.json` equal to a SentencePiece file.
 
     Args:
         config: its tokenizer_config.json, which may add tokens and says whether spaces are put in front of
@@ -50,7 +50,7 @@ def document_of(path: Path, config: Path) -> str:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """Reads the pieces and settings of a file.
+    """Returns the pieces and settings of a file.
 
     Raises:
         BadCheckpoint: it is malformed, or a model by words or by letters.

@@ -6,11 +6,12 @@ Missing values mean off; `do_sample` false or missing means greedy, as transform
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 from ktcli.text.around import AroundText
 from ktcli.text.files import read_json
@@ -59,7 +60,7 @@ class Settings:
         return {name: getattr(self, name) for name in names} | stated
 
     def sampled(self, **given: Any) -> Settings:
-        """Returns the same with the given settings of sampling that are not None.
+        """Returns the settings with the given sampling settings that are not None.
 
         Raises:
             UsageError: a value out of range.
@@ -69,12 +70,13 @@ class Settings:
         return replace(self, sampling=override(self.sampling, **given), stated=stated)
 
     def states(self, name: str) -> bool:
-        """Tells whether a setting of sampling is in force as it is here."""
+        """Returns whether a sampling setting is in force as it is here."""
         return self.stated is None or name in self.stated
 
     def restored(self, sampling: SamplingSettings, others: Mapping[str, Any]) -> Settings:
-        """Returns the settings of a kept conversation, `others` being those beside `sampling`, put over these: of one
-        that was held with a server only what somebody stated."""
+        """Returns these settings, overridden by those of a saved conversation, `others` being those besides `sampling`;
+        of one held with a server only those that the user stated.
+        """
         more = dict(others)
         stated = more.pop("stated", None)
         if (
@@ -120,7 +122,7 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
 
 
 def carried(current: Settings, before: Settings, after: Settings) -> Settings:
-    """Returns the settings of another model, with what was changed of those of the one before.
+    """Returns the settings of another model, with the changes that the user made to those of the one before.
 
     Args:
         before, after: what each of the two models begins with.
@@ -159,7 +161,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def unused_settings(folder: Path) -> tuple[str, ...]:
-    """Returns a sentence on each of the model's own settings that is not used, since nothing can be meant by it.
+    """Returns a sentence on each of the model's own settings that is not used, since it has no clear meaning.
 
     Raises:
         BadCheckpoint: the file is damaged.
@@ -188,8 +190,9 @@ def _number(value: Any, *, whole: bool) -> float:
 
 
 def read_begin(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the ids in front of a text outside any turn: of the token that texts begin with, if the model's
-    tokenizer_config.json says `add_bos_token`."""
+    """Returns the ids in front of a text outside any turn: that of the BOS token, if the model's tokenizer_config.json
+    says `add_bos_token`.
+    """
     path = folder / "tokenizer_config.json"
     if not path.is_file() or read_json(path).get("add_bos_token") is not True:
         return ()
@@ -198,8 +201,8 @@ def read_begin(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def read_around_text(folder: Path, tokenizer: Tokenizer, begin: tuple[int, ...]) -> AroundText:
-    """Returns the ids before and behind a text of which an embedding is made: those of the tokenizer's own
-    post-processor, else those that tokenizer_config.json says by `add_bos_token` and `add_eos_token`.
+    """Returns the ids before and behind a text for an embedding: those of the tokenizer's own post-processor, else
+    those that tokenizer_config.json asks for by `add_bos_token` and `add_eos_token`.
 
     Args:
         begin: see `read_begin`.
@@ -213,7 +216,7 @@ def read_around_text(folder: Path, tokenizer: Tokenizer, begin: tuple[int, ...])
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
-    """Returns the ids that end an answer: those the files name, and the one the template ends a turn with."""
+    """Returns the ids that end an answer: those the files name, and the one with which the template ends a turn."""
     found: set[int] = set()
     for file in ("generation_config.json", "config.json"):
         path = folder / file

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,16 @@ ANSWER_MARKS = ("\U0001fffe", "\U0001ffff")
 
 
 class ConversationRefused(BadCheckpoint):
-    """A template does not take a conversation; it may take another one."""
+    """Raised when a template rejects a conversation; it may accept another one."""
 
 
 def is_reserved(name: str) -> bool:
-    """Returns whether a variable is one that no client may set, since the renderer does."""
+    """Returns whether a variable is set by the renderer, so that no client may set it."""
     return name in _OWN_NAMES or name.endswith("_token")
 
 
 class ChatTemplate:
-    """A compiled template, with the special tokens it may name.
+    """A compiled chat template, with the special tokens it may name.
 
     Args:
         source: the Jinja text.
@@ -66,7 +67,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: Any
     ) -> str:
-        """Renders the conversation as text, special tokens included.
+        """Returns the conversation rendered as text, special tokens included.
 
         Args:
             more: further variables of the template, e.g. enable_thinking=False; `tools` are the functions that
@@ -93,17 +94,26 @@ class ChatTemplate:
 
     @property
     def says_what_is_trained(self) -> bool:
-        """Whether it has the tag `{% generation %}`, which says what of a conversation is to be trained."""
+        """Whether it has the tag `{% generation %}`, which marks the trained parts of a conversation."""
         return self._sandbox.has_answer_tags
 
     @contextmanager
     def answers_marked(self) -> Iterator[None]:
-        """Renders, as long as it is open, ANSWER_MARKS around all that is to be trained."""
+        """Opens a context in which renders have ANSWER_MARKS around all trained parts."""
         self._sandbox.answer_marks = ANSWER_MARKS
         try:
             yield
         finally:
             self._sandbox.answer_marks = ("", "")
+
+    @contextmanager
+    def on(self, now: datetime) -> Iterator[None]:
+        """Opens a context in which the template is told this time instead of today's."""
+        self._sandbox.now = now
+        try:
+            yield
+        finally:
+            self._sandbox.now = None
 
     def _explained(self, error: BaseException) -> BadCheckpoint:
         # A key that was not found, say, may be endless when written out.
@@ -176,7 +186,7 @@ def _size(value: Any) -> tuple[int, int]:
 
 
 def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
-    """Returns the text of a model's template; an empty one of an embedding model that has none.
+    """Returns the text of a model's template; an empty one for an embedding model without one.
 
     Args:
         chats: whether there must be one for conversations; else the text is empty where the folder has none.
@@ -203,7 +213,7 @@ def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
 
 
 def makes_embeddings(folder: Path) -> bool:
-    """Tells whether a folder is that of an embedding model: a checkpoint of sentence-transformers, or a pack."""
+    """Returns whether a folder is that of an embedding model: a checkpoint of sentence-transformers, or a pack."""
     config = folder / "config.json"
     if (folder / "modules.json").is_file():
         return True
@@ -220,7 +230,7 @@ def _default_of(named: Sequence[Any]) -> str | None:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Reads bos_token, eos_token and so on, as a template may name them."""
+    """Returns bos_token, eos_token and so on, which a template may name."""
     found: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / file
@@ -232,6 +242,6 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def load_template(folder: Path, *, name: str, chats: bool = True) -> ChatTemplate:
-    """Returns the template of the model whose data files lie in `folder`; `chats` as in `find_template`."""
+    """Returns the chat template of the model whose data files are in `folder`; `chats` as in `find_template`."""
     source = find_template(folder, name=name, chats=chats)
     return ChatTemplate(source, name=name, tokens=special_tokens(folder))

@@ -33,7 +33,7 @@ def find(folder: Path) -> Path | None:
 
 
 def document(path: Path, config: Path) -> str:
-    """Returns a rank file as the text of a `tokenizer.json`.
+    """Returns the text of a `tokenizer.json` equal to a rank file.
 
     Tiktoken joins the two neighbours whose union has the lowest rank, however the union is split; so every split into
     two tokens is a merge, and merges are ordered by the rank of the union.
@@ -67,7 +67,7 @@ def document(path: Path, config: Path) -> str:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Reads the rank of each token: ranks 0..n-1, every single byte among the tokens.
+    """Returns the rank of each token: ranks 0..n-1, every single byte among the tokens.
 
     Raises:
         BadCheckpoint: not such a file.
@@ -102,7 +102,7 @@ def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tup
 
 
 def letters() -> list[str]:
-    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    """Returns the printable character that represents each byte in a byte-level vocabulary (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

@@ -126,8 +126,8 @@ class Tokenizer:
         return self._read(lambda: self._codec.encode_plain(texts, sorted(control)))
 
     def exceeds(self, text: str, most: int, encode: Callable[[str], list[int]]) -> bool:
-        """Returns whether a text has more than `most` tokens, or so many letters that it is taken for one, without
-        encoding much more than that; false says nothing.
+        """Returns whether a text certainly has more than `most` tokens, judged without encoding much more than that;
+        false is no certainty.
 
         Args:
             encode: returns the ids of a slice of the text.
@@ -155,7 +155,7 @@ class Tokenizer:
         return self._word_of(id) is not None
 
     def is_byte(self, id: int) -> bool:
-        """Returns whether an id stands for one byte in a vocabulary of characters, as <0xE4> does."""
+        """Returns whether an id represents one byte in a vocabulary of characters, as <0xE4> does."""
         token = self._codec.word_of(id) if self._falls_back else None
         return token is not None and _BYTE.fullmatch(token) is not None and self.is_text(id)
 
@@ -192,7 +192,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def examine_tokenizer(folder: Path) -> None:
-    """Refuses a tokenizer with components that no published one has; it does not test whether it works.
+    """Raises an error if a tokenizer has components that no published one has; it does not test whether it works.
 
     Raises:
         BadCheckpoint: it has one, or it is too large.
@@ -209,7 +209,7 @@ def examine_tokenizer(folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Returns the tokenizer of the model whose data files lie in `folder`.
+    """Returns the tokenizer of the model whose data files are in `folder`.
 
     Raises:
         BadCheckpoint: there is none, or it is empty, too large, malformed, or of parts that no published one has.

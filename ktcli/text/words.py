@@ -15,7 +15,7 @@ MAX_HEAD_CHARS = 6
 
 
 class ControlWords:
-    """Knows the texts of some added tokens, each of two characters or more."""
+    """Finds the texts of some added tokens, each of two characters or more."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._all = sorted(set(texts))
@@ -33,7 +33,7 @@ class ControlWords:
         self._first = frozenset(word[0] for word in self._all if not word[0].isspace())
 
     def places(self, text: str) -> Iterator[int]:
-        """Yields the places where a word begins; words may overlap."""
+        """Yields the positions where a word begins; words may overlap."""
         heads = self._ascii_heads if text.isascii() else self._heads
         for head in heads.finditer(text):
             at = head.start()

@@ -128,7 +128,10 @@ def _attend_masked(
     for first in range(0, length, _BLOCK_QUERIES):
         last = min(first + _BLOCK_QUERIES, length)
         start = max(0, within.first_seen(first)) if within else 0
-        tokens, places = torch.arange(first, last)[:, None], torch.arange(start, last)
+        tokens, places = (
+            torch.arange(first, last, device=q.device)[:, None],
+            torch.arange(start, last, device=q.device),
+        )
         seen = places <= tokens
         if within:
             seen &= places >= within.first_seen(tokens)
@@ -148,8 +151,4 @@ def _with_sink(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, 
     column = sinks[None, :, None, None].expand(*q.shape[:3], 1)
     key = k.new_zeros(*k.shape[:2], 1, k.shape[3] + 1)
     key[..., -1] = 1.0
-    return (
-        torch.cat((q, column), -1),
-        torch.cat((key, pad(k, (0, 1))), 2),
-        pad(v, (0, 0, 1, 0)),
-    )
+    return (torch.cat((q, column), -1), torch.cat((key, pad(k, (0, 1))), 2), pad(v, (0, 0, 1, 0)))

@@ -1,5 +1,4 @@
-"""The differentiable backend: executes layers for training on the CPU, with the same layers and the same table of
-operations.
+"""The differentiable backend: executes layers for training, with the same layers and the same table of operations.
 
 Products with packed weights are functions of `products`, attention that of whole documents (`attention`), and all else
 is torch's. Nothing is written in place that a gradient needs, and there are no pages.
@@ -8,7 +7,7 @@ is torch's. Nothing is written in place that a gradient needs, and there are no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -24,6 +23,7 @@ from ktcli.ops.torch import functions
 from ktcli.ops.torch.backend import ExpertRunner, Routed, StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, Kernel
+from ktcli.records import dataclass
 from ktcli.training import attention
 from ktcli.training.products import DenseProduct, HeadMatrices
 from ktcli.training.states import NewStates
@@ -31,7 +31,7 @@ from ktcli.training.states import NewStates
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """What the operations of a model read, by the names of stored tensors.
+    """The weights that the operations of a model read, by the names of stored tensors.
 
     Attributes:
         matrices: dense matrices and the router, and those of latent attention's expanded form; None: not read.
@@ -47,7 +47,7 @@ class TrainedWeights:
 
 
 class DifferentiableBackend(TorchBackend):
-    """Executes operations on rows of documents, so that torch's graph goes through them.
+    """Executes operations on rows of documents so that torch can differentiate through them.
 
     Args:
         step: the residual, and the documents as parts.
@@ -86,8 +86,8 @@ class DifferentiableBackend(TorchBackend):
         """Returns ids that were chosen before, and their gates: the router's rule for a table of experts by token id,
         here by row."""
         factors = self._resolved(FieldKind.VECTOR, operation.factors)
-        every = torch.arange(len(ids))
-        rows = Rows(every, torch.zeros(0, 0, dtype=torch.int32), 1, ids=every)
+        every = torch.arange(len(ids), device=ids.device)
+        rows = Rows(every, ids.new_zeros(0, 0), 1, ids=every)
         return functions.route(
             operation.logits, operation.routing, factors=factors, table=ids, rows=rows
         )
@@ -99,7 +99,7 @@ class DifferentiableBackend(TorchBackend):
             before = takewhile(lambda part: part is not rows, self._step.parts)
             yield "first", sum(len(each.positions) for each in before)
         if layout_of(type(operation)).state:
-            yield "state", NewStates(len(rows.positions) // rows.run)
+            yield "state", NewStates(len(rows.positions) // rows.run, rows.positions.device)
 
     def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
         if kind is FieldKind.MATRIX and value is not None:
@@ -115,7 +115,7 @@ def norm(
     columns: int | None = None,
     own_gains: bool = False,
 ) -> Tensor:
-    """Returns what `functions.norm` does, with the columns that are not normed copied."""
+    """Returns the result of `functions.norm`, with the columns that are not normed copied."""
     if columns is None:
         return functions.norm(x, gain, eps, head_width, None, own_gains)
     normed = functions.norm(x[:, :columns], gain, eps, head_width)

@@ -23,21 +23,21 @@ _FAMILIES = frozenset(
 
 
 def has_auxiliary_loss(model: Model) -> bool:
-    """Tells whether transformers has this loss for a model."""
+    """Returns whether transformers has this loss for a model."""
     return model.spec.family in _FAMILIES and model.spec.experts > 0
 
 
 class RouterBalance:
-    """Adds up what the routers of a step do, and then gives the loss and its gradient."""
+    """Accumulates the routing of a step, for the auxiliary loss and its gradient."""
 
     def __init__(self, experts: int, top_k: int) -> None:
         self._chosen, self._probability = torch.zeros(experts), torch.zeros(experts)
         self._experts, self._top_k, self._rows = experts, top_k, 0
 
     def add(self, logits: Sequence[Tensor]) -> None:
-        """Counts the rows of a layer's routers, whose logits are [T, E] each."""
+        """Adds the rows of a layer's routers, whose logits are [T, E] each."""
         for each in logits:
-            probability = each.detach().softmax(-1)
+            probability = each.detach().softmax(-1).cpu()
             chosen = probability.topk(self._top_k, -1).indices
             self._chosen += torch.bincount(chosen.flatten(), minlength=self._experts)
             self._probability += probability.sum(0)
@@ -45,11 +45,13 @@ class RouterBalance:
 
     @property
     def loss(self) -> float:
-        """The loss of all rows that were counted; 0 if there are none."""
+        """The loss of all rows that were added; 0 if there are none."""
         found = (self._chosen.double() * self._probability.double()).sum()
         return float(found) * self._experts / self._rows**2 if self._rows else 0.0
 
     def share(self, logits: Sequence[Tensor]) -> Tensor:
         """Returns what the routers of a layer add to the loss, with a graph through their logits [T, E]."""
-        weight = self._chosen * (self._experts / self._rows**2)
-        return sum(((each.softmax(-1).sum(0) * weight).sum() for each in logits), torch.zeros(()))
+        weight = (self._chosen * (self._experts / self._rows**2)).to(logits[0].device)
+        return sum(
+            ((each.softmax(-1).sum(0) * weight).sum() for each in logits), weight.new_zeros(())
+        )

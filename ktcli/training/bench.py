@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import Any
 
@@ -22,6 +22,7 @@ from ktcli.models import Model
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
 from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.records import dataclass
 from ktcli.training.model import TrainableModel
 from ktcli.training.recorded import products_of
 from ktcli.weights.recipe import Recipe

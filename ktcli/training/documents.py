@@ -1,12 +1,12 @@
 """The documents of one optimizer step, concatenated without padding, and which of their tokens are trained.
 
-All rows of all documents go through a layer together; a document sees only itself, and its positions begin at 0.
+Neighbouring documents go through a layer together; a document sees only itself, and its positions begin at 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ktcli.errors import UsageError
 from ktcli.ops.torch.functions import Rows
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,53 @@ class Documents:
     rows: Tensor
     labels: Tensor
 
+    def on(self, device: torch.device) -> Documents:
+        """Returns the same documents as a device computes them; the ids stay, as the embedding does."""
+        return replace(self, rows=self.rows.to(device), labels=self.labels.to(device))
+
+    @property
+    def together(self) -> DocumentGroup:
+        """All documents as one group."""
+        return DocumentGroup(0, self.lengths, self.rows.device)
+
+    def groups(self, most: int) -> tuple[DocumentGroup, ...]:
+        """Returns the documents in groups of at most `most` rows; a longer one is a group by itself."""
+        found, first, lengths = list[DocumentGroup](), 0, list[int]()
+        for length in self.lengths:
+            if lengths and sum(lengths) + length > most:
+                found.append(DocumentGroup(first, tuple(lengths), self.rows.device))
+                first, lengths = first + sum(lengths), []
+            lengths.append(length)
+        return (*found, DocumentGroup(first, tuple(lengths), self.rows.device))
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentGroup:
+    """Neighbouring documents of a step, which go through a layer together.
+
+    Attributes:
+        first: the number of their first row in the step.
+        lengths: the tokens of each.
+        device: where they are computed.
+    """
+
+    first: int
+    lengths: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def rows(self) -> slice:
+        """Their rows in the step."""
+        return slice(self.first, self.first + sum(self.lengths))
+
     @property
     def parts(self) -> tuple[Rows, ...]:
         """The rows in order, cut where the length of documents changes."""
         found = []
         for length, group in groupby(self.lengths):
             count = len(list(group))
-            positions = torch.arange(length).repeat(count)
-            pages = torch.zeros(count, 0, dtype=torch.int32)
+            positions = torch.arange(length, device=self.device).repeat(count)
+            pages = torch.zeros(count, 0, dtype=torch.int32, device=self.device)
             found.append(Rows(positions, pages, length, start=0))
         return tuple(found)
 

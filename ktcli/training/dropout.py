@@ -23,16 +23,18 @@ class Dropout:
 
     Args:
         rate: the share of elements that are dropped, 0 to below 1.
+    Attributes:
+        first: the number in its step of the first row that is computed now.
     """
 
     def __init__(self, rate: float, seed: int) -> None:
         self._below = round(rate * _VALUES)
-        self._seed = seed
+        self._seed, self.first = seed, 0
         self._step: int | None = None
 
     @contextmanager
     def during(self, step: int) -> Iterator[None]:
-        """Drops elements while step 0, 1, … is computed."""
+        """Opens a context in which elements are dropped, by step number 0, 1, …."""
         self._step = step if self._below else None
         try:
             yield
@@ -46,15 +48,15 @@ class Dropout:
 
     @property
     def scale(self) -> float:
-        """The factor of what is left, with which its mean stays as it was; 1 outside of a step."""
+        """The factor of the remaining elements, which preserves their mean; 1 outside of a step."""
         return 1.0 if self._step is None else _VALUES / (_VALUES - self._below)
 
     def thinned(self, name: str, x: Tensor, first: int = 0) -> Tensor:
         """Returns x [T, k] as the target of this name reads it, without `scale`: zero where elements are dropped;
-        `first` is the number of the first row in its step."""
+        `first` is the number of the first row among those that are computed now."""
         if self._step is None:
             return x
-        return torch.where(self._kept(self._step, name, x, first), x, x.new_zeros(()))
+        return torch.where(self._kept(self._step, name, x, self.first + first), x, x.new_zeros(()))
 
     def _kept(self, step: int, name: str, x: Tensor, first: int) -> Tensor:
         """Which elements of x are kept, bool [T, k]."""
@@ -62,4 +64,4 @@ class Dropout:
         numbers = np.random.SFC64([self._seed, _DROPPED, step, *words])
         count = (first + len(x)) * x.shape[1]
         drawn = numbers.random_raw(-(-count // 4)).view(np.uint16)[first * x.shape[1] : count]
-        return torch.from_numpy(drawn >= self._below).view(x.shape)
+        return torch.from_numpy(drawn >= self._below).view(x.shape).to(x.device)

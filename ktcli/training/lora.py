@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from ktcli.native import PANEL_ROWS, Update
 from ktcli.ops import tensors
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, ceil_to
+from ktcli.records import dataclass
 
 ALL = "all"
 # The parts that ALL stands for; a router is trained only where it is named.
@@ -41,7 +41,7 @@ _TRAINABLE = _USUAL | {ModelPart.ROUTER}
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """What is trained of a model.
+    """The options of LoRA: the targets, rank and alpha.
 
     Attributes:
         rank, alpha: of each target; the scale is alpha / rank, or with `rslora` alpha / sqrt(rank).
@@ -101,7 +101,7 @@ class TrainedFactors(ABC):
         return self._plain(self.gradient_a, self.gradient_b)
 
     def fill(self, a: Tensor, b: Tensor) -> None:
-        """Takes over the values of A [count, r, k] and B [count, n, r]."""
+        """Sets the values of A [count, r, k] and B [count, n, r]."""
         with torch.no_grad():
             self._write(a.float(), b.float())
 
@@ -134,32 +134,38 @@ class DenseFactors(TrainedFactors):
         self.a.requires_grad_()
         self.b.requires_grad_()
 
+    def move(self, device: torch.device) -> None:
+        """Moves the factors and their gradients to a device, before anything reads them."""
+        self.a, self.b = (each.detach().to(device).requires_grad_() for each in (self.a, self.b))
+        self.gradient_a, self.gradient_b = self.gradient_a.to(device), self.gradient_b.to(device)
+
     def _plain(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        return a.detach().clone()[None], b.detach().clone()[None]
+        return a.detach().to("cpu", copy=True)[None], b.detach().to("cpu", copy=True)[None]
 
     def _write(self, a: Tensor, b: Tensor) -> None:
         self.a.copy_(a[0])
         self.b.copy_(b[0])
 
     def changes(self, tensor: tensors.Tensor) -> bool:
-        """Tells whether a stored tensor has rows of its target."""
+        """Returns whether a stored tensor has rows of its target."""
         return any(piece.tensor.name == tensor.name for piece in self.target.pieces)
 
     def placed(self, tensor: tensors.Tensor) -> tuple[Tensor, Tensor]:
-        """Returns which rows of a stored tensor it changes, and the rows of B that they take, int64 [m] each."""
+        """Returns the indices of the rows of a stored tensor that it changes, and of the rows of B for them, int64 [m]
+        each.
+        """
         pieces = [piece for piece in self.target.pieces if piece.tensor.name == tensor.name]
         rows = torch.cat([torch.from_numpy(piece.rows) for piece in pieces])
         taken = torch.cat([torch.from_numpy(chosen_rows(piece)) for piece in pieces])
-        return rows.long(), taken.long()
+        return rows.long().to(self.b.device), taken.long().to(self.b.device)
 
     def of_heads(self, tensor: tensors.Tensor) -> Tensor:
-        """Returns the rows of B that each matrix of a stored tensor takes, int64 [heads, m]."""
+        """Returns the indices of the rows of B for each matrix of a stored tensor, int64 [heads, m]."""
         (piece,) = (piece for piece in self.target.pieces if piece.tensor.name == tensor.name)
         band = piece.stored.band
         assert band is not None, tensor.name
-        return (
-            torch.arange(tensor.count)[:, None] * band.stride + band.first + torch.arange(band.rows)
-        )
+        heads = torch.arange(tensor.count)[:, None] * band.stride + band.first
+        return (heads + torch.arange(band.rows)).to(self.b.device)
 
 
 class ExpertFactors(TrainedFactors):
@@ -178,7 +184,7 @@ class ExpertFactors(TrainedFactors):
 
     @property
     def update(self) -> Update:
-        """The update as a program takes it; it borrows the memory of the factors."""
+        """The update in the form of a program; it borrows the memory of the factors."""
         return Update(self.rank, 0, 1, self.scale, self.a.numpy(), self.b.numpy())
 
     def _plain(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +217,7 @@ def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> Exp
 
 
 def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
-    """Returns new factors of what is trained of a model, in the order of its tensors.
+    """Returns new factors for the targets in a model, in the order of its tensors.
 
     Raises:
         UsageError: the settings name no target or one that cannot be trained, or a rank exceeds a dimension.
@@ -223,13 +229,13 @@ def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, .
 
 
 def described_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
-    """Returns what `factors_for` would return, with shapes alone and without memory; raises as it."""
+    """Returns what `factors_for` would return, without memory: shapes alone; raises as it."""
     with torch.device("meta"):
         return _zero_factors(model, settings)
 
 
 def factor_bytes(model: Model, settings: LoraSettings) -> int:
-    """Returns the bytes of what `factors_for` would return, with its gradients; raises as it."""
+    """Returns the bytes of the factors that `factors_for` would return, with their gradients; raises as it."""
     return 2 * sum(each.a.nbytes + each.b.nbytes for each in described_factors(model, settings))
 
 
@@ -286,7 +292,7 @@ def _first(targets: Targets, tensor: tensors.Tensor) -> LoraTarget | None:
 
 
 def _is_named(tensor: tensors.Tensor, target: LoraTarget, name: str) -> bool:
-    """Tells whether a name of the settings stands for a target."""
+    """Returns whether a name of the settings stands for a target."""
     if name == ALL:
         return tensor.part in _USUAL
     spelled = (target.name, own_spelling(target.name))

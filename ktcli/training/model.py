@@ -1,6 +1,7 @@
 """A model that can be trained: the loss of documents, and its gradient with respect to the factors.
 
-A step goes through one layer after the other with all its rows. Between layers only the residual is kept, and what the
+A step goes through one layer after the other with all its rows, in groups of as many documents as fit into one native
+product: more rows would read the weights again in any case. Between layers only the residual is kept, and what the
 routers have chosen; in the backward pass each layer is computed again, unless graphs are retained.
 """
 
@@ -8,21 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ktcli.engine.loader import PackSource, Progress, TensorSource, expert_rows, load
+from ktcli.engine.loader import PackSource, Progress, TensorSource, expert_rows, load_tensors
 from ktcli.errors import NotFinite, UsageError
 from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.ops.native import Loaded
 from ktcli.ops.torch.backend import StepInputs
+from ktcli.records import dataclass
 from ktcli.training.backend import DifferentiableBackend
 from ktcli.training.balance import RouterBalance
-from ktcli.training.documents import Documents, pack_documents
+from ktcli.training.denselayers import DenseLayers, TrainingDevice, is_read, load_apart
+from ktcli.training.deviceproducts import DeviceProducts
+from ktcli.training.documents import DocumentGroup, Documents, pack_documents
 from ktcli.training.dropout import Dropout
 from ktcli.training.lora import DenseFactors, LoraSettings, TrainedFactors, factors_for
 from ktcli.training.loss import chunk_rows, mean_loss, token_loss
@@ -39,7 +44,7 @@ Mask = Sequence[bool]
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """The way in which a step is computed.
+    """The options for computing a training step.
 
     Attributes:
         context: the most tokens of a document.
@@ -47,8 +52,10 @@ class TrainingOptions:
         retain: whether the graph of each layer is kept for the backward pass, instead of being computed again.
         residuals: the type in which the residual before each layer is kept, from which it is computed again; float32 or
             bfloat16. If exact, float32.
-        max_rows: the most rows that go through a product at once; more read the weights again.
+        max_rows: the most rows that go through a product at once, and the documents that go through a layer together
+            have; more read the weights again.
         balance: the factor of the routers' auxiliary loss; see `balance`.
+        device: what computes attention and dense parts, whose factors then are there; None: the CPU.
     """
 
     context: int = 2048
@@ -57,9 +64,11 @@ class TrainingOptions:
     residuals: torch.dtype = torch.bfloat16
     max_rows: int = 4096
     balance: float = 0.0
+    device: TrainingDevice | None = None
 
 
 USUAL = TrainingOptions()
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class StepGradients:
 
 @dataclass(slots=True)
 class _Passed:
-    """A layer that a step has gone through.
+    """A layer that a group of a step's documents has gone through.
 
     Attributes:
         x: the residual before it.
@@ -89,6 +98,7 @@ class _Passed:
         out: the residual behind it, if its graph is retained, and `logits` those of its router.
     """
 
+    group: DocumentGroup
     x: Tensor
     chosen: tuple[Tensor, ...]
     out: Tensor | None = None
@@ -113,11 +123,13 @@ class TrainableModel:
         added: Sequence[bool],
         options: TrainingOptions,
         dropout: Dropout | None = None,
+        dense: DenseLayers | None = None,
     ) -> None:
         self.model, self.options = model, options
+        self._device, self._dense = _CPU if dense is None else dense.device, dense
         self.factors = {each.name: each for each in factors}
         self.dropout = dropout or Dropout(0.0, 0)
-        self._weights = join_factors(model, loaded, products, factors, added, self.dropout)
+        self._weights = join_factors(model, loaded, products, factors, added, self.dropout, dense)
         self._embedding = embedding_of(model, loaded)
         rows = expert_rows(model)
         self._routed = [sum(each < i for each in rows) for i in range(model.spec.layers)]
@@ -154,16 +166,25 @@ class TrainableModel:
             )
         model = model.at(options.context)
         factors = factors_for(model, settings)
-        loaded = load(model, recipe, source, pool, progress).by_name
         sizes = ProgramSizes(options.max_rows, chunk_rows(model.spec.vocab), options.exact)
-        products = NativeProducts(pool, loaded, found, factors, sizes)
         dropout = Dropout(settings.dropout, settings.seed)
-        return cls(model, loaded, factors, products, found.added, options, dropout)
+        if options.device is None:
+            read = [tensor for tensor in model.tensors if is_read(tensor)]
+            loaded = load_tensors(read, recipe, source, pool, progress).by_name
+            products: Products = NativeProducts(pool, loaded, found, factors, sizes)
+            return cls(model, loaded, factors, products, found.added, options, dropout)
+        parts = load_apart(model, recipe, source, pool, options.device, progress)
+        for each in factors:
+            if isinstance(each, DenseFactors):
+                each.move(options.device.device)
+        native = NativeProducts(pool, parts.host, replace(found, linear=()), factors, sizes)
+        products = DeviceProducts(parts.dense, native, found.linear, exact=options.exact)
+        return cls(model, parts.host, factors, products, found.added, options, dropout, parts.dense)
 
     def loss_and_gradients(
         self, documents: Sequence[Ids], masks: Sequence[Mask], number: int = 0
     ) -> StepGradients:
-        """Returns the loss of a step, with its gradient written to the factors; what was there is forgotten.
+        """Returns the loss of a step; overwrites the gradients of the factors.
 
         Args:
             documents: the ids of each.
@@ -176,20 +197,21 @@ class TrainableModel:
         step = self._packed(documents, masks)
         for each in self.factors.values():
             each.zero_gradients()
-        passed: list[_Passed] = []
+        passed: list[list[_Passed]] = []
         balance = self._balance()
-        with self.dropout.during(number):
+        with self.dropout.during(number), self._on_device():
             x = self._forward(step, passed, balance)
             loss, dx = token_loss(self._head, x, step, self.model.spec.vocab)
             _require_finite(dx, "the gradient of the output head")
             for layer in reversed(range(len(passed))):
-                dx = self._backward(layer, step, passed.pop(), dx, balance)
+                dx = self._backward(layer, passed.pop(), dx, balance)
+            dx = dx.cpu()
         return StepGradients(loss, len(step.rows), dx, None if balance is None else balance.loss)
 
     def loss(self, documents: Sequence[Ids], masks: Sequence[Mask]) -> float:
         """Returns the loss of a step, without gradients; raises as `loss_and_gradients`."""
         step = self._packed(documents, masks)
-        with torch.no_grad():
+        with torch.no_grad(), self._on_device():
             loss = mean_loss(self._head, self._forward(step), step, self.model.spec.vocab)
         if not math.isfinite(loss):
             raise NotFinite("the output head")
@@ -198,16 +220,21 @@ class TrainableModel:
     def logits(self, documents: Sequence[Ids]) -> tuple[Tensor, ...]:
         """Returns the logits [tokens, vocab] f32 of each document; raises as `loss_and_gradients`."""
         step = self._packed(documents, None)
-        with torch.no_grad():
+        with torch.no_grad(), self._on_device():
             x = self._forward(step)
             parts = torch.split(x, chunk_rows(self.model.spec.vocab))
-            logits = torch.cat([self._head(part) for part in parts])
+            logits = torch.cat([self._head(part).cpu() for part in parts])
             return tuple(torch.split(logits, list(step.lengths)))
 
     def _packed(self, documents: Sequence[Ids], masks: Sequence[Mask] | None) -> Documents:
-        return pack_documents(
+        found = pack_documents(
             documents, masks, vocab=self.model.spec.vocab, context=self.options.context
         )
+        return found.on(self._device)
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Encloses what a device does, if one does anything."""
+        return nullcontext() if self._dense is None else self._dense.step()
 
     def _balance(self) -> RouterBalance | None:
         """What adds up the choices of a step's routers, if they have an auxiliary loss."""
@@ -219,47 +246,69 @@ class TrainableModel:
     def _forward(
         self,
         step: Documents,
-        passed: list[_Passed] | None = None,
+        passed: list[list[_Passed]] | None = None,
         balance: RouterBalance | None = None,
     ) -> Tensor:
         """Returns the residual [T, H] behind the last layer; notes each layer in `passed`, if a gradient is wanted."""
         keeps = passed is not None and self.options.retain
         dtype = torch.float32 if self.options.exact else self.options.residuals
         with torch.no_grad():
-            rows = self._embedding[step.ids].float()
-            x: Tensor = self.model.part(self._backend(step, rows), None, 0, 0)
+            rows = self._embedding[step.ids].to(self._device).float()
+            x: Tensor = self.model.part(self._backend(step.together, rows), None, 0, 0)
         for layer in range(self.model.spec.layers):
-            entered = x.detach().requires_grad_(keeps)
-            backend = self._backend(step, entered, layer)
-            with torch.set_grad_enabled(keeps):
-                out = self.model.layer(backend, entered, layer)
-            x = out.detach()
-            _require_finite(x, f"the output of layer {layer}")
-            if balance is not None:
-                balance.add(backend.router_logits)
-            if passed is not None:
+            outs, noted = [], list[_Passed]()
+            for group in step.groups(self.options.max_rows):
+                entered = x[group.rows].detach().requires_grad_(keeps)
+                backend = self._backend(group, entered, layer)
+                with torch.set_grad_enabled(keeps):
+                    out = self.model.layer(backend, entered, layer)
+                outs.append(out.detach())
+                _require_finite(outs[-1], f"the output of layer {layer}")
+                if balance is not None:
+                    balance.add(backend.router_logits)
                 chosen = tuple(ids for ids, _ in backend.routings)
-                kept = (
-                    _Passed(entered, chosen, out, backend.router_logits)
-                    if keeps
-                    else _Passed(entered.to(dtype), chosen)
-                )
-                passed.append(kept)
+                if keeps:
+                    noted.append(_Passed(group, entered, chosen, out, backend.router_logits))
+                elif passed is not None:
+                    noted.append(_Passed(group, entered.to(dtype).cpu(), chosen))
+            x = _joined(outs)
+            if passed is not None:
+                passed.append(noted)
         return x
 
     def _backward(
         self,
         layer: int,
-        step: Documents,
-        passed: _Passed,
+        passed: list[_Passed],
         dout: Tensor,
         balance: RouterBalance | None = None,
     ) -> Tensor:
         """Returns the gradient [T, H] of a layer's input from that of its output, and adds to those of its factors."""
+        own = [each for each in self.factors.values() if each.layer == layer]
+        dense = [each for each in own if isinstance(each, DenseFactors)]
+        dx = []
+        while passed:  # what is done is forgotten
+            one = passed.pop(0)
+            dx.append(self._backward_group(layer, one, dout[one.group.rows], dense, balance))
+            _require_finite(dx[-1], f"the gradient of layer {layer}")
+        for each in own:
+            for gradient in (each.gradient_a, each.gradient_b):
+                _require_finite(gradient, f"the gradient of {each.name}")
+        return _joined(dx)
+
+    def _backward_group(
+        self,
+        layer: int,
+        passed: _Passed,
+        dout: Tensor,
+        dense: Sequence[DenseFactors],
+        balance: RouterBalance | None,
+    ) -> Tensor:
+        """Does what `_backward` does for one group of documents; `dense` are the layer's factors of dense matrices."""
         x, out, logits = passed.x, passed.out, passed.logits
         if out is None:
-            x = x.float().requires_grad_()
-            backend = self._backend(step, x, layer, passed.chosen, again=True)
+            x = x.to(self._device).float().requires_grad_()
+            backend = self._backend(passed.group, x, layer, passed.chosen, again=True)
             with torch.enable_grad():
                 out = self.model.layer(backend, x, layer)
             logits = backend.router_logits
@@ -267,9 +316,7 @@ class TrainableModel:
         if balance is not None and logits:
             with torch.enable_grad():
                 outs.append(balance.share(logits))
-            gradients.append(torch.tensor(self.options.balance))
-        own = [each for each in self.factors.values() if each.layer == layer]
-        dense = [each for each in own if isinstance(each, DenseFactors)]
+            gradients.append(torch.tensor(self.options.balance, device=dout.device))
         leaves = [leaf for each in dense for leaf in (each.a, each.b)]
         dx, *found = torch.autograd.grad(
             outs, [x, *leaves], gradients, allow_unused=True, materialize_grads=True
@@ -277,10 +324,6 @@ class TrainableModel:
         for factors, da, db in zip(dense, found[::2], found[1::2], strict=True):
             factors.gradient_a += da
             factors.gradient_b += db
-        _require_finite(dx, f"the gradient of layer {layer}")
-        for each in own:
-            for gradient in (each.gradient_a, each.gradient_b):
-                _require_finite(gradient, f"the gradient of {each.name}")
         return dx
 
     def _head(self, x: Tensor) -> Tensor:
@@ -293,16 +336,22 @@ class TrainableModel:
 
     def _backend(
         self,
-        step: Documents,
+        group: DocumentGroup,
         x: Tensor,
         layer: int = 0,
         chosen: tuple[Tensor, ...] | None = None,
         *,
         again: bool = False,
     ) -> DifferentiableBackend:
-        """A backend that runs one layer; `again`: for its gradients alone."""
-        inputs = StepInputs(x, step.parts, (), routed=self._routed[layer])
+        """A backend that runs one layer, at once; `again`: for its gradients alone."""
+        self.dropout.first = group.first
+        inputs = StepInputs(x, group.parts, (), routed=self._routed[layer])
         return DifferentiableBackend(self._weights, inputs, chosen, again=again)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of all groups of a step, one behind the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _require_finite(x: Tensor, what: str) -> None:

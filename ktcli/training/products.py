@@ -21,13 +21,15 @@ from ktcli.training.stable import stable_product
 
 
 class Products(Protocol):
-    """Computes products with the packed weights of a model. `layer` counts the layers with experts from 0."""
+    """The interface of the products with the packed weights of a model. `layer` counts the layers with experts from
+    0.
+    """
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Returns x W^T [T, n] f32 of rows x [T, k] f32 and the dense matrix of this name, without a bias."""
 
     def transposed(self, name: str, x: Tensor) -> Tensor:
-        """Returns x W [T, k] f32 of rows x [T, n] f32: the gradient of what `linear` was given."""
+        """Returns x W [T, k] f32 of rows x [T, n] f32: the gradient of the input of `linear`."""
 
     def experts(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
         """Returns the sum [T, H] f32 of the chosen experts of x [T, H], weighted by gate [T, K], ids int32 [T, K];
@@ -41,7 +43,9 @@ class Products(Protocol):
 
 
 class DenseProduct:
-    """A dense matrix with the factors that are trained of it."""
+    """A dense matrix with its trained factors."""
+
+    update = None  # of an adapter, which a backend would add: the factors are in the product
 
     def __init__(
         self,
@@ -78,10 +82,13 @@ class DenseProduct:
 
 
 class HeadMatrices:
-    """One matrix per head of latent attention, with the factors that are trained of them."""
+    """One matrix per head of latent attention, with their trained factors."""
 
     def __init__(
-        self, packed: Packed, factors: Sequence[tuple[DenseFactors, Tensor]], dropout: Dropout
+        self,
+        packed: Callable[[], Packed],
+        factors: Sequence[tuple[DenseFactors, Tensor]],
+        dropout: Dropout,
     ) -> None:
         self._packed, self._dropout = packed, dropout
         self._factors = factors  # each with the rows of B of each head
@@ -89,7 +96,7 @@ class HeadMatrices:
     def __call__(self, x: Tensor, first: int) -> Tensor:
         """Returns x W^T [T, heads * n] f32 of x [T, k] and the matrices of all heads, with the updates; `first` is the
         number of the first row in its step."""
-        y = stable_product(x, unpack_whole(self._packed, torch.float32).flatten(0, 1))
+        y = stable_product(x, unpack_whole(self._packed(), torch.float32).flatten(0, 1))
         for each, taken in self._factors:
             a = each.a * (each.scale * self._dropout.scale)
             low = stable_product(self._dropout.thinned(each.name, x, first), a)

@@ -7,7 +7,6 @@ and each piece reads the weights again. The output head has a program of its own
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from ktcli.ops.native import Loaded
 from ktcli.ops.part import ModelPart
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Linear
+from ktcli.records import dataclass
 from ktcli.training.lora import ExpertFactors, TrainedFactors, factors_of
 from ktcli.training.recorded import ModelProducts
 
@@ -158,8 +158,9 @@ class NativeProducts:
             self._routing = self._body.program.given(found.experts[0].gate_up.count, found.top_k)
         self._top_k = found.top_k
         self._experts = [self._of_experts(each) for each in found.experts]
-        for parts in (self._body, self._head):
-            parts.program.finish()
+        for parts, some in ((self._body, body or found.experts), (self._head, head)):
+            if some:  # a device may have the others
+                parts.program.finish()
         for each, parts_of in zip(found.experts, self._experts, strict=True):
             self._adapt(each, parts_of, factors)
 

@@ -7,7 +7,6 @@ is trained if its operations are known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 
 from ktcli.errors import UsageError
@@ -19,6 +18,7 @@ from ktcli.ops.table.experts import Experts, Route, Score
 from ktcli.ops.table.recurrent import Pooling
 from ktcli.ops.table.rowwise import Add, Linear, ScaleRows
 from ktcli.ops.table.streams import Collapse, Expand, Mix, SpreadStreams
+from ktcli.records import dataclass
 
 # The operations that have no gradient yet, each as the end of a sentence.
 _MISSING: dict[type[Operation], str] = {
@@ -51,7 +51,7 @@ class ModelProducts:
 
 
 def missing_part(model: Model) -> str:
-    """Returns what a model has that cannot be trained through, as the end of "it has ..."; "" if there is nothing."""
+    """Returns the part of a model that cannot be trained through, as the end of "it has ..."; "" if there is none."""
     if model.spec.embeds:
         return "no output head: it is an embedding model"
     for each in record(model.forward).records:
@@ -86,7 +86,7 @@ def products_of(model: Model) -> ModelProducts:
 
 
 def _is_only_added(records: Sequence[Record]) -> bool:
-    """Tells whether the results of the first record go into sums and constant multiples alone, within its layer."""
+    """Returns whether the results of the first record go into sums and constant multiples alone, within its layer."""
     of_sum = {view.buffer for view in records[0].outs}
     for each in takewhile(lambda other: other.layer == records[0].layer, records[1:]):
         if not any(view is not None and view.buffer in of_sum for view in each.operands):

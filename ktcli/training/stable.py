@@ -16,7 +16,7 @@ _LARGE = 1 << 22
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Lets torch compute in this thread alone."""
+    """Opens a context in which torch computes in this thread alone."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,7 +41,7 @@ class _StableProduct(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    if len(a) * a.shape[1] * b.shape[1] > _LARGE:
+    if len(a) * a.shape[1] * b.shape[1] > _LARGE or a.device.type != "cpu":
         return a @ b
     with one_thread():
         return a @ b

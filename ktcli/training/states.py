@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class NewStates:
-    """An operation's part of the states of new sequences; see `ops.torch.recurrent.States`."""
+    """The empty states of new sequences for an operation; see `ops.torch.recurrent.States`."""
 
     sequences: int
+    device: torch.device
 
     def read(self, shape: tuple[int, ...]) -> Tensor:
         """Returns zeros, f32 [sequences, *shape]."""
-        return torch.zeros(self.sequences, *shape)
+        return torch.zeros(self.sequences, *shape, device=self.device)
 
     def write(self, values: Tensor) -> None:
-        """Forgets values [sequences, …]: nothing comes after a document."""
+        """Discards values [sequences, …]: nothing follows a document."""

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ktcli.models import Model
-from ktcli.native import Weight
+from ktcli.native import Arena, Weight
 from ktcli.ops import tensors
 from ktcli.ops.native import Loaded
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
-from ktcli.ops.torch.packed import Extras
+from ktcli.ops.torch.packed import Packed
 from ktcli.training.backend import TrainedWeights
-from ktcli.training.decoded import DecodedExperts, DecodedProducts, packed_of
+from ktcli.training.denselayers import DenseLayers, is_read
 from ktcli.training.dropout import Dropout
-from ktcli.training.lora import DenseFactors, TrainedFactors, factors_of
-from ktcli.training.products import (
-    DenseProduct,
-    DifferentiableExperts,
-    HeadMatrices,
-    Products,
-)
-from ktcli.training.recorded import ModelProducts
+from ktcli.training.lora import DenseFactors, TrainedFactors
+from ktcli.training.products import DenseProduct, DifferentiableExperts, HeadMatrices, Products
 
 Places = Mapping[str, Loaded]
 
@@ -37,28 +32,30 @@ def join_factors(
     factors: Sequence[TrainedFactors],
     added: Sequence[bool],
     dropout: Dropout,
+    dense: DenseLayers | None = None,
 ) -> TrainedWeights:
-    """Returns what the operations of a model read: its loaded tensors with the trained factors.
+    """Returns the weights that the operations of a model read: its loaded tensors with the trained factors.
 
     Args:
         added: see `ModelProducts`.
         dropout: of what factors of dense matrices read.
+        dense: the matrices on a device that trains; None: all are loaded.
     """
     matrices: dict[str, DenseProduct | HeadMatrices | None] = {}
     for tensor in model.tensors:
         own = [each for each in factors if isinstance(each, DenseFactors) and each.changes(tensor)]
-        if tensor.part is ModelPart.LATENT and tensor.sources[0][0].transposed:
-            matrices[tensor.name] = None  # keys for the absorbed form
+        if not is_read(tensor):
+            matrices[tensor.name] = None
         elif tensor.part is ModelPart.LATENT:
             of_heads = [(each, each.of_heads(tensor)) for each in own]
-            matrices[tensor.name] = HeadMatrices(
-                packed_of(_weights(loaded, tensor)), of_heads, dropout
-            )
+            packed = _packed(loaded, tensor, dense)
+            matrices[tensor.name] = HeadMatrices(packed, of_heads, dropout)
         elif tensor.role in (Role.DENSE, Role.KEPT):
             placed = [(each, each.placed(tensor)) for each in own]
             matrices[tensor.name] = DenseProduct(tensor.name, tensor.n, products, placed, dropout)
+    device = torch.device("cpu") if dense is None else dense.device
     vectors = {
-        tensor.name: vector_of(loaded, tensor)
+        tensor.name: vector_of(loaded, tensor).to(device)
         for tensor in model.tensors
         if tensor.role is Role.VECTOR
     }
@@ -66,25 +63,18 @@ def join_factors(
     return TrainedWeights(matrices, vectors, experts, again)
 
 
-def decoded_products(
-    loaded: Places, found: ModelProducts, factors: Sequence[TrainedFactors]
-) -> DecodedProducts:
-    """Returns products of the loaded weights in plain torch, f32; no nodes may share them."""
-    dense = {each.weight.name: packed_of(_weights(loaded, each.weight)) for each in found.linear}
-    experts = []
-    for each in found.experts:
-        both = packed_of(_weights(loaded, each.gate_up)), packed_of(_weights(loaded, each.down))
-        of_both = factors_of(each.gate_up, factors), factors_of(each.down, factors)
-        biases = (
-            None if bias is None else vector_of(loaded, bias)
-            for bias in (each.gate_up_bias, each.down_bias)
-        )
-        experts.append(DecodedExperts(*both, Extras(each.glu, *biases), of_both))
-    return DecodedProducts(dense, experts)
+def packed_of(weights: Sequence[Weight]) -> Packed:
+    """Returns a torch view of a loaded weight that no nodes share: the same memory."""
+    (weight,) = weights
+    owner = weight.owner
+    assert isinstance(owner, Arena)
+    first = weight.address - owner.address
+    data = torch.from_numpy(owner.bytes[first : first + weight.size_bytes])
+    return Packed(weight.format, weight.n, weight.k, data.view(weight.count, -1))
 
 
 def vector_of(loaded: Places, tensor: tensors.Tensor) -> Tensor:
-    """Returns a loaded vector as torch sees it, f32 [k], of experts [E, k]: the same memory."""
+    """Returns a torch view of a loaded vector, f32 [k], of experts [E, k]: the same memory."""
     found = loaded[tensor.name]
     assert isinstance(found, np.ndarray)
     flat = torch.from_numpy(found)
@@ -92,7 +82,7 @@ def vector_of(loaded: Places, tensor: tensors.Tensor) -> Tensor:
 
 
 def embedding_of(model: Model, loaded: Places) -> Tensor:
-    """Returns the embedding [vocab, H] as torch sees it, bf16 or f32: the same memory."""
+    """Returns a torch view of the embedding [vocab, H], bf16 or f32: the same memory."""
     table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
     found = loaded[table.name]
     assert isinstance(found, np.ndarray)
@@ -101,7 +91,18 @@ def embedding_of(model: Model, loaded: Places) -> Tensor:
     return torch.from_numpy(found)
 
 
-def _weights(loaded: Places, tensor: tensors.Tensor) -> tuple[Weight, ...]:
+def _packed(
+    loaded: Places, tensor: tensors.Tensor, dense: DenseLayers | None
+) -> Callable[[], Packed]:
+    """Returns a function that returns a tensor as torch sees it, when its layer's turn has come."""
+    if dense is not None:
+        return partial(dense.matrix, tensor.name)
+    found = packed_of(weights_of(loaded, tensor))
+    return lambda: found
+
+
+def weights_of(loaded: Places, tensor: tensors.Tensor) -> tuple[Weight, ...]:
+    """Returns the loaded packed weights of a tensor, one for each node."""
     found = loaded[tensor.name]
     assert isinstance(found, tuple), tensor.name
     return found

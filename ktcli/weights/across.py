@@ -14,14 +14,23 @@ value = (code - zero) * scale; the source is X.weight, [n, k]. Sources: AutoGPTQ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
-from ktcli.native import Blocked, Format, Numbers, Pool
-from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, Part, Raw, Read, StorageSource, rows_of
+from ktcli.native import Blocked, Numbers, Pool
+from ktcli.records import dataclass
+from ktcli.weights.storage import (
+    PLAIN,
+    ByteSpan,
+    Part,
+    Raw,
+    Read,
+    ScalesNotKept,
+    StorageSource,
+    rows_of,
+)
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output the nibble i of a word belongs to
 IN_ORDER = tuple(range(8))
@@ -30,7 +39,7 @@ Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Across:
+class Across(ScalesNotKept):
     """The storage of a GPTQ or AWQ matrix, coded by input. Parts: qweight, scales, qzeros, and g_idx where there is
     one.
 
@@ -39,6 +48,8 @@ class Across:
         group: the number of inputs that share a scale; 0: all.
         zero_plus: the number added to stored zeros.
         outputs: whether a word holds eight outputs (AWQ), not eight inputs.
+
+    Products of 4 and 11 bits are exact in f32, so a format finds the same scales by itself.
     """
 
     label: str
@@ -85,12 +96,6 @@ class Across:
             stored = np.ascontiguousarray(words.T).view(np.uint8)
         table = np.arange(1 << self.bits, dtype=np.float32)
         return Numbers(Blocked(self.bits, table, (1, wide), scale, zero), stored, span.rows, k)
-
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: there are no scales to keep."""
-        return (
-            None  # products of 4 and 11 bits are exact in f32, so the format finds the same scales
-        )
 
     @property
     def _each(self) -> int:

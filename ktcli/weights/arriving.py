@@ -16,11 +16,11 @@ from ktcli.weights.storage import Part, Raw, Read
 
 
 class OtherHeader(BadCheckpoint):
-    """Raised when a weight file has another header than was fetched of it before."""
+    """Raised when a weight file's header differs from the one that was downloaded before."""
 
 
 class Arriving(Checkpoint):
-    """A checkpoint of which a weight file can be read from when it `arrived` until it is `gone`.
+    """A checkpoint in progress of download; a weight file can be read after `arrived` and until `gone`.
 
     Args:
         folder: holds the small files, and of each weight file at least its header.
@@ -35,8 +35,9 @@ class Arriving(Checkpoint):
 
     @property
     def presumed(self) -> frozenset[str]:
-        """The names of the weight files not read yet with tensors that were taken for biases of zeros, which kt
-        leaves out."""
+        """The names of the weight files, not read yet, with tensors that are assumed to be biases of zeros, which kt
+        leaves out.
+        """
         return frozenset(part.file for part in self._presumed)
 
     def arrived(self, file: str, path: Path) -> None:
@@ -69,21 +70,21 @@ class Arriving(Checkpoint):
                 )
 
     def data_start(self, file: str) -> int:
-        """Returns the bytes of a weight file's header, with its length; its first tensor lies behind them."""
+        """Returns the offset of a weight file's first tensor: the bytes of its header, with its length."""
         header = read_header(self.path / file, self._sizes[file])
         return 8 + len(header.raw)
 
     def gone(self, file: str) -> None:
-        """Closes a weight file; nothing reads it any more."""
+        """Closes a weight file; it must not be read any more."""
         self.forget(file)
         self._lost.pop(file, None)
 
     def lost(self, file: str, ranges: Ranges) -> None:
-        """Notes that these byte ranges of a weight file are not on the disk any more."""
+        """Records that these byte ranges of a weight file are not on the disk any more."""
         self._lost[file] = ranges
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes that `wanted` names, as `Checkpoint.read` does; none of them may be lost."""
+        """Returns the bytes of `wanted`, as `Checkpoint.read` does; none of them may be lost."""
         end = wanted.offset + (wanted.count - 1) * wanted.stride + wanted.size_bytes
         lost = self._lost.get(wanted.file, ())
         assert not touches(lost, wanted.offset, end), f"{wanted.file} is read too late"

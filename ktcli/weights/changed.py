@@ -7,34 +7,46 @@ What changes them, an adapter that is merged, is not known here. Files stay as t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ktcli.errors import BadCheckpoint
-from ktcli.native import Format, Numbers, Pool
-from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, Reader, Storage, StorageSource
+from ktcli.native import Numbers, Pool
+from ktcli.records import dataclass
+from ktcli.weights.storage import (
+    ByteSpan,
+    Matrix,
+    Raw,
+    Read,
+    Reader,
+    ScalesNotKept,
+    Storage,
+    StorageSource,
+)
 
 
 class NumberChange(Protocol):
-    """What is done to the numbers of some of a checkpoint's tensors. Several threads may call it at once."""
+    """The interface of a change to the numbers of some of a checkpoint's tensors. Several threads may call it at
+    once.
+    """
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all that it depends on, hexadecimal."""
+        """The SHA-256 of all its inputs, hexadecimal."""
 
     @property
     def names(self) -> Collection[str]:
-        """The names of the tensors that it changes, in the checkpoint."""
+        """The names of the checkpoint's tensors that it changes."""
 
     def apply(self, name: str, start: int, values: Matrix) -> Matrix:
         """Returns the new values of rows [start, start + len(values)) of a tensor, f32; `values` may be changed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ChangedStorage:
+class ChangedStorage(ScalesNotKept):
     """A storage whose numbers are changed after they are decoded.
 
     Attributes:
@@ -62,10 +74,6 @@ class ChangedStorage:
         made = self.change.apply(self.source.name, span.start, values)
         return Numbers.of(np.ascontiguousarray(made, np.float32))
 
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: no scales of the files belong to changed numbers."""
-        return None
-
     def _stored(self, span: ByteSpan) -> ByteSpan:
         return replace(span, source=self.source)
 
@@ -83,7 +91,7 @@ class ChangedCheckpoint:
 
     @property
     def change(self) -> NumberChange:
-        """What is done to the numbers."""
+        """The change to the numbers."""
         return self._change
 
     def _source(self, name: str) -> StorageSource:
@@ -102,7 +110,7 @@ class ChangedCheckpoint:
 
     @property
     def description(self) -> str:
-        """What says which tensors there are."""
+        """The name of the file that lists the tensors."""
         return self._inner.description
 
     @property
@@ -121,11 +129,11 @@ class ChangedCheckpoint:
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files that a pack takes over."""
+        """The names of the small files that a pack contains, too."""
         return self._inner.small_files
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the tensor called `name`, changed if it is to be.
+        """Returns the tensor called `name`, changed if the change applies to it.
 
         Raises:
             BadCheckpoint: as of the checkpoint.
@@ -142,11 +150,11 @@ class ChangedCheckpoint:
         return self._inner.read(wanted, into)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the rows of a span as numbers, changed if they are to be."""
+        """Returns the rows of a span as numbers, changed if the change applies to them."""
         return self._inner.numbers(pool, span, raws)
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """Returns the rows of a span decoded to f32, changed if they are to be."""
+        """Returns the rows of a span decoded to f32, changed if the change applies to them."""
         return self._inner.decode(pool, span, raws)
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
@@ -165,5 +173,5 @@ def stored_as(source: StorageSource) -> Storage:
 
 
 def change_of(checkpoint: Reader) -> str:
-    """Returns the SHA-256 of what changes a checkpoint's numbers, hexadecimal; "": nothing does."""
+    """Returns the SHA-256 of the change to a checkpoint's numbers, hexadecimal; "": there is none."""
     return checkpoint.change.digest if isinstance(checkpoint, ChangedCheckpoint) else ""

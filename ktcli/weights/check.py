@@ -27,7 +27,7 @@ COUNTED = 10_000  # names that are missing; a small config.json can ask for mill
 
 
 def check(model: Model, checkpoint: Reader) -> int:
-    """Checks that a checkpoint has every tensor of a model, in the right shape, and nothing else; returns their bytes.
+    """Returns the bytes of a model's tensors in a checkpoint; raises unless it has exactly these, in the right shapes.
 
     Raises:
         BadCheckpoint: something is missing, left over or of another shape; up to five names are listed.
@@ -62,8 +62,8 @@ def _renamed(name: str, unused: Iterable[str]) -> str:
 
 
 def needed(tensors: Iterable[Tensor], checkpoint: Reader) -> dict[str, Ranges]:
-    """Returns the byte ranges, by file, that hold what some tensors are made from, with those that they take
-    factors from.
+    """Returns the byte ranges, by file, from which some tensors are made, with those of the factors that they take
+    over.
 
     Raises:
         BadCheckpoint: the checkpoint does not have them.

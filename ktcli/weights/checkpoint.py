@@ -22,20 +22,10 @@ from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.documents import inside, parse_object
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.files import OpenFiles
-from ktcli.weights.header import (
-    MAX_TENSORS,
-    TensorEntry,
-    is_regular,
-    read_bounded,
-    read_header,
-)
+from ktcli.weights.header import MAX_TENSORS, TensorEntry, is_regular, read_bounded, read_header
 from ktcli.weights.scheme import read_scheme
 from ktcli.weights.sentence import with_pooling
-from ktcli.weights.storage import (
-    Part,
-    Read,
-    StorageSource,
-)
+from ktcli.weights.storage import Part, Read, StorageSource
 from ktcli.weights.unread import unread_files
 
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
@@ -81,7 +71,7 @@ class Checkpoint(OpenFiles):
 
     @property
     def description(self) -> str:
-        """What says which tensors there are."""
+        """The name of the file that lists the tensors."""
         return "config.json"
 
     @property
@@ -90,7 +80,7 @@ class Checkpoint(OpenFiles):
         return self._names
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the tensors besides `taken` that are not mere companions of others."""
+        """Returns the names of the tensors besides `taken` that are not companions of others, such as scales."""
         return [
             name
             for name, part in self.parts.items()
@@ -98,7 +88,7 @@ class Checkpoint(OpenFiles):
         ]
 
     def _is_no_bias(self, part: Part) -> bool:
-        """Tells whether a tensor is a bias of zeros: AutoGPTQ before 0.5 gave one to every matrix."""
+        """Returns whether a tensor is a bias of zeros: AutoGPTQ before 0.5 gave one to every matrix."""
         stem = part.name.removesuffix(".bias")
         if f"{stem}.qweight" not in self.parts or part.entry.size_bytes > MAX_BIAS_BYTES:
             return False
@@ -109,12 +99,12 @@ class Checkpoint(OpenFiles):
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files that a pack takes over, sorted."""
+        """The names of the small files that a pack contains, too, sorted."""
         names = sorted(path.name for path in self.path.iterdir())
         return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
 
     def small_file(self, name: str) -> bytes:
-        """Returns the contents of a small file; the config is as it is read, see `read_config`."""
+        """Returns the contents of a small file; those of the config as by `read_config`."""
         if name == CONFIG and KEY in self.config:
             return json.dumps(self.config, indent=1).encode()
         return read_bounded(inside(self.path, name), extra_limit(name))
@@ -138,7 +128,8 @@ class Checkpoint(OpenFiles):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Returns the object in `config.json`, with how an embedding model pools, which other files of the folder say.
+    """Returns the object in `config.json`, with the pooling of an embedding model, which is in other files of the
+    folder.
 
     Raises:
         BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN.
@@ -160,7 +151,7 @@ def _read_quantization(folder: Path) -> dict[str, Any]:
 
 
 def unread_in(folder: Path, names: Collection[str]) -> frozenset[str]:
-    """Returns those of a repository's weight files that nobody reads: beside an index those that it does not name or
+    """Returns those of a repository's weight files that are not read: beside an index those that it does not name or
     that hold only what the model leaves out, and those beside a single file.
 
     Args:

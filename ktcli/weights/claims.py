@@ -43,7 +43,7 @@ ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
 def source_names(parts: Parts) -> set[str]:
-    """Returns the names of a checkpoint's sources: its tensors, and weights that lie under other names."""
+    """Returns the names of a checkpoint's sources: its tensors, and weights stored under other names."""
     names = set(parts)
     for name in parts:
         for suffix in (".weight_packed", ".qweight"):
@@ -298,7 +298,7 @@ def _sizes(
 
 
 def _fits(stem: str, kind: Integers, parts: Parts, outputs: bool) -> bool:
-    """Tells whether scales and zeros of a matrix have the shapes that a kind of integers has."""
+    """Returns whether scales and zeros of a matrix have the shapes that a kind of integers has."""
     (n, _), groups, zeros = _sizes(parts[f"{stem}.qweight"], *kind[:2], outputs)
     wanted = {f"{stem}.scales": (groups, n), f"{stem}.qzeros": zeros}
     return all(name in parts and parts[name].entry.shape == wanted[name] for name in wanted)

@@ -28,12 +28,12 @@ checkpoints of DeepSeek-V3, Kimi-K2-Thinking and gpt-oss.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from ktcli.native import Blocked, Codes, Format, Numbers, Pool, Scale
+from ktcli.records import dataclass
 from ktcli.weights.oracle import E4M3_VALUES
 from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, Raw, Read, StorageSource, rows_of
 

@@ -23,8 +23,9 @@ MOST = 256.0  # the largest factor, and the inverse of the smallest
 
 
 def suffers(fmt: Format) -> bool:
-    """Tells whether columns with large values cost others precision in this format: it has integer codes with
-    shared scales. A rotation spreads a large column, but over the others; packs of 4 rotated bits are made without."""
+    """Returns whether columns with large values cost others precision in this format: it has integer codes with shared
+    scales. A rotation spreads a large column, but over the others; packs of fewer than 8 rotated bits are made without.
+    """
     return fmt.bits <= 8 and fmt.codes is Codes.INTEGER and (fmt.bits == 8 or not fmt.rotation)
 
 

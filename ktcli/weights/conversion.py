@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ktcli.manifest import Manifest
+from ktcli.native import Pool
+from ktcli.records import dataclass
 from ktcli.weights.importance import Importance
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.ranges import Ranges
@@ -19,7 +20,7 @@ from ktcli.weights.storage import Reader
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The place where a checkpoint was published; None: nobody recorded it."""
+    """The place where a checkpoint was published; None: it was not recorded."""
 
     hub: str | None = None
     repository: str | None = None
@@ -29,31 +30,54 @@ class Provenance:
 UNRECORDED = Provenance()
 
 
+class ImportanceSource(Protocol):
+    """The interface of what finds the importance of each layer just before it is converted."""
+
+    def begin(self, checkpoint: Reader, pool: Pool) -> None:
+        """Prepares the measurement; called once, before any file is converted."""
+
+    def knows(self, file: WeightFile) -> bool:
+        """Returns whether what a file's tensors need was found by a run that was stopped."""
+
+    def importance_of(self, file: WeightFile) -> Importance:
+        """Returns the importance for a file's tensors, found now if need be: files come in the order of layers."""
+
+    def finish(self) -> str:
+        """Keeps what was found of the whole model; returns the identity of the calibration."""
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The importance of the columns of a model's matrices.
 
     Attributes:
-        identity: names its origin, and its file's hash; equal ones give equal bytes.
+        identity: names its origin, and its file's hash; equal ones give equal bytes. Without the hash, if it is found
+            while the model is converted.
+        importance: of what is known from the beginning.
+        measuring: finds it while the model is converted; None: all of it is known.
     """
 
     identity: str
     importance: Importance
+    measuring: ImportanceSource | None = None
 
 
 class Supply(Protocol):
-    """Fetches the files of a checkpoint as a conversion needs them, and removes each behind its last use."""
+    """The interface of a supplier that downloads the files of a checkpoint as a conversion needs them, and removes each
+    after its last use.
+    """
 
     def begin(self, plan: Conversion, made: Collection[str]) -> None:
-        """Prepares the supply; called once, before anything is made.
+        """Prepares the supply; called once, before any file is converted.
 
         Args:
             made: the names of the files of the pack that are there.
         """
 
     def at_hand(self, file: WeightFile) -> AbstractContextManager[None]:
-        """Waits until everything that a file of the pack is made from can be read; if the context ends without an
-        error, the file is complete and listed, and is never asked for again."""
+        """Returns a context in which the source files of a file of the pack can be read, after waiting for them; if it
+        ends without an error, the file is complete and listed, and is not requested again.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,7 @@ class Conversion:
         files: its weight files, as the manifest lists them.
         needs: by the name of each, the bytes of the checkpoint's files that it is made from.
         source_bytes: bytes of the tensors the pack is made from.
+        by_layer: whether the layers are converted in the order in which a model computes them.
     """
 
     manifest: Manifest
@@ -88,11 +113,15 @@ class Conversion:
     files: tuple[WeightFile, ...]
     needs: Mapping[str, Mapping[str, Ranges]]
     source_bytes: int
+    by_layer: bool = False
 
     @property
     def ordered(self) -> tuple[WeightFile, ...]:
-        """The weight files in the order in which they are made: so that those of the checkpoint, which are numbered,
-        come one after the other. Layers may lie there in the order of their names: 1, 10, 11, 2."""
+        """The weight files in the order of conversion, in which the checkpoint's numbered files follow each other.
+        Layers may lie there in the order of their names: 1, 10, 11, 2.
+        """
+        if self.by_layer:
+            return self.files
         return tuple(sorted(self.files, key=lambda file: max(self.needs[file.name], default="")))
 
     @property
@@ -102,7 +131,7 @@ class Conversion:
 
     @property
     def extra_bytes(self) -> int:
-        """The bytes of the small files that the pack takes over."""
+        """The bytes of the small files that the pack contains, too."""
         return sum(record.size_bytes for record in self.manifest.extras)
 
 

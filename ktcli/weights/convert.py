@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,12 +18,14 @@ from ktcli.manifest import LOCK, FileRecord, Manifest
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.records import dataclass
 from ktcli.weights.changed import change_of
 from ktcli.weights.check import check, kept_in_f32, needed
 from ktcli.weights.conversion import (
     UNRECORDED,
     Calibration,
     Conversion,
+    ImportanceSource,
     Provenance,
     Report,
     Source,
@@ -55,7 +57,8 @@ def convert(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Converts the checkpoint in `source` into a pack in the folder `out`, or finishes it there.
+    """Converts the checkpoint in `source` into a pack in the folder `out`, or finishes a conversion there; returns a
+    report.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
@@ -85,7 +88,7 @@ def convert_source(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Converts an open checkpoint, as `convert` does; what its supply raises ends the conversion."""
+    """Converts an open checkpoint, as `convert` does; returns a report; an error of its supply ends the conversion."""
     checkpoint = source.checkpoint
     recipe = replace(recipe, calibrated=calibration is not None)
     plan = planned(checkpoint, recipe, provenance, calibration)
@@ -104,7 +107,11 @@ def convert_source(
             told = [] if source.supply else _looked_at(target.missing, checkpoint, pool)
             importance = calibration.importance if calibration else UNKNOWN
             encoder = Encoder(checkpoint, plan.recipe, pool, importance)
-            work = _Work(source, target, encoder, pool, progress or (lambda done, total: None))
+            measuring = calibration.measuring if calibration else None
+            if measuring:
+                measuring.begin(checkpoint, pool)
+            tell = progress or (lambda done, total: None)
+            work = _Work(source, target, encoder, pool, tell, measuring)
             report = _convert(work)
             return replace(report, remarks=(*told, *work.told))
 
@@ -112,7 +119,7 @@ def convert_source(
 def planned(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Conversion:
-    """Returns the plan of the pack that a checkpoint and a recipe give; no weight is read.
+    """Returns the plan of the pack for a checkpoint and a recipe; no weight is read.
 
     Raises:
         BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
@@ -134,7 +141,8 @@ def planned(
     )
     files = weight_files(model.tensors, recipe)
     needs = {file.name: needed(file.tensors, checkpoint) for file in files}
-    return Conversion(manifest, recipe, files, needs, source_bytes)
+    by_layer = calibration is not None and calibration.measuring is not None
+    return Conversion(manifest, recipe, files, needs, source_bytes, by_layer)
 
 
 def _extras(checkpoint: Reader) -> Iterator[FileRecord]:
@@ -160,14 +168,17 @@ class _Work:
     encoder: Encoder
     pool: Pool
     progress: Progress
+    measuring: ImportanceSource | None = None
     clock: Stopwatch = field(default_factory=Stopwatch)  # of the writing
     told: list[str] = field(default_factory=list)  # sentences for the user
 
 
 def _convert(work: _Work) -> Report:
     """Write the weight files that are missing, then what makes them a pack."""
-    target, supply = work.target, work.source.supply
-    records = {record.name: record for record in target.resume()}
+    target, supply, measuring = work.target, work.source.supply, work.measuring
+    records = {
+        record.name: record for record in target.resume(measuring.knows if measuring else None)
+    }
     kept, begun = len(records), time.perf_counter()
     if supply:
         supply.begin(target.plan, records.keys())
@@ -176,10 +187,14 @@ def _convert(work: _Work) -> Report:
         with supply.at_hand(file) if supply else nullcontext():
             if supply:
                 work.told.extend(_looked_at([file], work.source.checkpoint, work.pool))
+            if measuring:
+                work.encoder.importance = measuring.importance_of(file)
             records[file.name] = _made(work, file, written)
             target.add(records[file.name])
     ordered = tuple(records[file.name] for file in target.plan.files)
     manifest = replace(target.plan.manifest, files=ordered)
+    if measuring:
+        manifest = replace(manifest, calibration=measuring.finish())
     _finish(work.source.checkpoint, target.path, manifest)
     stages = work.encoder.stages(time.perf_counter() - begun, work.clock.seconds)
     return replace(_report(target, manifest, kept), stages=stages)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli import smallfiles
@@ -25,6 +25,7 @@ from ktcli.manifest import (
     parse_record,
 )
 from ktcli.manifest import PACK as MANIFEST
+from ktcli.records import dataclass
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.header import is_regular, read_bounded
 from ktcli.weights.manifest import is_of_before, parse_pack
@@ -35,7 +36,7 @@ PART = "kt.json.part"
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The folder that a conversion writes into, which need not exist, and what is to be written."""
+    """The output folder of a conversion, which need not exist, and the files to be written."""
 
     path: Path
     plan: Conversion
@@ -71,7 +72,7 @@ class Destination:
         ]
 
     def complete(self) -> Manifest | None:
-        """Returns the manifest of a pack that is already there; None: there is none.
+        """Returns the manifest of a complete pack in the folder; None: there is none.
 
         Raises:
             UsageError: there is another one.
@@ -100,7 +101,8 @@ class Destination:
         return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
 
     def check_space(self, what: str) -> None:
-        """Raises NotEnoughDisk if the disk has no room for what is still to be written; called before anything is.
+        """Raises NotEnoughDisk if the disk has no room for the remaining bytes; to be called before anything is
+        written.
 
         Args:
             what: names the conversion in the message.
@@ -113,8 +115,8 @@ class Destination:
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Holds the folder's lock for one conversion; afterwards only complete files are there, and the list of
-        them if some but not all are.
+        """Opens a context that holds the folder's lock for one conversion; afterwards only complete files are there,
+        and the list of them if some but not all are.
 
         Raises:
             Busy: another process holds it.
@@ -129,10 +131,12 @@ class Destination:
                 if not list(self.path.iterdir()):
                     self.path.rmdir()
 
-    def resume(self) -> list[FileRecord]:
+    def resume(self, keeps: Callable[[WeightFile], bool] | None = None) -> list[FileRecord]:
         """Returns the complete files of an earlier run, the first ones of the plan; starts a fresh list if there
         are none.
 
+        Args:
+            keeps: tells whether a file may be kept; None: all may.
         Raises:
             UsageError: the earlier run completed files of another model or recipe.
             BadPack: it completed files, but their list is damaged.
@@ -144,7 +148,7 @@ class Destination:
                 self._refuse_other(parse_pack(first, PART)[0])
             for file, line in zip(self.plan.ordered, lines[:-1], strict=False):
                 record = _parse_line(line)
-                if record is None or not self._has(record, file):
+                if record is None or not self._has(record, file) or (keeps and not keeps(file)):
                     break
                 records.append(record)
         text = self.plan.manifest.encode(indent=None) + b"".join(map(_line, records))
@@ -186,12 +190,17 @@ class Destination:
         raise UsageError(f"{self.path} already holds {what}", hint=hint)
 
 
+def is_begun(pack: Path) -> bool:
+    """Returns whether a folder has a conversion, finished or not."""
+    return is_pack(pack) or (pack / PART).exists()
+
+
 def calibration_in(pack: Path) -> str:
-    """Returns what the manifest of a conversion, or of one that was begun, says of its calibration; empty: nothing."""
-    for name, is_begun in ((MANIFEST, False), (PART, True)):
+    """Returns the entry on the calibration in the manifest of a conversion, finished or not; empty: there is none."""
+    for name, goes_on in ((MANIFEST, False), (PART, True)):
         try:
             data = read_bounded(pack / name, MAX_BYTES)
-            return parse_pack(data.split(b"\n")[0] if is_begun else data)[0].calibration
+            return parse_pack(data.split(b"\n")[0] if goes_on else data)[0].calibration
         except BadCheckpoint:
             continue
     return ""

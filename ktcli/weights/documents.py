@@ -11,8 +11,8 @@ from ktcli.models.config import INFINITE
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
-    """Returns the JSON object in a small file called `what`, without NaN, endless nesting, and names that have two
-    values: readers differ in which of them counts. Infinity, which is no JSON, becomes what transformers 5 writes.
+    """Returns the JSON object in a small file called `what`; NaN, deep nesting, and duplicate names are errors: readers
+    differ in which of two values counts. Infinity, which is no JSON, becomes what transformers 5 writes.
 
     Raises:
         BadCheckpoint: it is something else.

@@ -35,6 +35,7 @@ class Encoder:
 
     Attributes:
         sums: the errors of what was packed since the caller last cleared them, by kind of tensor.
+        importance: by it a column's errors count, see kt_pack.
     """
 
     def __init__(
@@ -44,17 +45,18 @@ class Encoder:
         pool: Pool,
         importance: Importance = UNKNOWN,
     ) -> None:
-        """Makes an encoder; a column's errors count by its importance, see kt_pack."""
+        """Makes an encoder."""
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
-        self._importance = importance
+        self.importance = importance
         self._ahead = ReadAhead(checkpoint)
-        self._parts = Slots(2)  # the part that is being written, and the part that is being encoded
+        # The part that is being written, and the part that is being encoded.
+        self._parts: Slots | _InOrder = Slots(2)
         self._factors = Factors(checkpoint, pool)
         self._clock = Stopwatch()
         self.sums: dict[TensorKind, PackError] = {}
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
-        """Yields the stored bytes of `tensors`, one behind the other, in parts.
+        """Yields the stored bytes of `tensors`, one after the other, in parts.
 
         A part stays as it is until the second one after it is asked for.
 
@@ -67,8 +69,18 @@ class Encoder:
                 part = self._part(strip, raws)
             yield part
 
+    def encode_into(self, tensor: Tensor, memory: NDArray[np.uint8]) -> None:
+        """Writes the stored bytes of a tensor to the beginning of `memory`; raises as `encode`."""
+        parts, self._parts = self._parts, _InOrder(memory)
+        try:
+            for part in self.encode([tensor]):
+                if tensor.role is Role.VECTOR:  # whose bytes are not taken from `_parts`
+                    self._parts.take(part.size)[:] = part
+        finally:
+            self._parts = parts
+
     def stages(self, seconds: float, writing: float) -> Stages:
-        """Returns how long each stage of the conversion was busy.
+        """Returns the busy times of the stages of the conversion.
 
         Args:
             seconds: the whole conversion took.
@@ -160,7 +172,7 @@ class Encoder:
 
     def _counts(self, strip: Strip) -> Matrix | None:
         """The importance [k] of a strip's columns after they were divided by their factors; None: there is none."""
-        counts = self._importance.row(strip.tensor.name, strip.index)
+        counts = self.importance.row(strip.tensor.name, strip.index)
         if counts is None:
             return None
         gain = strip.tensor.gain
@@ -169,6 +181,18 @@ class Encoder:
             return counts
         clipped: Matrix = np.clip(counts * factors**2, LEAST_IMPORTANCE, 1 / LEAST_IMPORTANCE)
         return clipped
+
+
+class _InOrder:
+    """Parts of one block of memory, one behind the other."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
+
+    def take(self, size_bytes: int) -> Raw:
+        """Returns the next `size_bytes` bytes."""
+        found, self._memory = self._memory[:size_bytes], self._memory[size_bytes:]
+        return found
 
 
 def _too_large(tensor: Tensor) -> BadCheckpoint:

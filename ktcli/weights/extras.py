@@ -23,6 +23,5 @@ EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
 
 
 def extra_limit(name: str) -> int:
-    """Returns the largest size in bytes accepted of a file that a pack takes over; 0: it takes over no file of that
-    name."""
+    """Returns the maximal size in bytes of a small file of this name in a pack; 0: a pack does not contain it."""
     return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)

@@ -15,8 +15,8 @@ from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, StorageSource
 
 
 class OpenFiles:
-    """Files by the name that a `Read` gives them: the part of a `Reader` that reads. Not mapped: a failing disk is an
-    error and not a signal. Close it, or use it in a `with` statement.
+    """Open files by the names in `Read` objects: the part of a `Reader` that does the reading. Not mapped: a failing
+    disk is an error and not a signal. Close it, or use it in a `with` statement.
 
     Args:
         paths: the path of each file by that name.
@@ -51,7 +51,7 @@ class OpenFiles:
             raise BadCheckpoint(f"{name} cannot be read: {error.strerror}") from error
 
     def forget(self, name: str) -> None:
-        """Closes a file, if it is open; no thread may read it meanwhile."""
+        """Closes a file, if it is open; no thread may be reading it."""
         if (descriptor := self._descriptors.pop(name, None)) is not None:
             os.close(descriptor)
 
@@ -62,7 +62,7 @@ class OpenFiles:
         self._descriptors.clear()
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
+        """Returns the bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -85,8 +85,7 @@ class OpenFiles:
             done += got
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` that its storage
-        wanted.
+        """Returns the rows of a span as numbers in their stored types, from the bytes `raws` of its storage's reads.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.

@@ -7,11 +7,12 @@ columns; `Format.bits_per_weight` counts both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 
 from ktcli.errors import UsageError
 from ktcli.native import Codes, Format, Scale
+from ktcli.records import dataclass
 
 LINEAR = tuple(range(-8, 8))
 # The values are closer together where weights are many: Lloyd's algorithm on groups scaled by the encoder's search, see
@@ -26,7 +27,7 @@ MIXED, CALIBRATED = "-mixed", "-calibrated"
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """A row of the table of formats: a format with the choices that depend on it.
+    """A row of the table of formats: a format, and the settings that depend on it.
 
     Attributes:
         better: name of the format one step more precise, for the down projections of "-mixed": their errors go
@@ -47,15 +48,19 @@ TABLE = (
     # They take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
     FormatRow(Format("int4-g32-f32", bits=4, group=32, scale=Scale.F32, codebook=LINEAR)),
     FormatRow(Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR)),
-    FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),
-              better="int8-row", automatic=("",)),
-    FormatRow(Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),
+    FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR), better="int8-row"),
+    FormatRow(Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR), better="int8-row"),
+    # Scales of a byte, so that groups of 32 take the bytes of int4's of 64. The two above lose more in as many bytes,
+    # or in more: no choice is made of them.
+    FormatRow(Format("nl4-s8", bits=4, group=32, scale=Scale.E4M3, codebook=NON_LINEAR),
               better="int8-row", automatic=("", MIXED)),
     # The rotation spreads what is large over 256 columns, so that one scale serves a row.
     FormatRow(Format("int4-row-had", bits=4, scale=Scale.F32, codebook=LINEAR, rotation=256),
               better="int4", automatic=("",)),
     # Takes MXFP4 checkpoints over as they are; of other weights it makes more of an error than int4.
     FormatRow(Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1), better="int8-row"),
+    # For dense parts: a plane of 4 bits and one of 2. The rotation helps as it does int8.
+    FormatRow(Format("int6", bits=6, group=32, scale=Scale.E4M3, rotation=64)),
     # The rotation spreads what is large in a row, of the weights and of what they multiply, over 64 columns.
     FormatRow(Format("int8", bits=8, scale=Scale.F32, rotation=64), better="bf16", automatic=("",)),
     # Takes integers of 8 bits over as they are. Those of older packs are called int8: INT8_BEFORE.
@@ -88,7 +93,9 @@ class FormatLoss:
 # Without bf16, which holds nothing that int8 loses.
 _EXPERTS_LOSE = (
     FormatLoss("int8", 0.0),
+    FormatLoss("nl4-s8-mixed", 0.029),
     FormatLoss("nl4-g32-mixed", 0.034),
+    FormatLoss("nl4-s8", 0.041),
     FormatLoss("int4-row-had", 0.045),
     FormatLoss("nl4-mixed", 0.047),
     FormatLoss("nl4-g32", 0.048),
@@ -110,7 +117,7 @@ _DENSE_LOSES = (
 
 
 def losses(*, experts: bool) -> tuple[FormatLoss, ...]:
-    """Returns what formats of the experts, or of everything dense, were measured to lose; the least first."""
+    """Returns the measured losses of formats of the experts, or of everything dense; the least first."""
     return _EXPERTS_LOSE if experts else _DENSE_LOSES
 
 
@@ -127,7 +134,7 @@ def better_than(fmt: Format) -> Format | None:
 
 
 def mixable() -> tuple[str, ...]:
-    """Returns the names of the formats that have a more precise one."""
+    """Returns the names of the formats for which there is a more precise one."""
     return tuple(_BETTER)
 
 

@@ -13,13 +13,13 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from math import prod
 from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 
 ALIGNMENT = 64  # bytes, of the data in files we write: a cache line, and what kernels load from
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
@@ -63,7 +63,7 @@ class Header:
 
 
 def is_regular(path: Path) -> bool:
-    """Tells whether `path` is a regular file: a pipe or a device would block or never end."""
+    """Returns whether `path` is a regular file: a pipe or a device would block or never end."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):

@@ -12,13 +12,14 @@ FLOOR_TOKENS more had come, with the inputs of all experts of its layer (gate an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models import Model
 from ktcli.ops.tensors import Cut, Role, Tensor
+from ktcli.records import dataclass
 
 FLOOR_TOKENS = 32
 STEPS = 8  # to a factor of two
@@ -44,7 +45,7 @@ class Importance:
     steps: Mapping[str, StepArray] = field(default_factory=dict)
 
     def row(self, name: str, index: int) -> Matrix | None:
-        """Returns the importance [k] of the columns of matrix `index` of a tensor; None: nothing is known of it."""
+        """Returns the importance [k] of the columns of matrix `index` of a tensor; None: it is unknown."""
         found = self.steps.get(name)
         return None if found is None else numbers_of(found[index])
 
@@ -53,7 +54,7 @@ UNKNOWN = Importance()
 
 
 def measured(model: Model) -> tuple[Tensor, ...]:
-    """Returns the tensors whose columns have an importance: those that a number format is chosen for."""
+    """Returns the tensors with an importance of their columns: those for which a number format is chosen."""
     return tuple(t for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE))
 
 
@@ -68,7 +69,7 @@ def missing(model: Model, there: Iterable[str]) -> list[str]:
 
 
 def numbers_of(steps: StepArray) -> Matrix:
-    """Returns the f32 numbers that steps stand for; the same bits on every machine."""
+    """Returns the f32 numbers that quantization steps represent; the same bits on every machine."""
     octaves, rest = np.divmod(steps.astype(np.int32), STEPS)
     found: Matrix = np.ldexp(_OCTAVE[rest], octaves)
     return found

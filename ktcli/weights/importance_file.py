@@ -14,7 +14,7 @@ There is no time, path or name of a machine in it, so equal work gives equal byt
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import numpy as np
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, UsageError, hinted
 from ktcli.models import Model
+from ktcli.records import dataclass
 from ktcli.weights.header import Header, encode_header, read_header
 from ktcli.weights.importance import MOST_STEPS, Importance, StepArray, measured
 
@@ -56,7 +57,7 @@ class ImportanceFile:
 
     @property
     def identity(self) -> str:
-        """What the manifest of a pack says of its calibration."""
+        """The entry about it in the manifest of a pack."""
         return f"{self.source}; importance with SHA-256 {self.sha256}"
 
     def encoded(self) -> tuple[ImportanceFile, bytes]:
@@ -74,7 +75,7 @@ class ImportanceFile:
 
 
 def origin_in(path: Path) -> str:
-    """Returns the identity that a file claims, from its header alone; empty: it is no file of an importance."""
+    """Returns the identity in the header of a file; empty: it is no importance file."""
     try:
         texts = read_header(path).metadata
     except BadCheckpoint:

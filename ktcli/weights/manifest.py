@@ -23,7 +23,7 @@ _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
 
 
 def format_names(recipe: Recipe) -> FormatNames:
-    """Returns the entry of a manifest for a recipe; `recipe_of` undoes it."""
+    """Returns the entry of a manifest for a recipe; `recipe_of` is the inverse."""
     chosen = (recipe.experts, recipe.dense, recipe.down)
     rows = {row.name: _format_row(row) for row in chosen if row}
     in_f32 = tuple(part.value for part in recipe.in_f32)
@@ -51,7 +51,7 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
 
 
 def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
-    """Returns the recipe whose formats are named, and are the same in this kt.
+    """Returns the recipe of these format names; raises unless the formats are the same in this kt.
 
     Raises:
         BadPack: a format is unknown, or another one in this kt.
@@ -78,7 +78,7 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
 
 
 def is_of_before(names: FormatNames) -> bool:
-    """Tells whether the formats are of a kt whose int8 had no rotation, and int8 is among them."""
+    """Returns whether the formats are those of a kt whose int8 had no rotation, and int8 is among them."""
     return bool(names.rows.get(INT8_BEFORE.name) == _format_row(INT8_BEFORE))
 
 

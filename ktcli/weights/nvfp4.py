@@ -12,20 +12,20 @@ compressed-tensors 0.20 (compressors/nvfp4), modelopt 0.47 (quantization/qtensor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from ktcli.native import Blocked, Format, Numbers, Pool
+from ktcli.native import Blocked, Numbers, Pool
+from ktcli.records import dataclass
 from ktcli.weights.coded import E2M1_VALUES
 from ktcli.weights.oracle import E4M3_VALUES
-from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, rows_of
+from ktcli.weights.storage import ByteSpan, Raw, Read, ScalesNotKept, rows_of
 
 GROUP = 16  # columns that share an E4M3 scale
 
 
 @dataclass(frozen=True, slots=True)
-class NvFp4:
+class NvFp4(ScalesNotKept):
     """The storage of an NVFP4 matrix; parts: codes, scales and the number of the matrix. No format has such scales:
     the nearest of any format holds it.
 
@@ -58,7 +58,3 @@ class NvFp4:
         return Numbers(
             Blocked(4, table, (1, GROUP), scale), raws[0], span.rows, span.source.columns
         )
-
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: no format has such scales."""
-        return None

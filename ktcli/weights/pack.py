@@ -59,7 +59,6 @@ line), each further line one complete file. A line without its newline was never
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -68,6 +67,7 @@ from ktcli import manifest
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.ops.tensors import Role, Tensor
+from ktcli.records import dataclass
 from ktcli.weights.documents import parse_object
 from ktcli.weights.header import TensorEntry, encode_header, is_regular, read_bounded, read_header
 from ktcli.weights.manifest import parse_pack
@@ -142,7 +142,7 @@ def _meaning(tensor: Tensor, recipe: Recipe) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The place of a tensor's bytes."""
+    """The file and offset of a tensor's bytes."""
 
     path: Path
     offset: int
@@ -234,7 +234,7 @@ class Pack:
 
 
 def is_pack(path: Path) -> bool:
-    """Tells whether `path` is a folder with the manifest of a complete pack."""
+    """Returns whether `path` is a folder with the manifest of a complete pack."""
     return is_regular(path / manifest.PACK)
 
 

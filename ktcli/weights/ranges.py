@@ -34,6 +34,6 @@ def between(ranges: Ranges, start: int, stop: int) -> Ranges:
 
 
 def touches(ranges: Ranges, start: int, stop: int) -> bool:
-    """Tells whether any byte from `start` to `stop` is in the ranges."""
+    """Returns whether any byte from `start` to `stop` is in the ranges."""
     before = bisect_left(ranges, (stop, 0))  # those that begin below `stop`
     return start < stop and before > 0 and ranges[before - 1][1] > start

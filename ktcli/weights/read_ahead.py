@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from ktcli.ops.tensors import ceil_to
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 from ktcli.weights.stages import Stopwatch
 from ktcli.weights.storage import Raw, Read, Reader
 from ktcli.weights.strips import Strip
@@ -37,7 +37,7 @@ class Slots:
 
 
 class ReadAhead:
-    """Reads the bytes of the strips of a checkpoint, in their order.
+    """Reads the bytes of the strips of a checkpoint in advance, in their order.
 
     Attributes:
         clock: runs while something is read.
@@ -50,7 +50,7 @@ class ReadAhead:
         self.clock, self.total_bytes = Stopwatch(), 0
 
     def read(self, strips: Iterator[Strip]) -> Iterator[tuple[Strip, list[list[Raw]]]]:
-        """Yields each strip with the bytes of its spans, which are left as they are until the next is asked for.
+        """Yields each strip with the bytes of its spans, which are valid until the next is asked for.
 
         Raises:
             BadCheckpoint: a file ended early or the disk failed.

@@ -6,13 +6,14 @@ writes and a third reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from ktcli.errors import UsageError
 from ktcli.native import Format, packed_bytes
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
+from ktcli.records import dataclass
 from ktcli.weights.formats import (
     CALIBRATED,
     FORMATS,
@@ -20,6 +21,7 @@ from ktcli.weights.formats import (
     TABLE,
     better_than,
     format_named,
+    losses,
     mixable,
 )
 
@@ -27,11 +29,8 @@ BF16_BYTES = 2  # elements of a table
 F32_BYTES = 4  # elements of a vector
 
 
-SEARCHED_BITS = 4  # of the formats whose scales are searched
-
-
 class TensorKind(Enum):
-    """The kinds of tensors that a recipe tells apart, and that an error report counts together."""
+    """The kinds of tensors that a recipe distinguishes, and that an error report counts together."""
 
     EXPERTS = "experts"  # gate and up of the routed experts
     DOWN = "down"  # the down projection of the routed experts
@@ -41,7 +40,7 @@ class TensorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Number formats of the kinds of tensors that may be chosen.
+    """The number formats of the kinds of tensors that have a choice.
 
     Attributes:
         experts: the format of the routed experts.
@@ -67,7 +66,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The name "<experts>-<dense>", as in the names of conversions; `split_pair` undoes it."""
+        """The name "<experts>-<dense>", as in the names of conversions; `split_pair` is the inverse."""
         return f"{self.experts_name}-{self.dense.name}"
 
     @classmethod
@@ -107,7 +106,7 @@ class Recipe:
     @property
     def searches(self) -> bool:
         """Whether any of its formats searches scales, for which the importance of columns counts."""
-        return any(format_of_kind(kind, self).bits == SEARCHED_BITS for kind in TensorKind)
+        return any(format_of_kind(kind, self).searched for kind in TensorKind)
 
     def mixed(self) -> Recipe:
         """Returns the same recipe with down projections one step more precise.
@@ -131,7 +130,7 @@ def automatic() -> tuple[str, ...]:
 
 
 def names_experts(text: str) -> bool:
-    """Tells whether a text is the name of a format of experts, with or without its suffixes."""
+    """Returns whether a text is the name of a format of experts, with or without its suffixes."""
     return text.removesuffix(CALIBRATED).removesuffix(MIXED) in FORMATS
 
 
@@ -153,7 +152,7 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def kind_of(tensor: Tensor) -> TensorKind | None:
-    """Returns the kind that a recipe and a report count a tensor as; None: it is stored as plain rows."""
+    """Returns the kind of a tensor for recipes and reports; None: it is stored as plain rows."""
     match tensor.role:  # asked for each tensor of each step that is planned
         case Role.EXPERTS:
             return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
@@ -187,7 +186,7 @@ def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
 
 
 def is_in_f32(tensor: Tensor, recipe: Recipe) -> bool:
-    """Tells whether a table or kept tensor is stored as f32, not as bf16."""
+    """Returns whether a table or another plain tensor is stored as f32, not as bf16."""
     return tensor.role in (Role.KEPT, Role.TABLE) and tensor.part in recipe.in_f32
 
 
@@ -207,3 +206,15 @@ def plain_bytes(tensor: Tensor, recipe: Recipe) -> int:
     """Returns the bytes of an element of a table (bf16, or f32) or vector (f32)."""
     narrow = tensor.role is Role.TABLE and not is_in_f32(tensor, recipe)
     return BF16_BYTES if narrow else F32_BYTES
+
+
+def dominated() -> list[str]:
+    """Returns the names of the formats of experts that take no fewer bytes than another and lose more, as measured."""
+    known = [
+        (loss, Recipe.named(loss.format).bits_per_expert_weight) for loss in losses(experts=True)
+    ]
+    return [
+        loss.format
+        for loss, bits in known
+        if any(other.nats < loss.nats and least <= bits for other, least in known)
+    ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from ktcli.manifest import MAX_BYTES, FileRecord, Seal
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import Model, build
 from ktcli.native import Pool
+from ktcli.records import dataclass
 from ktcli.weights.conversion import UNRECORDED, Calibration, Provenance, Source
 from ktcli.weights.convert import planned
 from ktcli.weights.destination import Destination
@@ -27,7 +27,7 @@ from ktcli.weights.importance import UNKNOWN, Importance
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.reader import open_checkpoint
-from ktcli.weights.recipe import SEARCHED_BITS, Recipe, format_of
+from ktcli.weights.recipe import Recipe, format_of
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import FileWriter, explained
@@ -57,7 +57,7 @@ def repair(
     importance: Kept = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Makes the damaged files of a pack again from the checkpoint in `source`.
+    """Converts the damaged files of a pack again from the checkpoint in `source`.
 
     Args:
         provenance: of the checkpoint.
@@ -81,7 +81,7 @@ def repair_from(
     importance: Kept = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Makes the damaged files of a pack again from an open checkpoint, as `repair` does.
+    """Converts the damaged files of a pack again from an open checkpoint, as `repair` does.
 
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
@@ -141,7 +141,7 @@ def _refuse_searched(
     """
     for file in files:
         formats = (format_of(tensor, recipe) for tensor in file.tensors)
-        if any(fmt is not None and fmt.bits == SEARCHED_BITS for fmt in formats):
+        if any(fmt is not None and fmt.searched for fmt in formats):
             raise UsageError(
                 f"{file.name} of {name} was calibrated ({calibration.identity}), and the library does not have the "
                 "importance that was found",

@@ -11,9 +11,10 @@ little of the pack is written, much may be fetched ahead; so neither side waits 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from ktcli.records import dataclass
 from ktcli.weights.conversion import Conversion
 from ktcli.weights.ranges import Ranges, total, union
 
@@ -22,7 +23,7 @@ AT_ONCE = 3  # files of a checkpoint beside the whole pack
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One file of a pack, and the bytes of the checkpoint's files that it is made from."""
+    """One file of a pack, and the byte ranges of the checkpoint's files that it is made from."""
 
     name: str
     size_bytes: int
@@ -31,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Shards:
-    """The files of a checkpoint, as they lie on the disk.
+    """The files of a checkpoint, and their bytes on the disk.
 
     Attributes:
         sizes: the bytes of each.
@@ -60,8 +61,7 @@ class Schedule:
 
     @cached_property
     def files(self) -> tuple[str, ...]:
-        """The names of the checkpoint's files that are needed, in the order in which they are; others are never
-        fetched."""
+        """The names of the checkpoint's files, in the order of need; others are never downloaded."""
         return tuple(dict.fromkeys(file for step in self.steps for file in sorted(step.needs)))
 
     @cached_property
@@ -144,7 +144,7 @@ class Schedule:
 def schedule(
     plan: Conversion, made: Collection[str], source: Shards, also: Collection[str] = ()
 ) -> Schedule:
-    """Returns the steps of a conversion that are left.
+    """Returns the remaining steps of a conversion.
 
     Args:
         made: the files of the pack that are there.

@@ -7,10 +7,10 @@ as they are, and the files show it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 
 READS = (
     "kt reads bf16, f16, f32, fp8 (E4M3; scales of 128 x 128 blocks, rows, matrices or 32 columns), mxfp4, nvfp4, "
@@ -82,13 +82,14 @@ def read_scheme(config: Json, beside: Json | None = None) -> Scheme:
 
 
 # Where a checkpoint holds 4-bit floats: the format of at most as many bits that comes nearest to its experts. Of NVFP4
-# the others of 4 bits make more of an error: int4-g32 8 to 10 %, nl4-g32 7.4 to 7.7 %; int8, of 8 bits, 0.8 to 1.7 %.
+# the others of 4 bits make more of an error: nl4-g32 7.4 to 7.8 %, nl4-s8 7.6 to 8.0, int4-g32 8 to 10; int8, of 8
+# bits, 0.8 to 1.7 %.
 _NEAREST = {"mxfp4": "mxfp4", "nvfp4": "nl4-g32"}
 
 
 def usual_experts(config: Json) -> str | None:
-    """Returns the name of the format that a checkpoint's experts are best kept in, as its `config.json` says; None:
-    it speaks for none.
+    """Returns the name of the format that suits the number format of a checkpoint's experts, by its `config.json`;
+    None: none in particular.
 
     Raises:
         BadCheckpoint: as `read_scheme`.
@@ -100,7 +101,9 @@ def usual_experts(config: Json) -> str | None:
 
 
 def loss_of(config: Json, experts: str) -> str:
-    """Returns a sentence about what the format `experts` makes of a checkpoint that no format holds; "": nothing."""
+    """Returns a sentence about the loss of the format `experts` for a checkpoint that no format holds exactly; "":
+    there is none.
+    """
     if "nvfp4" not in read_scheme(config).floats:
         return ""
     nearest = _NEAREST["nvfp4"]

@@ -47,7 +47,7 @@ _STEPS = ("Transformer", "Pooling", "Normalize")
 
 
 def with_pooling(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns the config of a model folder with how the model pools; as it is where no file says that it does.
+    """Returns the config of a model folder, completed by its pooling; unchanged where no file has one.
 
     Raises:
         BadCheckpoint: a file is damaged or hostile, or names what kt does not compute.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Lock
+
+from ktcli.records import dataclass
 
 
 class Stopwatch:
-    """Counts the time during which at least one thread was busy.
+    """The time during which at least one thread was busy.
 
     Attributes:
         seconds: seconds of work that is over.
@@ -27,7 +28,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Counts the calling thread as busy within the `with` block."""
+        """Opens a context that counts the calling thread as busy."""
         with self._lock:
             if self._busy == 0:
                 self._since = time.perf_counter()

@@ -12,7 +12,6 @@ file. Both find sources, read bytes and decode spans, so that the stages after i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import DType, Format, Numbers, Pool
+from ktcli.records import dataclass
 from ktcli.weights.header import TensorEntry
 
 STRIP_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
@@ -41,8 +41,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bytes of a file that are wanted together: `count` runs of `size_bytes` each, `stride` bytes from the
-    beginning of one to that of the next."""
+    """Bytes of a file that are read together: `count` runs of `size_bytes` each, `stride` bytes from the beginning of
+    one to that of the next.
+    """
 
     file: str
     offset: int
@@ -58,7 +59,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class StorageSource:
-    """One tensor of a checkpoint as its model means it.
+    """One tensor of a checkpoint, with the model's name and shape.
 
     Attributes:
         shape: the shape of its numbers, which need not be that of a part.
@@ -93,7 +94,7 @@ class StorageSource:
 
 @dataclass(frozen=True, slots=True)
 class ByteSpan:
-    """The rows [start, stop) of a source; all of it unless said otherwise."""
+    """The rows [start, stop) of a source; by default all of it."""
 
     source: StorageSource
     start: int = 0
@@ -111,7 +112,7 @@ class ByteSpan:
 
 
 class Storage(Protocol):
-    """One way to store numbers. Hashable and without state: what differs by tensor is in the source.
+    """The interface of one way to store numbers. Hashable and without state: what differs by tensor is in the source.
 
     The functions get the same span: `reads` says which bytes they want, and the others are given
     these, one array for each `Read`, in order.
@@ -126,8 +127,9 @@ class Storage(Protocol):
         """The name of the smallest format that holds all its numbers exactly; None: only f32 does."""
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the reads that give the bytes of a span. Spans that together are a source want each of its bytes
-        once; bytes that many rows share (the scales of a block) may be wanted by each of them."""
+        """Returns the reads for the bytes of a span. Spans that together are a source want each of its bytes once;
+        bytes that many rows share (the scales of a block) may be wanted by each of them.
+        """
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns the matrix [span.rows, columns] in its stored type where the library reads it, from the bytes of
@@ -138,8 +140,9 @@ class Storage(Protocol):
         """
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: the
-        encoder chooses them well enough by itself, or there is nothing to keep."""
+        """Returns the scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: there are
+        none, or the encoder chooses them well enough by itself.
+        """
 
 
 class Reader(Protocol):
@@ -155,22 +158,22 @@ class Reader(Protocol):
 
     @property
     def description(self) -> str:
-        """What says which tensors there are: the name of a file or of a field."""
+        """The name of the file or field that lists the tensors, for errors."""
 
     @property
     def digest(self) -> str:
-        """The SHA-256 over what describes the tensors, hexadecimal; it tells checkpoints apart."""
+        """The SHA-256 over the descriptions of the tensors, hexadecimal: it distinguishes checkpoints."""
 
     @property
     def names(self) -> Collection[str]:
-        """The names of all sources; others may be among them, which `find` refuses."""
+        """The names of all sources; some may be of kinds that `find` refuses."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the parts besides `taken`, without those that only help to read these."""
+        """Returns the names of the parts besides `taken`, without their companions, such as scales."""
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """The names of the small files that a pack takes over, sorted; "config.json" is one."""
+        """The names of the small files that a pack contains, too, sorted; "config.json" is one."""
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
         """Returns the source called `name`.
@@ -183,8 +186,7 @@ class Reader(Protocol):
         """Returns the contents of a small file."""
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """Returns the bytes that `wanted` names, in the given memory or new one. Several threads may call it at
-        once.
+        """Returns the bytes of `wanted`, in the given memory or new one. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -227,8 +229,18 @@ def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
     return Read(part.file, part.entry.offset + start * row_bytes, (stop - start) * row_bytes)
 
 
+class ScalesNotKept:
+    """A storage of which no format keeps scales: it has none, or the encoder finds them as well by itself."""
+
+    __slots__ = ()
+
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Returns None: there are no scales to keep."""
+        return None
+
+
 @dataclass(frozen=True, slots=True)
-class PlainStorage:
+class PlainStorage(ScalesNotKept):
     """A storage of plain numbers, without codes or scales; one part."""
 
     dtype: DType
@@ -249,14 +261,10 @@ class PlainStorage:
         """Returns the span as a matrix of its stored type."""
         return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: there are no scales to keep."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A storage of whole numbers, rounded where f32 does not hold them, for a table of experts; one part."""
+class Whole(ScalesNotKept):
+    """A storage of whole numbers, rounded where f32 cannot hold them, for a table of experts; one part."""
 
     dtype: str
     lossless: None = None
@@ -275,10 +283,6 @@ class Whole:
         """Returns the span as a matrix, with the integers converted to f32."""
         found = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
         return Numbers.of(found.astype(np.float32))
-
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: there are no scales to keep."""
-        return None
 
 
 WHOLE: dict[str, Whole] = {"I64": Whole("<i8"), "I32": Whole("<i4")}

@@ -7,7 +7,6 @@ alone, so neither the bytes of a conversion nor its sums of errors depend on the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ktcli.native import PANEL_ROWS
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
+from ktcli.records import dataclass
 from ktcli.weights.coded import FP8_BLOCK
 from ktcli.weights.storage import STRIP_ELEMENTS, ByteSpan, Reader, StorageSource
 
@@ -52,7 +52,7 @@ class Strip:
     index: int = 0
 
     def is_transposed(self, span: int) -> bool:
-        """Tells whether a span's columns, instead of its rows, are the rows of the strip."""
+        """Returns whether a span's columns, instead of its rows, are the rows of the strip."""
         return any(rows.stored.transposed for rows in self.rows if rows.span == span)
 
     @property
@@ -74,8 +74,9 @@ class Strip:
 
 
 def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
-    """Returns the alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are
-    there, else the first whose names are, else the first."""
+    """Returns the alternative of `tensor.sources` that matches the checkpoint: the first whose names and shapes exist,
+    else the first whose names do, else the first.
+    """
     named = [
         pieces
         for pieces in tensor.sources

@@ -7,22 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.weights.checkpoint import HINT
+from ktcli.weights.ids import first_outside
 from ktcli.weights.storage import Reader, read_rows
 from ktcli.weights.strips import pieces_of
-
-
-def first_outside(values: NDArray[np.float32], below: int) -> int | None:
-    """Returns the index of the first number that is not whole or not one of 0..below - 1; None: there is none."""
-    flat = values.reshape(-1)
-    good = (flat >= 0) & (flat < below) & (flat == np.floor(flat))
-    return None if good.all() else int(good.argmin())
 
 
 def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> None:

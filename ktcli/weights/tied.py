@@ -36,6 +36,6 @@ def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | N
 
 
 def _differ(first: StorageSource, second: StorageSource, checkpoint: Reader, pool: Pool) -> bool:
-    """Tells whether any number differs; reading ends at the first piece in which one does."""
+    """Returns whether any number differs; reading ends at the first piece in which one does."""
     pieces = zip(*(read_rows(each, checkpoint, pool) for each in (first, second)), strict=True)
     return any(not np.array_equal(ours, theirs) for (_, ours), (_, theirs) in pieces)

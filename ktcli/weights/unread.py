@@ -15,7 +15,7 @@ _LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
 
 
 def left_over(model: Model, names: Collection[str]) -> list[str]:
-    """Returns those of the names that the model does not leave out on purpose.
+    """Returns the names that the model does not leave out on purpose.
 
     A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
     otherwise config.json says too few.
@@ -31,8 +31,9 @@ def left_over(model: Model, names: Collection[str]) -> list[str]:
 
 
 def unread_files(config: Mapping[str, Any], weight_map: Mapping[str, str]) -> frozenset[str]:
-    """Returns the weight files of an index that hold only what the model of a config leaves out on purpose; of a
-    config that kt does not know, none."""
+    """Returns the weight files of an index that hold only tensors that the model of a config leaves out on purpose;
+    none for a config that kt does not know.
+    """
     try:
         model = build(config)
     except BadCheckpoint:

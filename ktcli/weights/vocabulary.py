@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from ktcli.errors import BadCheckpoint
+from ktcli.records import dataclass
 
 SPACE = "\u2581"  # stands for a space in a piece
 MAX_LETTERS = 512  # of a token; behind so many no merge is tried
@@ -48,7 +48,7 @@ class VocabularyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary with the settings that prepare a text for it.
+    """A vocabulary with the settings of its normalization.
 
     Attributes:
         pieces: the tokens by id.
@@ -80,7 +80,7 @@ def whole(added: list[Json], steps: Json) -> Json:
 
 
 def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
-    """Returns the `added_tokens` entries of those tokens that are found in a text before it is cut."""
+    """Returns the `added_tokens` entries of the tokens that are recognised in a text before it is split."""
     return [
         added_token(id, text, special=kind != PieceKind.USER_DEFINED)
         for id, (text, kind) in enumerate(tokens)
@@ -89,7 +89,7 @@ def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
 
 
 def added_token(id: int, text: str, *, special: bool) -> Json:
-    """Returns the `added_tokens` entry of one token that is found in a text before it is cut."""
+    """Returns the `added_tokens` entry of one token that is recognised in a text before it is split."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": text, **flags, "special": special}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import BadPack, KtError, NotEnoughDisk
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 from ktcli.weights.stages import Stopwatch
 
 # Flush now and then, so that the last flush does not stand still for minutes.
@@ -21,7 +21,7 @@ FLUSH_BYTES = 256 << 20
 
 
 class FileWriter:
-    """Writes one file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
+    """A writer of one file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
 
     A part is hashed and written at the same time, by two threads of their own, and a third flushes; parts keep their
     order. A part must not be changed after it was handed over until the next call returns. Errors of the system
@@ -61,7 +61,7 @@ class FileWriter:
         self._unflushed += len(part)
 
     def finish(self, wanted: str | None = None) -> str:
-        """Completes the file, flushes and renames it, and returns its SHA-256.
+        """Completes the file, flushes and renames it; returns its SHA-256.
 
         Args:
             wanted: the SHA-256 that it must have; None: whatever it has.
@@ -107,7 +107,7 @@ class FileWriter:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turns an error of writing within the `with` block into one sentence about `what`.
+    """Opens a context in which an error of writing becomes one sentence about `what`.
 
     Args:
         need_bytes: returns the bytes that are still to be written; called when the disk is full.

@@ -44,6 +44,22 @@ KT_API int kt_program_adapt(kt_program *program, int32_t adapter, int32_t operat
  * with that, as at first. operation: a norm or a layer_norm that has a gain. Not while a step runs. */
 KT_API int kt_program_adapt_gain(kt_program *program, int32_t adapter, int32_t operation, const float *gain);
 
+/* A factor of a kt_update in the layout of a file, [count][rows][columns]: a number of matrix i, row r and column c lies
+ * at data + i * matrix_bytes + r * row_bytes + c * column_bytes. */
+typedef struct kt_factor {
+    int32_t dtype;          /* KT_F32, KT_BF16 or KT_F16 */
+    int64_t count, rows, columns;
+    int64_t matrix_bytes, row_bytes, column_bytes;
+    const void *data;
+} kt_factor;
+
+/* out, which holds zeros, gets A as kt_update has it: rows are ranks. In bf16 numbers are rounded to nearest even.
+ * KT_ERR_VALUE: one is NaN or Inf. KT_ERR_SHAPE: there are none, or of another type. These two run on the caller's thread
+ * alone, beside any step of a program that does not read `out` yet. */
+KT_API int kt_factor_a(const kt_factor *a, int32_t in_f32, void *out);
+/* The same for B: columns are ranks. lanes [panels][16]: the row of the factor that each row of the panels is, or -1. */
+KT_API int kt_factor_b(const kt_factor *b, const int32_t *lanes, int32_t panels, int32_t in_f32, void *out);
+
 #ifdef __cplusplus
 }
 #endif

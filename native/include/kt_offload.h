@@ -50,6 +50,9 @@ KT_API const char *kt_offload_error(const kt_offload *offload);
  * experts of each token that are deferred; copied; NULL: none. KT_ERR_RANGE; KT_ERR_TIMEOUT: the last step still
  * runs. After an error nothing is computed until the next begin. */
 KT_API int kt_offload_begin(kt_offload *offload, int64_t n_tokens, const int32_t *defer);
+/* The tokens of the steps that begin from now on name this adapter of the program's; 0: none, as at first. Between two
+ * steps. KT_ERR_RANGE: the program has no room for it. */
+KT_API int kt_offload_adapter(kt_offload *offload, int32_t adapter);
 /* The step is over: when nothing runs any more, KT_OK or its first error. */
 KT_API int kt_offload_result(kt_offload *offload);
 

@@ -384,6 +384,11 @@ KT_API int kt_program_input(kt_program *program, kt_view x);
  * part right before it converted, unless kt_program_input came between. */
 KT_API int32_t kt_program_part(kt_program *program);
 
+/* What is recorded from here on uses this row of kernels; NULL: the pool's, as at first. For finding faults: products of
+ * integer formats have the same bits in every row, all others may differ in the last ones. KT_ERR_RANGE: this CPU does
+ * not run it; the sentence says which it does. */
+KT_API int kt_program_row(kt_program *program, const char *isa);
+
 /* Output rows: out[i] = x[first_output + i] */
 KT_API int kt_program_select(kt_program *program, kt_view out, kt_view x);
 

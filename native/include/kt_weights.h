@@ -11,10 +11,16 @@
  *            and 0xff are no codes
  *   bits  4: indices 0..15 into codebook,     g = 4, step = 64; the line i (of 8) of a step holds in
  *            byte [r][j] the index of column 4i+j in its low and of column 32+4i+j in its high nibble
+ *   bits  6: indices 0..63 of the codes -32..31, g = 4, step = 64, in planes of 4 and of 2 bits: 8 lines of a
+ *            step as those of bits 4 are, of the lower 4 bits; then 4 lines of the upper 2: line i (of 4) holds
+ *            in byte [r][j], from its lowest bits on, those of columns 8i+j, 8i+4+j, 32+8i+j, 32+8i+4+j
  *
  * value = code (or codebook[code]) * scale; one scale per row and per `group` columns, ascending;
  * group 0 = one scale for the whole row. groups = group ? k' / group : 1; group divides k' after k'
  * is rounded up to a multiple of max(step, group).
+ * Scales are f32, bf16, e8m0 (a byte b: 2^(b - 127), but 0 of 0) or e4m3: before the scales lie 16 bytes, one for each
+ * row, R in 1..239; a scale is a byte: sign, 4 bits of exponent e, 3 of mantissa m: 2^(R + e - 127) (1 + m / 8). There
+ * is no 0.
  * bits 32: f32 values, g = 1, step = 16: for what must stay exact.
  *
  * rotation R: the rows of W are multiplied by a block-diagonal Hadamard matrix H before they are encoded, and
@@ -32,16 +38,16 @@
 extern "C" {
 #endif
 
-enum kt_scale_type { KT_SCALE_NONE = 0, KT_SCALE_F32 = 1, KT_SCALE_BF16 = 2, KT_SCALE_E8M0 = 3 };
+enum kt_scale_type { KT_SCALE_NONE = 0, KT_SCALE_F32 = 1, KT_SCALE_BF16 = 2, KT_SCALE_E8M0 = 3, KT_SCALE_E4M3 = 4 };
 enum kt_code_type { KT_CODE_INTEGER = 0, KT_CODE_E4M3 = 1 };
 
 typedef struct kt_format {
-    int32_t bits;           /* 4, 8, 16 or 32 */
+    int32_t bits;           /* 4, 6, 8, 16 or 32 */
     int32_t group;          /* columns per scale: 0 (whole row), 32, 64 or 128 */
     int32_t scale;          /* enum kt_scale_type */
     int8_t codebook[16];    /* 4 bits only: ascending; linear int4 is -8..7 */
     int32_t codes;          /* enum kt_code_type; KT_CODE_E4M3 with 8 bits only */
-    int32_t rotation;       /* R: 0 (none), 64, 128 or 256; with 4 and 8 bits only */
+    int32_t rotation;       /* R: 0 (none), 64, 128 or 256; with 4, 6 and 8 bits only */
 } kt_format;
 
 /* `count` packed matrices of one shape, one behind the other. */

@@ -101,11 +101,22 @@ static registers leaf(uint32_t number, uint32_t sub)
     return r;
 }
 
-int64_t cpu_fetch_ahead(void)
+static int is_made_by(const char *maker)
 {
     registers zero = leaf(0, 0);
-    int is_intel = zero.b == 0x756e6547 && zero.d == 0x49656e69 && zero.c == 0x6c65746e;    /* GenuineIntel */
-    return is_intel ? 32 * 64 : 64 * 64;
+    return !memcmp(&zero.b, maker, 4) && !memcmp(&zero.d, maker + 4, 4) && !memcmp(&zero.c, maker + 8, 4);
+}
+
+cpu_tuning cpu_tuned(void)
+{
+    enum { ZEN_5 = 0x1a };      /* its family, the base (15) and the extended one together */
+    uint32_t version = leaf(1, 0).a, family = (version >> 8 & 15) + (version >> 20 & 255);
+    int is_amd = is_made_by("AuthenticAMD");
+    return (cpu_tuning){
+        .ahead = is_made_by("GenuineIntel") ? 32 * 64 : 64 * 64,
+        .near = is_amd && family >= ZEN_5,
+        .blocks_book4 = !is_amd,
+    };
 }
 
 /* The registers that the operating system saves: XCR0, or 0 if it does not use XSAVE. */

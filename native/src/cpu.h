@@ -43,10 +43,14 @@ uint64_t cpu_features(void);
  * row or this CPU cannot run it: `error` then says so and lists the rows. */
 const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size);
 
-/* Bytes ahead of the loads at which a stream of weights is fetched: 32 lines on Intel's CPUs, else 64; no bit depends on
- * it. Part of the read loop's speed, int4, one token, two threads, k = 2048 / 768 / 7168, on Zen 4: 32 lines 0.89 / 0.83 /
- * 0.78, 64 lines 0.95 / 0.89 / 0.96, 96 lines 0.92 / 0.93 / 0.94. On Sapphire Rapids: 32 lines 0.88 / 0.90 / 0.89, 64 lines
- * 0.56 to 0.82 / 0.79 / 0.76, as the compiler orders the same instructions. */
-int64_t cpu_fetch_ahead(void);
+/* What suits this CPU, by measurements (int4, shares of the slower of reading and multiplying, two threads):
+ *   ahead          32 lines on Intel's CPUs, else 64. One token, k = 2048 / 768 / 7168, on Zen 4: 32 lines 0.89 / 0.83 / 0.78,
+ *                  64 lines 0.95 / 0.89 / 0.96, 96 lines 0.92 / 0.93 / 0.94. On Sapphire Rapids: 32 lines 0.88 / 0.90 / 0.89,
+ *                  64 lines 0.56 to 0.82 / 0.79 / 0.76, as the compiler orders the same instructions.
+ *   near           Zen 5 and later: 6 / 8 / 12 / 16 tokens 0.66 / 0.59 / 0.69 / 0.71 instead of 0.65 / 0.43 / 0.50 / 0.69. It
+ *                  was not measured elsewhere.
+ *   blocks_book4   not on AMD's CPUs. nl4-s8, 16 / 32 / 64 tokens, parts of the int8 peak, on Zen 5: 0.46 / 0.52 / 0.55 with
+ *                  blocks, 0.58 / 0.63 / 0.65 without; on Sapphire Rapids 0.52 and 0.44 for many tokens. */
+cpu_tuning cpu_tuned(void);
 
 #endif

@@ -75,7 +75,7 @@ static int make_runs(kt_offload *o, int64_t n_tokens, const int32_t *defer)
             return offload_fail(o, KT_ERR_RANGE, "defer of token %lld is %d; 0 or more is possible", (long long)t,
                                 depth);
         if (n == 0 || o->runs[n - 1].defer != depth)
-            o->runs[n++] = (kt_run){.defer = depth};
+            o->runs[n++] = (kt_run){.defer = depth, .adapter = o->adapter};
         o->runs[n - 1].first_output = ++o->runs[n - 1].n_tokens;
         o->defers |= depth > 0;
     }
@@ -101,6 +101,14 @@ int kt_offload_begin(kt_offload *o, int64_t n_tokens, const int32_t *defer)
     atomic_store_explicit(&o->event_ns, now_ns(), memory_order_relaxed);
     atomic_store(&o->active, 1);
     bell_ring(&o->work);
+    return KT_OK;
+}
+
+int kt_offload_adapter(kt_offload *o, int32_t adapter)
+{
+    if (adapter < 0 || adapter > o->program->adapters)
+        return offload_fail(o, KT_ERR_RANGE, "adapter is %d, outside 0..%d", adapter, o->program->adapters);
+    o->adapter = adapter;
     return KT_OK;
 }
 

@@ -196,8 +196,12 @@ static float unpack_value(const kt_format *f, const layout *l, const uint8_t *pa
         uint8_t code = step[64 * (in / 4) + 4 * r + in % 4];
         return (f->codes == KT_CODE_E4M3 ? float_of_e4m3(code) : (float)(int8_t)code) * scale;
     }
-    uint8_t both = step[64 * (in % 32 / 4) + 4 * r + in % 4];
-    return (float)f->codebook[in < 32 ? both & 15 : both >> 4] * scale;
+    int64_t line = in % 32 / 4, at = 4 * r + in % 4;
+    int low = in < 32 ? step[64 * line + at] & 15 : step[64 * line + at] >> 4;
+    if (f->bits == 4)
+        return (float)f->codebook[low] * scale;
+    int upper = step[512 + 64 * (line / 2) + at] >> two_bits(in / 4) & 3;
+    return (float)(LEAST_6 + (upper << 4 | low)) * scale;
 }
 
 static void unpack_panels(void *arg, int thread, int threads)

@@ -177,7 +177,7 @@ static void touch(const cutting *c, int thread)
 static void cut_panel(const cutting *c, int64_t e, int64_t i, const uint8_t *from)
 {
     const kt_format *f = &c->w->format;
-    size_t row = KT_PANEL_ROWS * scale_bytes(f->scale);
+    size_t row = KT_PANEL_ROWS * scale_bytes(f->scale), head = scale_head(f->scale);
     for (int32_t node = 0; node < c->nodes; node++) {
         const kt_slice *s = &c->slices[node];
         if (s->first == s->last)
@@ -185,9 +185,11 @@ static void cut_panel(const cutting *c, int64_t e, int64_t i, const uint8_t *fro
         layout l = layout_of(f, s->last - s->first);
         uint8_t *to = (uint8_t *)s->data + (size_t)(e * c->panels + i) * l.panel_bytes;
         int64_t group = f->group ? s->first / f->group : 0;
-        size_t codes = l.scale_offset, scales = (size_t)l.groups * row;
+        size_t codes = l.scale_offset, scales = head + (size_t)l.groups * row;
+        const uint8_t *heads = from + c->whole.scale_offset;
         memcpy(to, from + (size_t)(s->first / l.step) * l.step_bytes, codes);
-        memcpy(to + codes, from + c->whole.scale_offset + (size_t)group * row, scales);
+        memcpy(to + codes, heads, head);
+        memcpy(to + codes + head, heads + head + (size_t)group * row, scales - head);
         memset(to + codes + scales, 0, l.panel_bytes - codes - scales);
     }
 }

@@ -60,7 +60,7 @@ struct kt_pool {
     int64_t barrier_spin_ns;
     const kt_kernels *kernels;
     int32_t tile_min[KT_TILE_KINDS];
-    int64_t fetch_ahead;
+    cpu_tuning tuning;
     cpu_set_t caller_cpu;   /* where thread 0 runs tasks */
     int pinned;
     int unpinned;           /* errno: why threads are not pinned although it was asked */
@@ -355,7 +355,7 @@ kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t erro
     atomic_store(&pool->idle_spin_ns, crowded ? -1 : (int64_t)options->spin_us * 1000);
     pool->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS + BARRIER_SPIN_NS_PER_THREAD * (int64_t)pool->threads;
     pool->kernels = kernels;
-    pool->fetch_ahead = cpu_fetch_ahead();
+    pool->tuning = cpu_tuned();
     for (int i = 0; i < KT_TILE_KINDS; i++)
         pool->tile_min[i] = options->tile_min[i] > 0 ? options->tile_min[i] : 2;
     if (!start_threads(pool, options, error, error_size)) {
@@ -405,9 +405,9 @@ uint64_t pool_all_memory(const kt_pool *pool)
     return all;
 }
 
-int64_t pool_fetch_ahead(const kt_pool *pool)
+cpu_tuning pool_tuning(const kt_pool *pool)
 {
-    return pool->fetch_ahead;
+    return pool->tuning;
 }
 
 int64_t pool_tile_min(const kt_pool *pool, int32_t kind)

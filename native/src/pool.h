@@ -62,7 +62,7 @@ uint64_t pool_all_memory(const kt_pool *pool);
 const kt_kernels *pool_kernels(const kt_pool *pool);
 /* Fewest tokens of a product that use tiles, where the row has them; kind: KT_TILE_*. */
 int64_t pool_tile_min(const kt_pool *pool, int32_t kind);
-int64_t pool_fetch_ahead(const kt_pool *pool);
+cpu_tuning pool_tuning(const kt_pool *pool);
 void pool_set_error(kt_pool *pool, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -279,7 +279,7 @@ int program_matrices(kt_program *p, const char *name, const kt_weight *w, const 
     int failed = find_rounding(p, name, w, reads, m);
     if (failed)
         return failed;
-    size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
+    size_t scratch = p->kernels->product_scratch_bytes(&w->format, w->k);
     size_t rotated = m->rotation ? (size_t)rotated_columns(&w->format, w->k) * sizeof(float) : 0;
     size_t rounded = m->kind == ACT_ROUNDED ? rounding_bytes(&m->rounds, w->k) : 0;
     scratch = scratch > rotated ? scratch : rotated;
@@ -303,9 +303,9 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
     p->last_panel = last_panel - first_panel;
     p->scratch = w->local;
     p->next = NULL;
-    p->ahead = pool_fetch_ahead(w->pool);
+    p->tuning = pool_tuning(w->pool);
     int32_t bits = m->weight.format.bits;
-    p->tile_min = pool_tile_min(w->pool, bits == 4 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16);
+    p->tile_min = pool_tile_min(w->pool, bits < 8 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16);
     if (bits == 16 && w->program->options.by_row)
         p->tile_min = 1;        /* tiles add bf16 in another order than vectors do */
 }

@@ -73,6 +73,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
         return NULL;
     }
     p->pool = pool;
+    p->kernels = pool_kernels(pool);
     p->options = *options;
     p->vocab = p->positions = INT64_MAX;
     p->inner[0] = p->inner[1] = -1;
@@ -255,7 +256,20 @@ void program_phase(kt_program *p, phase_run *run, const void *arg)
     }
     p->loops++;
     p->phases.at[p->phases.n++] = (phase){.run = run, .arg = arg, .operation = p->operations - 1, .barrier = full,
-                                          .late = p->late};
+                                          .late = p->late, .kernels = p->kernels};
+}
+
+int kt_program_row(kt_program *p, const char *isa)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    char why[256] = "";
+    const kt_kernels *row = isa ? cpu_choose_row(isa, why, sizeof why) : pool_kernels(p->pool);
+    if (!row)
+        return program_fail(p, KT_ERR_RANGE, "%s", why);
+    p->kernels = row;
+    return KT_OK;
 }
 
 static int conflict(const access *a, const access *b)

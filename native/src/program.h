@@ -167,6 +167,7 @@ typedef struct phase {
     int32_t operation;              /* whose time this is */
     int32_t barrier;                /* 1: wait for all before it */
     int32_t late;                   /* 1: not in a step with defer 0 */
+    const kt_kernels *kernels;      /* its row */
 } phase;
 
 struct adaptable;
@@ -202,6 +203,7 @@ struct kt_program {
     int32_t loops;                  /* phases since the last barrier */
     int32_t resources, operations;
     int32_t late;                   /* while recording: phases are for steps that defer only */
+    const kt_kernels *kernels;      /* while recording: the row of what comes next */
     int32_t finished, failed;       /* failed: memory ran out while recording */
     size_t scratch_bytes, node_bytes, product_bytes, local_bytes;
     stray *stray;                   /* NULL: no routing is given */

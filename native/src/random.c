@@ -38,7 +38,7 @@ static void random_floats(int bits, float rms, uint64_t *state, uint8_t *dst, si
 }
 
 /* 8 bits: -128 is no code, the lowest bit is set in all (odd codes, mean square 5461). E4M3: 1 to 15/8 of
- * either sign (mean square 2.148). 4 bits: all indices are codes. */
+ * either sign (mean square 2.148). 4 and 6 bits: all indices are codes. */
 static void random_codes(const kt_format *f, uint64_t *state, uint8_t *dst, size_t size)
 {
     int e4m3 = f->codes == KT_CODE_E4M3;
@@ -57,6 +57,8 @@ static float code_rms(const kt_format *f)
         return sqrtf(2.148f);
     for (int i = 0; i < 16; i++)
         square += (float)f->codebook[i] * (float)f->codebook[i] / 16.0f;
+    if (f->bits == 6)
+        return sqrtf(341.5f);
     return f->bits == 8 ? sqrtf(5461.0f) : sqrtf(square > 0.0f ? square : 1.0f);
 }
 
@@ -66,7 +68,9 @@ static float code_rms(const kt_format *f)
 static void random_scales(const random_task *t, uint64_t *state, uint8_t *panel)
 {
     float middle = t->rms / code_rms(t->format);
+    uint8_t row = row_e4m3(2.0f * middle);
     memset(panel + t->l.scale_offset, 0, t->l.panel_bytes - t->l.scale_offset);
+    memset(panel + t->l.scale_offset, row, scale_head(t->format->scale));
     for (int64_t i = 0; i < t->l.groups * KT_PANEL_ROWS; i++) {
         uint64_t bits = next_random(state);
         float s = middle * (0.75f + 0.5f * (float)(bits >> 40) * 0x1p-24f) * (bits & 1 ? -1.0f : 1.0f);
@@ -74,6 +78,8 @@ static void random_scales(const random_task *t, uint64_t *state, uint8_t *panel)
             s = ldexpf(1.0f, (int)lrintf(log2f(middle)));
         else if (t->format->scale == KT_SCALE_BF16)
             s = float_of_bf16(bf16_of_float(s));
+        else if (t->format->scale == KT_SCALE_E4M3)
+            s = scale_e4m3(s, row);
         scale_store(t->format->scale, s, panel + t->l.scale_offset, i);
     }
 }

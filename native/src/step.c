@@ -41,6 +41,18 @@ typedef struct run {
     int32_t first, last;        /* phases */
 } run;
 
+/* A row with tiles in the pool of another row: no thread has made them ready. */
+static void run_phase(const phase *f, worker *w)
+{
+    int alone = f->kernels->enter && f->kernels != pool_kernels(w->pool);
+    w->kernels = f->kernels;
+    if (alone)
+        f->kernels->enter();
+    f->run(f->arg, w);
+    if (alone)
+        f->kernels->leave();
+}
+
 static void step_task(void *arg, int thread, int threads)
 {
     const run *r = arg;
@@ -56,7 +68,7 @@ static void step_task(void *arg, int thread, int threads)
         else if (i > r->first)
             pool_next_loop(p->pool, thread);
         if (!f->late || p->batch.defer > 0)
-            f->run(f->arg, &w);
+            run_phase(f, &w);
         if (thread == 0) {
             int64_t now = now_ns();
             p->profile[f->operation] += now - last;

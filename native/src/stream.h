@@ -46,6 +46,7 @@ struct kt_offload {
     kt_run *runs;               /* [max_tokens] the tokens of a step: one run for neighbours of one depth */
     kt_step step;               /* of these runs */
     int32_t defers;             /* some token of the step defers */
+    int32_t adapter;            /* of the tokens of further steps; 0: none */
     int64_t timeout_ns, spin_ns;
     pthread_t thread, watchdog;
     int started;                /* threads */

@@ -146,8 +146,9 @@ static const struct named_format {
     {"fp8", {.bits = 8, .group = 128, .scale = KT_SCALE_F32, .codes = KT_CODE_E4M3}},
     {"int4-rotated", {.bits = 4, .scale = KT_SCALE_F32, .rotation = 64,
                       .codebook = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}}},
+    {"int6", {.bits = 6, .group = 32, .scale = KT_SCALE_E4M3}},
 };
-enum { F32, BF16, INT8, INT4_G32, INT4_G64, FP8, INT4_ROTATED, TEST_FORMATS };
+enum { F32, BF16, INT8, INT4_G32, INT4_G64, FP8, INT4_ROTATED, INT6, TEST_FORMATS };
 
 /* What the fast path may lose, of the norm of a result: activations in 8 bits or in bfloat16. */
 static inline double fast_tolerance(const kt_format *format)

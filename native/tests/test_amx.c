@@ -289,7 +289,7 @@ static void test_pools(void)
         int bits = all_formats[i].format.bits;
         if (reads_f32(&all_formats[i].format))
             continue;
-        int64_t from = least[bits == 4 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16];
+        int64_t from = least[bits < 8 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16];
         problem p = make_problem(&all_formats[i].format, 70, 130, 1, &state);
         for (int32_t threads = 1; threads <= 3; threads += 2, cases++) {
             broken += products_of(&p, from - 1, threads, least) != 0 || products_of(&p, 1, threads, standard) != 0;

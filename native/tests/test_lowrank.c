@@ -3,7 +3,7 @@
 #include "check.h"
 
 enum { HIDDEN = 83, WIDTH = 40, EXPERTS = 3, TOP_K = 2, ROWS = 53, PADDED = 48 };
-enum { RUNS = 3, EACH = 5, TOKENS = RUNS * EACH, RANKS = 7, HIDDEN_PADDED = 96 };
+enum { RUNS = 3, EACH = 13, TOKENS = RUNS * EACH, RANKS = 7, HIDDEN_PADDED = 96 };
 enum { LINEAR, GATE_UP, DOWN, PRODUCTS };
 
 typedef struct factors {
@@ -82,7 +82,7 @@ static void compute(recorded *r, int first, int n, const int32_t *adapters)
     for (int i = 0; i < n * TOP_K; i++) {
         int number = first * TOP_K + i;
         ids[i] = (number / TOP_K + number % TOP_K) % EXPERTS;
-        ((float *)(uintptr_t)gate)[i] = 0.3f + 0.1f * (float)number;
+        ((float *)(uintptr_t)gate)[i] = 0.3f + 0.1f * (float)(number % 16);
     }
     for (int t = 0; t < n; t++)
         fill(row_of(p, r->x, t), HIDDEN, 50 + (uint64_t)(first + t));

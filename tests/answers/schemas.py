@@ -49,37 +49,168 @@ def _around(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[
 SCHEMAS = st.recursive(_leaves(), _around, max_leaves=8)
 
 
-def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value is one of a schema's, for schemas as SCHEMAS has them."""
-    if "anyOf" in schema:
-        return any(fits(value, each) for each in schema["anyOf"])
-    if "const" in schema or "enum" in schema:
-        listed = [schema["const"]] if "const" in schema else schema["enum"]
-        return any(type(value) is type(each) and value == each for each in listed)
-    kind = schema["type"]
-    if kind == "object":
-        known = schema.get("properties", {})
-        closed = schema.get("additionalProperties") is False
-        return (
-            isinstance(value, dict)
-            and set(schema.get("required", [])) <= set(value)
-            and (not closed or set(value) <= set(known))
-            and all(fits(value[name], known[name]) for name in value if name in known)
-        )
-    if kind == "array":
-        least, most = schema.get("minItems", 0), schema.get("maxItems", 1 << 30)
-        whole = isinstance(value, list) and least <= len(value) <= most
-        return whole and all(fits(each, schema["items"]) for each in value)
-    if kind == "string":
-        whole = isinstance(value, str) and re.search(schema.get("pattern", ""), value) is not None
-        return whole and schema.get("minLength", 0) <= len(value) <= schema.get(
-            "maxLength", 1 << 30
-        )
-    if kind == "integer":
-        whole = type(value) is int
-        return whole and schema.get("minimum", value) <= value <= schema.get("maximum", value)
-    return {
+_SAID = st.sampled_from(["x", "xy", "a.b", "-"])
+
+
+def _said(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """What a condition may say of an object, or of its value."""
+    some = st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)
+    required = some.map(lambda names: {"required": names})
+    values = st.lists(_SAID, min_size=1, max_size=2, unique=True).map(lambda v: {"enum": v})
+    inner = st.one_of(values, _SAID.map(lambda v: {"const": v}), st.just({"type": "string"}))
+    members = st.dictionaries(st.sampled_from(names), inner, min_size=1, max_size=2)
+    properties = members.map(lambda each: {"properties": each})
+    both = st.tuples(required, properties).map(lambda two: {**two[0], **two[1]})
+    plain = st.one_of(required, properties, both)
+    return st.one_of(plain, st.lists(plain, min_size=1, max_size=2).map(lambda e: {"anyOf": e}))
+
+
+def _negative(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects of these names that must not be something, or only under a condition."""
+    said, name = _said(names), st.sampled_from(names)
+    needs = st.dictionaries(name, st.lists(name, max_size=2, unique=True), max_size=2)
+    condition = st.fixed_dictionaries({"if": said}, optional={"then": said, "else": said})
+    kinds = st.lists(_SAID, min_size=2, max_size=3, unique=True)
+    by_kind = st.tuples(kinds, said).map(
+        lambda two: [
+            {"if": {"properties": {names[0]: {"const": k}}}, "then": two[1]} for k in two[0]
+        ]
+    )
+    more = st.fixed_dictionaries(
+        {},
+        optional={
+            "not": said,
+            "dependentRequired": needs,
+            "oneOf": st.lists(said, min_size=2, max_size=3),
+            "allOf": st.one_of(st.lists(condition, max_size=2), by_kind),
+        },
+    )
+    member = st.one_of(
+        st.just({"type": "string", "maxLength": 3}),
+        st.lists(_SAID, min_size=2, max_size=3, unique=True).map(lambda v: {"enum": v}),
+        _SAID.map(lambda v: {"type": ["string", "null", "boolean"], "not": {"const": v}}),
+    )
+    properties = st.fixed_dictionaries(dict.fromkeys(names, member))
+    return st.tuples(properties, more, condition, st.booleans()).map(
+        lambda n: {
+            "type": "object",
+            "properties": n[0],
+            "additionalProperties": False,
+            **n[1],
+            **(n[2] if n[3] else {}),
+        }
+    )
+
+
+# Schemas with words that say what must not be; some have no value at all.
+NEGATIVE = _negative(["a", "b", "c"])
+
+
+def _collections() -> st.SearchStrategy[dict[str, Any]]:
+    """Arrays that contain something, choices of arrays, and objects of so many members."""
+    item = st.sampled_from(
+        [{"type": "integer"}, {"const": "x"}, {"type": "string", "maxLength": 2}, {"type": "null"}]
+    )
+    some = st.lists(item, min_size=1, max_size=3).map(lambda each: {"anyOf": each})
+    plain = st.fixed_dictionaries(
+        {"type": st.just("array")},
+        optional={"items": some, "minItems": st.integers(0, 2), "maxItems": st.integers(1, 4)},
+    )
+    counts = {"minContains": st.integers(0, 3), "maxContains": st.integers(0, 3)}
+    holding = st.fixed_dictionaries(
+        {"type": st.just("array"), "contains": item, "items": some}, optional=counts
+    )
+    either = st.lists(plain, min_size=2, max_size=3).map(lambda each: {"oneOf": each})
+    names = st.lists(st.sampled_from("abcd"), min_size=1, unique=True)
+    sizes = {"minProperties": st.integers(0, 3), "maxProperties": st.integers(0, 3)}
+    counted = st.tuples(names, st.fixed_dictionaries({}, optional=sizes)).map(
+        lambda n: {
+            "type": "object",
+            "properties": {name: {"type": "null"} for name in n[0]},
+            "additionalProperties": False,
+            **n[1],
+        }
+    )
+    both = st.lists(holding, min_size=2, max_size=2).map(lambda each: {"allOf": each})
+    return st.one_of(holding, either, counted, both)
+
+
+# Schemas of arrays and objects with words of what they contain; some have no value at all.
+COLLECTIONS = _collections()
+
+
+def fits(value: Any, schema: Any) -> bool:
+    """Whether a value is one of a schema's, for schemas as SCHEMAS, NEGATIVE and COLLECTIONS have them."""
+    if isinstance(schema, bool):
+        return schema
+    return all(_WORDS[word](value, said, schema) for word, said in schema.items() if word in _WORDS)
+
+
+def _listed(value: Any, listed: list[Any], _: Any) -> bool:
+    return any(type(value) is type(each) and value == each for each in listed)
+
+
+def _typed(value: Any, kinds: Any, _: Any) -> bool:
+    is_one = {
+        "object": isinstance(value, dict),
+        "array": isinstance(value, list),
+        "string": isinstance(value, str),
+        "integer": type(value) is int,
         "number": isinstance(value, (int, float)) and not isinstance(value, bool),
         "boolean": isinstance(value, bool),
         "null": value is None,
-    }[kind]
+    }
+    return any(is_one[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def _bounds(kinds: Any, keep: Any) -> Any:
+    return lambda value, said, schema: not isinstance(value, kinds) or keep(value, said)
+
+
+def _conditional(value: Any, condition: Any, schema: Any) -> bool:
+    return fits(value, schema.get("then" if fits(value, condition) else "else", True))
+
+
+def _contains(value: Any, said: Any, schema: Any) -> bool:
+    if not isinstance(value, list):
+        return True
+    count = sum(fits(each, said) for each in value)
+    return bool(schema.get("minContains", 1) <= count <= schema.get("maxContains", count))
+
+
+def _only_known(value: Any, others: Any, schema: Any) -> bool:
+    known = schema.get("properties", {})
+    return others is not False or not isinstance(value, dict) or set(value) <= set(known)
+
+
+_WORDS: dict[str, Any] = {
+    "anyOf": lambda value, some, _: any(fits(value, each) for each in some),
+    "allOf": lambda value, some, _: all(fits(value, each) for each in some),
+    "oneOf": lambda value, some, _: sum(fits(value, each) for each in some) == 1,
+    "not": lambda value, other, _: not fits(value, other),
+    "if": _conditional,
+    "const": lambda value, one, schema: _listed(value, [one], schema),
+    "enum": _listed,
+    "type": _typed,
+    "required": _bounds(dict, lambda value, names: set(names) <= set(value)),
+    "dependentRequired": _bounds(
+        dict,
+        lambda value, needs: all(set(needs[each]) <= set(value) for each in needs if each in value),
+    ),
+    "properties": _bounds(
+        dict,
+        lambda value, known: all(fits(value[each], known[each]) for each in value if each in known),
+    ),
+    "additionalProperties": _only_known,
+    "items": _bounds(list, lambda value, one: all(fits(each, one) for each in value)),
+    "contains": _contains,
+    "minProperties": _bounds(dict, lambda value, least: len(value) >= least),
+    "maxProperties": _bounds(dict, lambda value, most: len(value) <= most),
+    "minItems": _bounds(list, lambda value, least: len(value) >= least),
+    "maxItems": _bounds(list, lambda value, most: len(value) <= most),
+    "pattern": _bounds(str, lambda value, pattern: re.search(pattern, value) is not None),
+    "minLength": _bounds(str, lambda value, least: len(value) >= least),
+    "maxLength": _bounds(str, lambda value, most: len(value) <= most),
+    "minimum": _bounds(int, lambda value, least: value >= least),
+    "maximum": _bounds(int, lambda value, most: value <= most),
+}

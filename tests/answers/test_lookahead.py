@@ -25,14 +25,21 @@ KNOWN = [
     r"^(?!.*--)[a-z-]+$",
     r"^(?!.*\s)[a-z \t]*$",
     r"(?!^[0-9]+$)^[a-z0-9]+",
+    r"^(?!aws|svc-|c$)[a-z-]+$",
+    r"^(?!(?:aws|b1)$).+$",
+    r"^[a-z1]*(?<!1)$",
+    r"^\S([\s\S]*\S)?(?![\s\S])",
+    r"^(?!-)(?!.*--)[a-z0-9-]{1,32}(?<!-)$",
+]
+# Patterns of which less is said than they allow.
+NARROWED = [
+    r"^[a-z](?!.*--)[a-z-]*$",
+    r"^([\da-z](?:(?!.*--)[\da-z-]*[\da-z])?)$",
+    r"^(?:a|(?!.*1$)[b-z1]+)-",
 ]
 UNKNOWN = [
-    r"^(?!.*ab)x",
-    r"^(?:(?!a)b)+$",
     r"(?=^a)b",
-    r"^(?!a|b)c",
     r"^(?!a",
-    r"a(?!b)",
     r"^(?=(?!a)b)c",
 ]
 
@@ -59,6 +66,20 @@ def test_a_pattern_without_lookaheads_matches_the_same(pattern: str) -> None:
     assert n_held > 20
 
 
+@pytest.mark.parametrize("pattern", NARROWED)
+def test_what_must_not_follow_a_place_is_nowhere(pattern: str) -> None:
+    said: dict[str, Any] = without_lookaheads({"pattern": pattern})
+    parts = [said["pattern"], *(each["pattern"] for each in said["allOf"])]
+    require_sound(Form.of_schema({"type": "string", "pattern": pattern}, "x"))
+    numbers, n_held = random.Random(7), 0
+    for _ in range(3000):
+        text = "".join(numbers.choices("-abz1", k=numbers.randint(0, 6)))
+        if all(matches(part, text) for part in parts):
+            assert matches(pattern, text), (text, parts)
+            n_held += 1
+    assert n_held > 20
+
+
 @pytest.mark.parametrize("pattern", UNKNOWN)
 def test_other_lookaheads_stay_and_are_refused(pattern: str) -> None:
     schema = {"type": "string", "pattern": pattern}
@@ -68,7 +89,7 @@ def test_other_lookaheads_stay_and_are_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["a" * 60_000, "[a" * 30_000, "a" * 101, "(" * 60_000], ids=lambda body: body[:2]
+    "body", ["a" * 60_000, "[a" * 30_000, "(" * 60_000], ids=lambda body: body[:2]
 )
 def test_long_ones_stay_as_they_are(body: str) -> None:
     """A word of 60,000 letters would be 1.8 GB, since each of its beginnings is written out."""

@@ -8,10 +8,10 @@ import pytest
 
 from ktcli.assembly import beside
 from ktcli.assembly.beside import HeldMemory, fit_beside
-from ktcli.assembly.planner import Planner, planner_of
+from ktcli.assembly.planner import Planner
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
-from ktcli.assembly.talking import Opening, plan_of, prepared
+from ktcli.assembly.talking import Opening, plan_of, planner_for, prepared
 from ktcli.errors import NotEnoughMemory
 from ktcli.planner.plan import Request
 from ktcli.store.entry import BUILTIN
@@ -33,10 +33,10 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free_bytes: int, device: str = "c
     """Lets the machine have so much free memory."""
 
     def made(*given: object) -> Planner:
-        planner = planner_of(*given).on(free_bytes)  # type: ignore[arg-type]
+        planner = planner_for(*given).on(free_bytes)  # type: ignore[arg-type]
         return _OnDevice(*_fields(planner)) if device != "cpu" else planner
 
-    monkeypatch.setattr(beside, "planner_of", made)
+    monkeypatch.setattr(beside, "planner_for", made)
 
 
 def _fields(planner: Planner) -> tuple[object, ...]:

@@ -428,7 +428,7 @@ def test_a_model_that_leaves_leaves_nothing_on_a_gpu(
         GenerationRequest([1, 2, 3], max_tokens=4),
         lambda event: ended.set() if isinstance(event, Finished) else None,
     )
-    assert ended.wait(20)
+    assert ended.wait(60)
     thread.close()
     opened.close()
     opened.forget()

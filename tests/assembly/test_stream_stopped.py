@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from assembly.streamed import CHUNK, HEADER, NAME, Case, contents_of, make_case, weights
 from store.fake_hub import Hub, serve
+from waits import until
 
 from ktcli import manifest
 from ktcli.errors import Busy
@@ -31,7 +32,8 @@ from ktcli.weights.pack import file_name
 FORKS = f"""
 import os, sys
 from ktcli.assembly import preview, repair, stream
-from ktcli.commands import list, pull, verify
+from ktcli.commands import pull
+from ktcli.commands.library import list, verify
 from ktcli.main import main
 from ktcli.store import transfer
 from ktcli.weights import convert, repair
@@ -161,6 +163,7 @@ def test_kills_lose_nothing_that_was_done(
     chance, home = random.Random(times), Path(os.environ["KT_HOME"])
     sizes, before = weights(case[0]), arrived(home)
     for last in [False] * times + [True]:
+        hub.rest()
         hub.sent.clear()
         process = runner.start(*words)
         done = runner.end() == 0 if last else runner.killed(process, chance.uniform(0.0, 0.2))
@@ -259,14 +262,12 @@ def test_a_library_that_cannot_be_written_is_one_sentence(
 def test_a_second_process_is_told_of_the_first(
     hub: Hub, runner: Runner, case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.pace_s = 0.002
+    hub.stall_after[max(weights(case[0]))] = CHUNK  # so that it is never done
     process = runner.start(*STREAM)
-    while library.matching(NAME) == () or not library.matching(NAME)[0].running:
-        time.sleep(0.01)
+    until(lambda: any(each.running for each in library.matching(NAME)))
     assert main([*STREAM]) == Busy.exit_code
     assert f"process {process}" in capsys.readouterr().err
-    while not made(Path(os.environ["KT_HOME"])):
-        time.sleep(0.01)
+    until(lambda: made(Path(os.environ["KT_HOME"])))
     assert main(["list"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"process {process} is" in shown

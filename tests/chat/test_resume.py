@@ -387,6 +387,7 @@ def test_a_killed_chat_loses_the_last_token_at_most(tmp_path: Path, after: int) 
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_a_chat_killed_anywhere(tmp_path: Path, seed: int) -> None:
     killed(tmp_path, random.Random(seed).randrange(1, 1200))

@@ -151,4 +151,4 @@ def openai_server(context: ssl.SSLContext | None = None) -> Iterator[ScriptedOpe
             yield made
         finally:
             http.shutdown()
-            thread.join(10)
+            thread.join(60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,10 @@ from client.conftest import RemoteRun
 from server.running import Running, running, scripted, serving_models
 from server.sources import ScriptedModel
 from server.test_drain import waiting
+from waits import until
 
-from ktcli.commands import servers
-from ktcli.commands.serve_lines import is_probe
+from ktcli.commands.serve import servers
+from ktcli.commands.serve.lines import is_probe
 from ktcli.errors import KtError
 from ktcli.server.http.state import Rules
 from ktcli.server.process import discovery
@@ -64,12 +64,10 @@ def test_the_same_answer_as_curl(
 def test_a_server_that_ends_breaks_an_answer_off_with_an_error(
     tmp_path: Path, run: RemoteRun
 ) -> None:
-    with waiting(tmp_path, drain_s=0.1) as (server, _):
+    with waiting(tmp_path, drain_s=0.1) as (server, gate):
 
         def stop() -> None:
-            while not server.residency.counts().running:
-                time.sleep(0.01)
-            time.sleep(0.2)
+            assert gate.reached.wait(60)  # one letter was said
             server.serving.stop()  # type: ignore[union-attr]
 
         thread = threading.Thread(target=stop)
@@ -85,7 +83,7 @@ def test_a_server_that_ends_breaks_an_answer_off_with_an_error(
 
 def test_the_load_is_said_in_the_words_of_sglang(tmp_path: Path) -> None:
     with waiting(tmp_path, drain_s=5) as (server, gate):
-        load = requests.get(f"{server.url}/loads?model=fake", timeout=5).json()["loads"][0]
+        load = requests.get(f"{server.url}/loads?model=fake", timeout=60).json()["loads"][0]
         assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_used_tokens"]) == (
             0,
             0,
@@ -93,20 +91,19 @@ def test_the_load_is_said_in_the_words_of_sglang(tmp_path: Path) -> None:
         )
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         with requests.post(
-            f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=20
+            f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=60
         ) as reply:
             lines = reply.iter_lines()  # kept, since an iterator that goes closes the connection
             next(lines)
-            while not server.residency.counts().running:
-                time.sleep(0.01)
-            said = requests.get(f"{server.url}/v1/loads?include=core,queues", timeout=5).json()
+            until(lambda: server.residency.counts().running)
+            said = requests.get(f"{server.url}/v1/loads?include=core,queues", timeout=60).json()
             load = said["loads"][0]
             assert said["dp_rank_count"] == 1 and said["timestamp"].startswith("20")
             assert load["num_running_reqs"] == load["num_total_reqs"] == 1
             assert load["max_running_requests"] == server.residency.limits.active
             gate.set()
             list(lines)
-        info = requests.get(f"{server.url}/server_info", timeout=5).json()
+        info = requests.get(f"{server.url}/server_info", timeout=60).json()
     assert info["served_model_name"] == "fake" and info["context_length"] == 4096
 
 
@@ -128,7 +125,7 @@ def test_a_strict_server_lists_what_it_serves(tmp_path: Path) -> None:
     for strict, names in ((False, ["fake", "mine", "b"]), (True, ["fake", "mine"])):
         rules = Rules(strict_model=strict, aliases=("mine",))
         with serving_models(models, rules) as server:
-            rows = requests.get(f"{server.url}/v1/models", timeout=5).json()["data"]
+            rows = requests.get(f"{server.url}/v1/models", timeout=60).json()["data"]
             assert [row["id"] for row in rows] == names
 
 
@@ -148,7 +145,7 @@ def test_stop_says_how_long_answers_may_take(
         state = server.serving.state  # type: ignore[union-attr]
         assert state is not None and state.drain.seconds == 120
         # Others than its owner change nothing.
-        reply = requests.post(f"{server.url}/server/drain", json={"seconds": 1}, timeout=5)
+        reply = requests.post(f"{server.url}/server/drain", json={"seconds": 1}, timeout=60)
         assert reply.status_code == 404 and state.drain.seconds == 120
         with discovery.connected(path) as connection:
             body = discovery._body_of(connection, b"/server/drain", b'{"seconds": -1}')

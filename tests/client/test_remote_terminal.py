@@ -133,7 +133,7 @@ def test_an_answer_that_is_left_stops_the_server(server: ScriptedOpenAI) -> None
     pieces = chat.ask("one")
     assert next(pieces).text == "half"
     pieces.close()
-    assert server.left.wait(10) and chat.conversation.turns[-1]["content"] == "half"
+    assert server.left.wait(60) and chat.conversation.turns[-1]["content"] == "half"
     stop = False
     pieces = chat.ask("two", cancelled=lambda: stop)
     next(pieces)

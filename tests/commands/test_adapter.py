@@ -252,6 +252,28 @@ def test_a_changed_file_is_found(folder: Path, home: Path, capsys: Capture) -> N
     document(["adapter", "rm", "poet", "--yes"], capsys)
 
 
+def test_files_that_nobody_touched_are_not_hashed_again(
+    folder: Path, base: Path, home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document(["adapter", "import", str(folder), "--as", "poet"], capsys)
+    entry = adapters.resolve("poet")
+    hashes, weights = adapters.unchanged(entry), entry.path / "adapter_model.safetensors"
+    assert hashes == {each.name: each.sha256 for each in entry.records}
+    with monkeypatch.context() as patch, open_adapter(entry.path, build(QWEN3), hashes) as adapter:
+        patch.setattr("ktcli.adapters.adapter.hash_of", None)
+        assert adapter.digest == digest_of(entry)
+    status = weights.stat()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))  # as cp -p does
+    assert set(adapters.unchanged(entry)) == set(hashes) - {weights.name}
+    with open_adapter(entry.path, build(QWEN3), adapters.unchanged(entry)) as adapter:
+        assert adapter.digest != digest_of(entry)
+    weights.unlink()
+    assert weights.name not in adapters.unchanged(entry)
+
+
 KILLED = """
 import os, signal, sys
 from ktcli.main import main

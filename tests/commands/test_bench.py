@@ -448,13 +448,22 @@ def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
         assert word in shown
 
 
+def test_the_profile_of_several_answers_is_one_for_each_number(qwen: str, capsys):
+    arguments = ["decode", qwen, "-n", "2", "--layers", "1", "--batch", "1,2", "--profile"]
+    rows = measured(capsys, *arguments)["results"]
+    assert all({"experts", "output head"} <= set(row["profile_s"]) for row in rows)
+    assert main(["bench", *arguments, "--runs", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "per token" in shown and "per step of 2 answers" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--batch", "0"], "--batch cannot be '0'"),
         (["--batch", "1,x"], "--batch cannot be '1,x'"),
         (["--batch", "65"], "--batch cannot be '65'"),
-        (["--batch", "2", "--profile"], "--profile measures one answer only"),
+        (["--batch", "2", "--trace", "step.json"], "--trace measures one answer only"),
         (["--batch", "2", "--gpu-experts", "3"], "--gpu-experts applies only to a GPU"),
     ],
 )

@@ -17,8 +17,8 @@ import pytest
 from packs import pretend_pack
 from store.page_labels import conversation, opened, put, shared
 
-from ktcli.assembly.kvpages import MooncakePlace, SharedStore
-from ktcli.commands.cli.kv_store import asked_store
+from ktcli.assembly.kvplaces import MooncakePlace, SharedStore
+from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
 from ktcli.errors import Busy, gib
 from ktcli.main import main
 from ktcli.store import experience, pagefolder
@@ -302,15 +302,15 @@ def test_a_setting_names_the_store_as_well(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KT_KV_STORE", "mooncake://here:1")
-    assert asked_store(None, None) == MooncakePlace("mooncake://here:1")
-    assert asked_store(None, None, insecure=True) == MooncakePlace("mooncake://here:1", True)
+    assert asked_store(KvStoreOptions()) == MooncakePlace("mooncake://here:1")
+    assert asked_store(KvStoreOptions(insecure=True)) == MooncakePlace("mooncake://here:1", True)
     monkeypatch.setenv("KT_KV_INSECURE", "on")
-    assert asked_store("mooncake://x:1", None) == MooncakePlace("mooncake://x:1", True)
-    assert asked_store("off", None) is None
+    assert asked_store(KvStoreOptions("mooncake://x:1")) == MooncakePlace("mooncake://x:1", True)
+    assert asked_store(KvStoreOptions("off")) is None
     monkeypatch.setenv("KT_KV_STORE", "~/store")
     monkeypatch.setenv("KT_KV_STORE_SIZE", "1G")
-    assert asked_store(None, None) == SharedStore(Path("~/store").expanduser(), 1 << 30)
-    assert asked_store("/mnt/kv", "2G") == SharedStore(Path("/mnt/kv"), 2 << 30)
+    assert asked_store(KvStoreOptions()) == SharedStore(Path("~/store").expanduser(), 1 << 30)
+    assert asked_store(KvStoreOptions("/mnt/kv", "2G")) == SharedStore(Path("/mnt/kv"), 2 << 30)
     assert main(["chat", "kt-mini", "hi", "--no-kv-cache", "--kv-store", "/mnt/kv"]) == 2
     assert "--no-kv-cache and --kv-store cannot be used together" in capsys.readouterr().err
 
@@ -465,6 +465,6 @@ def test_removing_everything_is_asked_on_a_terminal(folder: PageFolder) -> None:
     )  # fmt: skip
     os.close(terminal)
     os.write(controller, b"n\n")
-    assert process.wait(30) == 1
+    assert process.wait(60) == 1
     os.close(controller)
     assert pages(folder.path.parent)

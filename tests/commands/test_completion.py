@@ -170,7 +170,7 @@ def in_terminal(command: list[str], **environment: str) -> Iterator[tuple[Any, A
 
     def until(text: str) -> None:
         nonlocal shown
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while text not in shown:
             ready, _, _ = select.select([ours], [], [], max(0, end - time.monotonic()))
             assert ready, f"{text!r} was not shown: {shown!r}"

@@ -443,7 +443,8 @@ def test_a_link_stays_a_link(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert file.is_symlink() and "threads = 2" in real.read_text()
 
 
-def test_two_who_write_at_once_lose_nothing(file: Path) -> None:
+def test_two_who_write_at_once_lose_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settingsfile, "_WAIT_S", 60.0)  # for as many as here
     names = [name for name in VALUES if name not in ("home", "system")]
     threads = [
         threading.Thread(target=settingsfile.change, args=(file, SETTINGS[n], VALUES[n][0]))

@@ -20,7 +20,7 @@ from loading import without_tiles
 from mini_library import NEEDS_KT_MINI
 from numpy.typing import NDArray
 
-from ktcli.assembly import ways
+from ktcli.assembly import variants
 from ktcli.engine import CpuEngine
 from ktcli.engine.logits import Logits
 from ktcli.hardware.machine import Memory
@@ -104,8 +104,8 @@ def test_dense_formats_with_dashes(capsys: Capture, shared_home: Path) -> None:
 def test_every_pair_can_be_asked_for(experts: str) -> None:
     """In a list; one name alone is the experts'."""
     pairs = [f"{experts}-{dense}" for dense in FORMATS if f"{experts}-{dense}" not in FORMATS]
-    assert ways.conversions_of("no-such-model", ",".join(pairs)) == tuple(pairs)
-    assert ways.conversions_of("no-such-model", experts) == (f"{experts}-int8",)
+    assert variants.conversions_of("no-such-model", ",".join(pairs)) == tuple(pairs)
+    assert variants.conversions_of("no-such-model", experts) == (f"{experts}-int8",)
 
 
 def test_with_more_before_it_a_token_is_likelier(capsys: Capture, tmp_path: Path) -> None:

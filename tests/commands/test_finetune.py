@@ -102,7 +102,38 @@ def test_a_plan_is_shown_alone(capsys: Capture, shared_home: Path, data: Path) -
     far = document(
         capsys, "deepseek-v3", "--data", str(data), "--plan", "--machine", "cpu=2x8452Y ram=1024G"
     )
-    assert far["steps"] is None and far["parameters"] > 2e9
+    assert far["steps"] is None and far["parameters"] > 2e9 and far["gpu"] is None
+    machine = "cpu=2x8452Y ram=1024G gpu=4090"
+    words = ["deepseek-v3", "--data", str(data), "--plan", "cutoff_len=512", "--machine", machine]
+    with_gpu = document(capsys, *words)
+    assert 0 < with_gpu["gpu"]["resident"] < with_gpu["gpu"]["layers"] == 61
+
+
+def test_a_gpu_computes_attention_and_dense_parts(
+    capsys: Capture, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch on the CPU in its place: a run gives nearly the CPU's loss, goes on, and its adapter chats."""
+    import torch
+    from assembly import fake_gpu
+
+    fake_gpu.give_gpu(monkeypatch)
+    monkeypatch.setattr("ktcli.finetune.prepared.torch_device", lambda index: torch.device("cpu"))
+    words = [MINI, "--data", str(data), "--steps", "2", "save_steps=1"]
+    plan = document(capsys, *words, "--plan", "--device", "cuda")
+    assert plan["gpu"]["name"] == "NVIDIA Test (cuda:0)" and plan["gpu"]["resident"] > 0
+    assert document(capsys, *words, "--plan")["gpu"] is None  # the model is small
+    with monkeypatch.context() as patched:
+        patched.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
+        assert document(capsys, *words, "--plan")["gpu"]
+        said = document(capsys, *words, "--plan", "--gpus", "1", code=2)["error"]["message"]
+        assert said == "there is no GPU cuda:1"
+    there = document(capsys, *words, "--as", "there", "--device", "cuda")
+    here = document(capsys, *words, "--as", "here")
+    assert there["loss"] == pytest.approx(here["loss"], rel=0.02)
+    folder = Path(there["output"])
+    shutil.rmtree(folder / "checkpoint-2")
+    again = [*words, "--as", "again", "--device", "cuda", f"output_dir={folder}"]
+    assert document(capsys, *again, "resume_from_checkpoint=true")["loss"] == there["loss"]
 
 
 def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
@@ -129,6 +160,8 @@ def test_samples_are_shown_alone(capsys: Capture, data: Path) -> None:
         ([MINI, "DATA", "resume_from_checkpoint=nowhere", "--as", "new"], 3, "nowhere is not a checkpoint"),
         ([MINI, "DATA", "adapter_name_or_path=nowhere", "--as", "new"], 3, "nowhere is not a folder"),
         ([MINI, "DATA", "--as", "a/b"], 2, "'a/b' cannot be the name of an adapter"),
+        ([MINI, "DATA", "--device", "tpu"], 2, "'tpu' is not a device"),
+        ([MINI, "DATA", "--device", "cuda", "--as", "new"], 10, "no NVIDIA GPU responds here"),
         ([MINI, "DATA", "--machine", "x"], 2, "--machine plans for another machine"),
         ([MINI, "DATA", "--show", "1", "--plan"], 2, "--show prints samples, --plan the plan"),
         ([MINI, "other", "DATA"], 2, "'other' is a second model or file"),

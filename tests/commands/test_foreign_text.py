@@ -18,7 +18,7 @@ from store.fake_hub import serve as serve_hub
 import ktcli
 from ktcli import manifest
 from ktcli.chat.log import line_of
-from ktcli.commands import serve
+from ktcli.commands.serve.logs import log_request
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import places
@@ -129,7 +129,7 @@ def test_a_request_is_one_line_of_the_log(capsys: Capture) -> None:
         "status": 404,
         "seconds": 0.0,
     }
-    serve._log(entry)
+    log_request(entry)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and not OBEYED & set(said)
 
@@ -149,7 +149,7 @@ WRITERS = {
     "main.py",
     "output.py",
     "commands/cli/group.py",
-    "commands/serve.py",
+    "commands/serve/serve.py",
     "commands/chat/once.py",
 }
 WRITERS |= {"terminal/slash_files.py"}  # to the terminal's clipboard, in base64

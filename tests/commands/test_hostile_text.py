@@ -68,6 +68,7 @@ OFTEN = frozenset([*[*REFUSED][::8], *[*CONFINED][::4]])
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_every_command(checkpoint: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "model").mkdir()
@@ -83,6 +84,7 @@ def test_refused_by_every_command(checkpoint: Path, tmp_path: Path, name: str) -
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", CONFINED)
 def test_bounded_in_every_command(checkpoint: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "model").mkdir()
@@ -129,6 +131,7 @@ def _varint(value: int) -> bytes:
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("count", [MAX_MERGES, MAX_MERGES + 1, 1_900_000, 3_900_000])
 def test_merges_of_a_gguf_file(tmp_path: Path, count: int) -> None:
     """They are bounded while they are read, so that as many as are read fit into the memory too."""
@@ -174,6 +177,7 @@ TEMPLATES = {
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_templates_are_bounded(checkpoint: Path, tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"

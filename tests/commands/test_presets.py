@@ -86,7 +86,7 @@ def test_a_server_gets_the_preset_of_its_name(home: Path, capsys: Capture) -> No
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ktcli.server.process.serving.Serving", Watched)
+        patch.setattr("ktcli.commands.serve.own_engine.Serving", Watched)
         assert main(["serve", "terse", "--port", "18437", "-q"]) == 0
         assert main(["serve", "kt-mini", "--port", "18437", "-q"]) == 0
     assert seen[0].rules.preset == Preset.of({"system": "Be brief.", "context": 96})

@@ -5,7 +5,6 @@ Root may write everything, so under root the commands run in a process that has 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -40,28 +39,27 @@ for words in json.load(sys.stdin):
     found.append((code, out.getvalue(), err.getvalue()))
 print(json.dumps(found))
 """
-_DROP_FROM_BOUND = 24  # PR_CAPBSET_DROP of linux/prctl.h
-_RIGHTS = (1, 2, 3)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER of linux/capability.h
-
-
-def give_up_rights() -> None:
-    """What this process runs next may do with files only what their permissions say, also as root."""
-    for right in _RIGHTS if os.geteuid() == 0 else ():
-        if ctypes.CDLL(None).prctl(_DROP_FROM_BOUND, right, 0, 0, 0):
-            raise OSError("root keeps its rights here")
+# Becomes a program that may do with files only what their permissions say, also as root: PR_CAPBSET_DROP (24, of
+# linux/prctl.h) of CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER (1 to 3, of linux/capability.h).
+WITHOUT_RIGHTS = """
+import ctypes, os, sys
+for right in (1, 2, 3) if os.geteuid() == 0 else ():
+    if ctypes.CDLL(None).prctl(24, right, 0, 0, 0):
+        raise OSError("root keeps its rights here")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def run(lines: list[str], place: Path) -> dict[str, Said]:
     """What kt returns and says for each command line, run where nothing but `place` is written."""
     done = subprocess.run(
-        [sys.executable, "-c", RUNS],
+        [sys.executable, "-I", "-c", WITHOUT_RIGHTS, sys.executable, "-c", RUNS],
         input=json.dumps([line.split() for line in lines]),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         cwd=place,
         env={**os.environ, "HOME": str(place)},
-        preexec_fn=give_up_rights,
     )
     return dict(zip(lines, map(tuple, json.loads(done.stdout)), strict=True))
 

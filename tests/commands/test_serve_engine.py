@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from server.routed import free_port
+from ports import free_port
+from processes import is_gone
 from server.sglanged import FakeSglang, install_fake
+from waits import until
 
 from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.hardware.profile import read_machine
@@ -240,15 +240,21 @@ def test_a_server_is_listed_answers_chats_and_is_stopped(
     fake, port = install_fake(), free_port()
     with start(str(checkpoint), *ENGINE, "--port", str(port)) as child:
         assert f"at http://127.0.0.1:{port} with sglang-kt 0.7.2" in line_with(child, "serving")
-        assert main(["ps", "--json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
+        row: dict[str, object] = {}
+
+        def counts() -> bool:
+            assert main(["ps", "--json"]) == 0
+            row.update(*json.loads(capsys.readouterr().out))
+            return bool(row["running"])
+
+        until(counts)  # the engine is given a second to answer
         assert (row["engine"], row["running"], row["waiting"]) == ("sglang-kt 0.7.2", 3, 1)
         assert main(["ps"]) == 0
         assert "qwen (sglang-kt 0.7.2)" in capsys.readouterr().out
         assert main(["chat", "--server", f"http://127.0.0.1:{port}", "Hi there"]) == 0
         assert "Hello." in capsys.readouterr().out
         assert main(["stop", str(port)]) == 0
-        assert child.wait(20) == 0
+        assert child.wait(60) == 0
     log = home / "run" / f"{port}.engine.log"
     assert "fired up" in log.read_text() and all_ended(fake)
 
@@ -265,9 +271,5 @@ def test_an_engine_that_does_not_start_gives_kts_exit_code(checkpoint: Path) -> 
 
 
 def all_ended(fake: FakeSglang) -> bool:
-    end = time.monotonic() + 5
-    while time.monotonic() < end:
-        if not any(os.path.exists(f"/proc/{pid}/exe") for pid in fake.pids):
-            return True
-        time.sleep(0.02)
-    return False
+    until(lambda: all(map(is_gone, fake.pids)))
+    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from server.routed import free_port
+from ports import free_port
 
 from ktcli.assembly.mooncake import StoreSettings, serve_store
 from ktcli.errors import KtError, NotEnoughMemory, UsageError

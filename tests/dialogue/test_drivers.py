@@ -206,7 +206,7 @@ APIS: dict[str, Callable[[str, Talk], None]] = {
 
 
 def _sent(url: str, path: str, body: dict[str, Any]) -> Any:
-    answer = requests.post(url + path, json=body, timeout=20)
+    answer = requests.post(url + path, json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -250,7 +250,7 @@ def _streamed(url: str, body: dict[str, Any]) -> str:
     """The text of an answer, in pieces or not."""
     if not body.get("stream"):
         return str(_sent(url, "/v1/chat/completions", body)["choices"][0]["message"]["content"])
-    answer = requests.post(url + "/v1/chat/completions", json=body, timeout=20)
+    answer = requests.post(url + "/v1/chat/completions", json=body, timeout=60)
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
     deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
     return "".join(delta.get("content") or "" for delta in deltas)

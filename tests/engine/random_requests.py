@@ -1,6 +1,6 @@
 """Random requests and cancels on a converted model; a program, so that it can run with another library below.
 
-    python tests/engine/random_requests.py PACK REQUESTS
+    python tests/engine/random_requests.py PACK REQUESTS SEED
 
 Prints the number of requests that ended in each way. It fails unless all pages and states are free at the end.
 """
@@ -22,11 +22,11 @@ from ktcli.sampling import SamplingSettings
 CONTEXT, VOCAB = 256, 99
 
 
-def main(pack: Path, requests: int) -> None:
+def main(pack: Path, requests: int, seed: int) -> None:
     engine = load_pack(
         pack, Wanted(device=DeviceWords(device=CPU, defer=1), context=CONTEXT, threads=2, streams=4)
     )
-    counts = serve(engine, requests, random.Random(1))
+    counts = serve(engine, requests, random.Random(seed))
     assert sum(counts.values()) == requests
     pages, states = engine.pools.pages, engine.pools.states
     assert pages.held == 0, f"{pages.held} pages are held"
@@ -64,4 +64,4 @@ def serve(engine: CpuEngine, requests: int, draw: random.Random) -> Counter[Fini
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -56,6 +56,8 @@ USUAL = (
     *(named(name, formats="bf16") for name in FAMILIES),
     *(named(name, cache="fp8") for name in CODED),
 )
+# Those of `make test`; test_company_changes_nothing_in_many_batches has all.
+FEW = tuple(each for each in USUAL if not each.marks)
 EXACT = tuple(named(name, exact=True) for name in FAMILIES)  # ten times as slow
 
 
@@ -267,10 +269,19 @@ def made_up(draw: st.DrawFn) -> list[Line]:
     return lines
 
 
-@pytest.mark.parametrize("engine", (*USUAL, *EXACT), indirect=True)
+@pytest.mark.parametrize("engine", FEW, indirect=True)
 @settings(max_examples=15, deadline=None)
 @given(made_up(), st.integers(0, 1 << 30))
 def test_company_changes_nothing(engine: CpuEngine, lines: list[Line], seed: int) -> None:
+    check(engine, lines, Random(seed))
+
+
+@pytest.mark.thorough
+@pytest.mark.rotates(3)
+@pytest.mark.parametrize("engine", EXACT, indirect=True)
+@settings(max_examples=15, deadline=None)
+@given(made_up(), st.integers(0, 1 << 30))
+def test_company_changes_nothing_exactly(engine: CpuEngine, lines: list[Line], seed: int) -> None:
     check(engine, lines, Random(seed))
 
 

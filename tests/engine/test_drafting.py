@@ -185,6 +185,7 @@ def source_of(name: str, answer: list[int], seed: int) -> DraftSource:
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(3)
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -3,7 +3,6 @@ store does, the answer is the one without it. The client is a fake."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,13 @@ from engine.test_store_faults import CONTEXT, TEXT, Ids, answer
 from engine.test_tier import leave
 from hybrid import Made
 from loading import load_engine
+from ports import free_port
 from store.fake_mooncake import FakeMooncake, fake_mooncake
+from waits import patient
 
-from ktcli.assembly import kvpages
-from ktcli.assembly.kvpages import MooncakePlace, stored_pages
+from ktcli.assembly import kvshared
+from ktcli.assembly.kvpages import stored_pages
+from ktcli.assembly.kvplaces import MooncakePlace
 from ktcli.engine import CpuEngine
 from ktcli.engine.tier import Tier
 from ktcli.store import engines
@@ -43,10 +45,11 @@ def fake(tmp_path: Path, monkeypatch: Patch) -> Iterator[FakeMooncake]:
     """A store whose client is installed, as far as kt knows."""
     installed = InstalledEngine("mooncake", "0", tmp_path)
     (tmp_path / engines.MANIFEST).write_text("{}")
-    monkeypatch.setattr(kvpages.engines, "require", lambda name: installed)
+    monkeypatch.setattr(kvshared.engines, "require", lambda name: installed)
     monkeypatch.setattr(Tier, "_pays", lambda *_: True)
+    patient(monkeypatch, client)
     with fake_mooncake(tmp_path) as made:
-        monkeypatch.setattr(kvpages, "command_of", lambda engine: made.connection.command)
+        monkeypatch.setattr(kvshared, "command_of", lambda engine: made.connection.command)
         yield made
 
 
@@ -140,8 +143,7 @@ def test_an_address_that_is_none_is_one_sentence(
     words: str,
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "one"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = MooncakePlace(address.format(free=free.getsockname()[1]))
+    place = MooncakePlace(address.format(free=free_port()))
     heard = Heard()
     with stored_pages(engine, tmp_path / "m", QUOTA, heard, place) as store:
         assert store is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ktcli.engine.balance import PieceSize, best_piece, pure_steps, shares
-from ktcli.engine.pace import FIRST_PIECE, PIECE_STEP, Pace, PromptPiece
+from ktcli.engine.pace import FEW_STEPS, FIRST_PIECE, PIECE_STEP, Pace, PromptPiece
 from ktcli.planner.cost import PieceTimes
 
 CHUNK, LONG = 512, 32_768
@@ -160,3 +160,23 @@ def test_without_a_bound_the_size_before_stays_where_another_is_hardly_better() 
     parts = {each.tokens: together(each, 0.01) for each in closer}
     assert 0.93 < parts[64] / parts[512] < 0.97, parts
     assert [best_piece(closer, 0.01, None, before) for before in (64, 512)] == [64, 512]
+
+
+def test_several_prompts_share_a_step_that_takes_a_few_steps_of_all_their_answers() -> None:
+    pace = Pace(None, machine())
+    assert pace.shared(4, 2, CHUNK) == CHUNK  # nothing was measured
+    pace.record(0, PromptPiece(CHUNK, 0), 0.1 + 0.00125 * CHUNK)
+    pace.record(4, NOTHING, 0.05)
+    pace.record(8, NOTHING, 0.075)
+    most = [pace.shared(4, prompts, CHUNK) for prompts in (1, 2, 4)]
+    assert 0 < most[0] < most[1] < most[2] < CHUNK
+    for prompts, tokens in zip((1, 2, 4), most, strict=True):
+        longest_s = FEW_STEPS * (pace.decode_s(4 + prompts) or 0.0)
+        seconds = [pace.mixed_s(4, PromptPiece(tokens + more, 0)) or 0.0 for more in (0, 1)]
+        assert seconds[0] <= longest_s < seconds[1]
+
+
+def test_prompts_share_whole_steps_if_nobody_waits_or_a_longest_wait_was_asked_for() -> None:
+    pace = measured(0.4)
+    assert pace.shared(4, 2, CHUNK) == CHUNK
+    assert Pace(None, machine()).shared(0, 2, CHUNK) == CHUNK

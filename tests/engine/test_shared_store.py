@@ -11,8 +11,10 @@ from engine.test_tier import leave, resumed, told
 from hybrid import Made
 from loading import load_engine
 from server.test_kv_events import SEED, Router
+from waits import patient
 
-from ktcli.assembly.kvpages import SharedStore, stored_pages, watched_pages
+from ktcli.assembly.kvpages import stored_pages, watched_pages
+from ktcli.assembly.kvplaces import SharedStore
 from ktcli.assembly.listener import Listener
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
 from ktcli.engine.request import Stats
@@ -84,6 +86,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def reading_pays(monkeypatch: Patch) -> None:
+    patient(monkeypatch, remote)
     monkeypatch.setattr(Tier, "_pays", lambda *_: True)
 
 
@@ -239,6 +242,30 @@ def test_what_a_request_persists_is_there_when_its_prompt_is_read(
         line.adopt(TEXT)
         assert line.length >= TEXT.size - 65 and sum(line.restored.values()) == line.length
         line.close()
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_stores_write_at_full_speed_while_a_prompt_that_is_to_persist_is_read(
+    engine: CpuEngine, folder: Path, monkeypatch: Patch, persist: bool
+) -> None:
+    """Until it is read; then everything is written at once, also what fills no file."""
+    monkeypatch.setenv("KT_HOME", str(folder.parent / "one"))
+    monkeypatch.setattr(CpuEngine, "chunk_tokens", lambda _, left: min(left, 100))
+    leave(engine)
+    with stored_pages(engine, folder.parent / "m", QUOTA, shared=SharedStore(folder)):
+        scheduler, tier = Scheduler(engine), engine.pools.tier
+        assert tier is not None
+        request = GenerationRequest(
+            TEXT.tolist(), SamplingSettings(temperature=0.0), max_tokens=3, persist=persist
+        )
+        scheduler.submit(request)
+        busy = []
+        while not scheduler.idle:
+            scheduler.step()
+            busy.append(tier.is_busy)
+        reading = -(-TEXT.size // 100) - 1
+        assert busy == [not persist] * reading + [True] * (len(busy) - reading)
+        assert len(busy) > reading + 1
 
 
 def test_a_miss_costs_one_listing_and_a_hit_none(

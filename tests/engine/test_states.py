@@ -68,6 +68,7 @@ def close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.each_once
+@pytest.mark.rotates(3, "made")
 @pytest.mark.parametrize("wanted", [0, 7, 83, 84, 99, 100, 103, 104])
 def test_going_back_and_on_equals_a_fresh_run(engine, straight, wanted: int) -> None:
     session = engine.session()

@@ -273,6 +273,7 @@ def others(made: Made, folder: PageFolder) -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(2)
 def test_a_process_that_is_killed_at_any_moment_changes_no_answer(
     made: Made, engine: CpuEngine, wanted: dict[int, list[bytes]], tmp_path: Path
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_process_that_is_killed_at_any_moment_changes_no_answer(
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(2)
 def test_two_processes_that_write_change_no_answer_of_a_third(
     made: Made, engine: CpuEngine, wanted: dict[int, list[bytes]], tmp_path: Path
 ) -> None:

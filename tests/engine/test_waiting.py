@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from ktcli.engine.waiting import PATIENCE, Turns
+from ktcli.engine.waiting import AGING_STEPS, Turns
 
 
 def waiting(
@@ -25,9 +25,9 @@ def test_what_goes_on_comes_first_then_the_important_then_the_older() -> None:
 
 
 def test_who_waits_for_long_goes_before_newer_ones_of_any_priority() -> None:
-    old, new = waiting(1, priority=-3), waiting(2, since=3 * PATIENCE - 1)
-    assert order(Turns(), new, old, step=3 * PATIENCE - 1) == [2, 1]
-    assert order(Turns(), new, old, step=3 * PATIENCE) == [1, 2]
+    old, new = waiting(1, priority=-3), waiting(2, since=3 * AGING_STEPS - 1)
+    assert order(Turns(), new, old, step=3 * AGING_STEPS - 1) == [2, 1]
+    assert order(Turns(), new, old, step=3 * AGING_STEPS) == [1, 2]
 
 
 def test_of_several_callers_the_one_that_was_served_longest_ago_comes_first() -> None:

@@ -13,13 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hybrid import IDS, Made
+from cores import TWO
+from engine.made_adapters import ROOM, random_adapter, room_beside
+from hybrid import CONTEXT, IDS, Made
 from kinds import KINDS
+from loading import load_engine
 from reference import Case
 from torch.nn.attention import SDPBackend
 from torch.profiler import ProfilerActivity, profile
 
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.errors import KtError
 from ktcli.native import Batch
@@ -77,6 +80,7 @@ def test_an_fp8_cache_is_captured(name: str, tmp_path_factory: pytest.TempPathFa
     assert one is not None and one == other
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize("handoff", Handoff)
 @pytest.mark.parametrize("mask", ["none", "some", "all"])
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
@@ -108,6 +112,26 @@ def test_no_operation_of_a_prompt_waits_for_the_device(
     torch.cuda.set_sync_debug_mode("default")
     waits = [each for each in recwarn if "a synchronizing" in str(each.message)]
     assert {Path(each.filename).name for each in waits} == {"steps.py", "streams.py"}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
+def test_adapters_are_captured(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One graph for all of them, each with its own values in the same buffers."""
+    made = Made.convert(name, tmp_path_factory.mktemp("made"), GPU)
+    cpu = load_engine(made.path, context=CONTEXT, threads=TWO, adapters=ROOM)
+    given = [random_adapter(cpu, seed) for seed in (1, 2)]
+    engine = made.engine(made.placed("none", adapters=room_beside(cpu, *given)), exact=False)
+    assert not [each for each in engine.warnings if "anew" in each or "plain torch" in each]
+    assert engine.adapters is not None
+    captured = LOG.read_text().count("GRAPH")
+    for adapter in (None, *(engine.adapters.attach(each) for each in given), None):
+        session = engine.session()
+        session.sequence.adopt(IDS[:1], adapter=adapter)
+        session.feed(IDS[:70])
+        for token in IDS[70:74]:
+            session.feed([token], defer=1)
+        assert session.length == 74
+    assert LOG.read_text().count("GRAPH") == captured
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])

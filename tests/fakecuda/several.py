@@ -14,7 +14,7 @@ from hybrid import IDS, Made
 from kinds import KINDS
 from reference import Case
 
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.native import Batch
 from ktcli.ops.torch import kernels

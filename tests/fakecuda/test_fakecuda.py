@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from itertools import takewhile
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 from fakecuda import libraries
+from ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -62,7 +62,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ],
     ids=["flows", "failures", "gpu", "several"],
 )
-def test_under_the_fake(environment: dict[str, str], devices: int, tests: list[str]) -> None:
+def test_under_the_fake(
+    request: pytest.FixtureRequest, environment: dict[str, str], devices: int, tests: list[str]
+) -> None:
+    part = [f"--turns={request.config.getoption('--turns')}"]
+    if request.config.getoption("--tier"):
+        part.append("--tier=all")
     environment = {**environment, "FAKE_DEVICES": str(devices)}
     command = [
         sys.executable,
@@ -73,6 +78,7 @@ def test_under_the_fake(environment: dict[str, str], devices: int, tests: list[s
         "no:cacheprovider",
         "-p",
         "no_numbers",
+        *part,
         *tests,
     ]
     done = subprocess.run(
@@ -127,6 +133,7 @@ def test_a_refused_capture_is_known_at_the_next_start(
         assert ("after kt doctor --measure" in done.stderr) == known
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     ("setting", "code", "said"),
     [
@@ -196,8 +203,7 @@ def test_a_server_whose_gpu_vanishes(
     environment: dict[str, str], home: Path, options: list[str]
 ) -> None:
     """It continues on the CPU, or ends with the reason where the GPU was asked for."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     path = f"{home / 'bin'}{os.pathsep}{environment['PATH']}"
     given = {**environment, "KT_HOME": str(home), "KT_HEAT": "off", "PATH": path}
     words = ["serve", "kt-mini", "--port", str(port), "--gpu-experts", "1", *options]

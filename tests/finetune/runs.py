@@ -19,6 +19,7 @@ from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import fill_factors
 from ktcli.native import Pool
 from ktcli.samples.sample import Sample, SampleSet
+from ktcli.training.denselayers import TrainingDevice
 from ktcli.training.model import TrainableModel, TrainingOptions
 from ktcli.weights.pack import Pack
 
@@ -46,9 +47,14 @@ def data_of(read: SampleSet, settings: FinetuneSettings) -> TrainingSplit:
 
 
 def opened(
-    pack: Pack, settings: FinetuneSettings, *, threads: int = 1, exact: bool = True
+    pack: Pack,
+    settings: FinetuneSettings,
+    *,
+    threads: int = 1,
+    exact: bool = True,
+    device: TrainingDevice | None = None,
 ) -> TrainableModel:
-    options = TrainingOptions(64, exact=exact, balance=settings.moe_aux_loss_coef)
+    options = TrainingOptions(64, exact=exact, balance=settings.moe_aux_loss_coef, device=device)
     return TrainableModel.open(pack, Pool(threads, spin_us=0), lora_of(settings), options)
 
 

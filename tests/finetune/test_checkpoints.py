@@ -32,6 +32,7 @@ from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, NotFound, UsageE
 from ktcli.finetune import checkpoint
 from ktcli.finetune.checkpoint import MOMENTS, STATE
 from ktcli.finetune.log import LOG, TRAINER_STATE
+from ktcli.training.denselayers import TrainingDevice
 from ktcli.weights import writer
 from ktcli.weights.pack import Pack
 
@@ -41,28 +42,35 @@ FILES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "half", "exact"),
+    ("name", "half", "exact", "device"),
     [
-        ("qwen3", 3, False),
-        pytest.param("qwen3", 10, True, marks=pytest.mark.thorough),
-        pytest.param("deepseek-v3", 10, False, marks=pytest.mark.thorough),
-        pytest.param("kt-mini", 10, False, marks=pytest.mark.thorough),
+        ("qwen3", 3, False, None),
+        ("qwen3", 2, False, TrainingDevice(torch.device("cpu"), 1)),
+        pytest.param("qwen3", 10, True, None, marks=pytest.mark.thorough),
+        pytest.param("deepseek-v3", 10, False, None, marks=pytest.mark.thorough),
+        pytest.param("kt-mini", 10, False, None, marks=pytest.mark.thorough),
     ],
 )
 def test_ten_steps_and_ten_are_twenty(
-    name: str, half: int, exact: bool, pack_of: Callable[..., Pack], tmp_path: Path
+    name: str,
+    half: int,
+    exact: bool,
+    device: TrainingDevice | None,
+    pack_of: Callable[..., Pack],
+    tmp_path: Path,
 ) -> None:
-    """Bit for bit: factors, moments and losses; the second half with other numbers of threads."""
+    """Bit for bit: factors, moments and losses; the second half with other numbers of threads. Also with torch on the
+    CPU in a GPU's place."""
     pack, settings = pack_of(name), with_steps(SHORT, 2 * half, weight_decay=0.01, lora_dropout=0.1)
-    whole, seen = opened(pack, settings, exact=exact), Seen()
+    whole, seen = opened(pack, settings, exact=exact, device=device), Seen()
     begun(whole, settings, tmp_path / "whole").train(seen)
-    first = opened(pack, settings, exact=exact)
+    first = opened(pack, settings, exact=exact, device=device)
     before = Seen()
     stopped = begun(first, settings, tmp_path / "parts").train(
         before, lambda: len(before.reports) == half
     )
     assert (stopped.step, stopped.complete) == (half, False)
-    second, after = opened(pack, settings, threads=3, exact=exact), Seen()
+    second, after = opened(pack, settings, threads=3, exact=exact, device=device), Seen()
     run = resumed(second, settings, tmp_path / "parts", stopped.checkpoint)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

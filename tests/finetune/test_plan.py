@@ -16,6 +16,7 @@ from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.finetune.memory import layer_elements, program_elements
 from ktcli.finetune.plan import PlannedModel, evaluations, plan_run
 from ktcli.finetune.settings import FinetuneSettings
+from ktcli.hardware.machine import Gpu
 from ktcli.models import build
 from ktcli.planner.cost import Rates
 from ktcli.planner.spec import weight_bytes
@@ -88,6 +89,7 @@ def test_steps_and_tokens_are_those_of_the_data() -> None:
         ({"gradient_accumulation_steps": 4}, True),
         ({"kt_cpu_activation": "retain"}, False),
         ({"lora_dropout": 0.1}, False),
+        ({"optim": "adamw_bf16"}, True),
     ],
 )
 def test_memory_follows_the_settings(changed: dict[str, object], fewer: bool) -> None:
@@ -107,7 +109,7 @@ def test_a_plan_that_does_not_fit_says_what_would() -> None:
         plan.require()
     hint = found.value.hint
     assert "lora_rank=4" in hint and "lora_target=q_proj" in hint and "cutoff_len=1024" in hint
-    assert "4 documents per step" in hint
+    assert "4 documents per step" in hint and "optim=adamw_bf16" in hint
     assert plan_run(
         replace(model, available_bytes=need - 1), replace(settings, lora_rank=4), None
     ).fits
@@ -179,3 +181,28 @@ def test_memory_of_a_layer_is_that_of_its_products() -> None:
     assert layer_elements(model) == 4096 + 512 + 512 + 2048 + 128
     slot = 2 * 2 * 768 + 2 * 768 + 2048
     assert program_elements(model) == 4096 + (4096 + 512 + 512) + 2048 + 8 * slot
+
+
+def test_a_gpu_has_as_many_layers_as_fit_and_the_others_come_to_it() -> None:
+    """What it has is not in main memory; with less than a layer's buffers it is refused, with what would fit."""
+    settings, model = FinetuneSettings(cutoff_len=512), about("deepseek-v3")
+    alone = plan_run(model, settings, None)
+    gpu = Gpu(1, "Test", 24 * GIB, 23 * GIB)
+    plan = plan_run(replace(model, gpu=gpu), settings, None)
+    share = plan.gpu
+    assert share is not None and share.fits and 0 < share.resident < share.layers
+    more = plan_run(replace(model, gpu=replace(gpu, free_bytes=90 * GIB)), settings, None)
+    assert more.gpu is not None and more.gpu.resident == more.gpu.layers == 61
+    assert more.need_bytes < plan.need_bytes < alone.need_bytes
+    sizes = {each.name: each.size_bytes for each in more.gpu.memory}
+    weights = [next(e.size_bytes for e in p.memory if e.name == "weights") for p in (alone, more)]
+    assert weights[1] + sizes["dense weights"] == pytest.approx(
+        weights[0], rel=1e-6
+    )  # in whole cache lines
+    assert sizes["layers that are copied"] == 0
+    assert "the weights of 61 of 61 layers stay there" in plan_words(more)
+    assert "fine-tuning has not run on a GPU yet" in plan_words(more)
+    small = plan_run(replace(model, gpu=replace(gpu, free_bytes=4 * GIB)), settings, None)
+    with pytest.raises(NotEnoughMemory, match=r"fine-tuning deepseek-v3 on Test \(cuda:1\) needs"):
+        small.require()
+    assert "--device cpu" in small.advice

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from ktcli.assembly.ready import Ready
-from ktcli.assembly.ways import EvalRequest, Way
+from ktcli.assembly.variants import EvalRequest, Variant
 from ktcli.judging.heldout import HeldOutData, held_out_loss, measure_with_text, window_of
 from ktcli.measure.evaluate import Scores
 from ktcli.models import build
 from ktcli.samples.sample import Sample, SampleSet
 from ktcli.weights.pack import Pack
 
-WAYS = cast("list[Way]", ["first", "second"])  # whoever is measured is not looked at
+WAYS = cast("list[Variant]", ["first", "second"])  # whoever is measured is not looked at
 
 
 def data_of(*samples: Sample) -> HeldOutData:
@@ -80,10 +80,12 @@ def test_against_transformers_cross_entropy(
     case = case_named("qwen3")
     checkpoint = checkpoint_of(case)
     pack = Pack.open(convert_checkpoint(checkpoint, tmp_path / "pack", experts="f32", dense="f32"))
-    way = Way(Ready("random", tmp_path / "pack"), pack.recipe, build(pack.config), cache="f32")
-    samples = random_samples(20, way.model.spec.vocab)
-    asked = EvalRequest(16, 16, 1, (0,), ("f32",))
-    found, text = measure_with_text([way], data_of(*samples), [], asked, (1, None))
+    variant = Variant(
+        Ready("random", tmp_path / "pack"), pack.recipe, build(pack.config), cache="f32"
+    )
+    samples = random_samples(20, variant.model.spec.vocab)
+    asked = EvalRequest(16, 16, 1, (0,), ("f32",), threads=1)
+    found, text = measure_with_text([variant], data_of(*samples), [], asked)
     assert found.complete and len(found.where) == 10 and len(text[0].nll) == 0
 
     model = reference_model(case, checkpoint)

@@ -7,18 +7,19 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
+from commands.test_convert import stopped_at
 from convert import convert_checkpoint
 from imatrices import write_imatrix
 from numpy.typing import NDArray
@@ -26,16 +27,19 @@ from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
 from ktcli.main import main
 from ktcli.measure import calibrate as under_test
+from ktcli.measure.calibration_time import ConversionTime
 from ktcli.measure.stage_files import StageFiles
 from ktcli.models import build
 from ktcli.models.model import DecoderModel
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.resources import data_path
+from ktcli.text.dialogues import read_rendered
 from ktcli.weights.gguf.imatrix import read_imatrix
 from ktcli.weights.importance import MOST_STEPS, Importance, measured, numbers_of, steps_of
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import open_checkpoint
+from ktcli.weights.writer import FileWriter
 
 NAMES = {  # in a file of llama.cpp, by the tensor of a layer
     "attn.qkv": ("attn_q", "attn_k", "attn_v"),
@@ -72,13 +76,18 @@ def calibrate(
     ids: Sequence[int],
     begin: int | None = None,
     threads: int = 1,
-    progress: under_test.Progress = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     folder: Path | None = None,
 ) -> Importance:
     files = StageFiles(folder) if folder else None
     with closing(open_checkpoint(source)) as checkpoint:
         model = build(checkpoint.config)
-        return under_test.calibrate(checkpoint, model, Pool(threads), ids, begin, progress, files)
+        found = under_test.CalibrationRun(checkpoint, model, Pool(threads), ids, begin, files)
+        progress(found.done, found.total)
+        while found.done < found.total:
+            found.run_next()
+            progress(found.done, found.total)
+        return found.importance()
 
 
 def test_the_first_products_inputs_are_the_normed_embeddings(source: Path) -> None:
@@ -217,7 +226,7 @@ def test_a_calibrated_conversion(
 ) -> None:
     """The model is run once; then its importance is there, and gives the same bytes."""
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("ktcli.assembly.calibration.TOKENS", 256)
+    monkeypatch.setattr("ktcli.assembly.calibration_text.TOKENS", 256)
     (tmp_path / "text").write_text(TEXT)
     source = str(data_path("profiles", "kt-mini"))
 
@@ -227,7 +236,9 @@ def test_a_calibrated_conversion(
 
     text = ("--calibrate", str(tmp_path / "text"))
     assert convert("no", "--experts", "int4-calibrated")[0] == 2  # nothing is known yet
-    assert convert("one", *text) == (0, "")
+    code, said = convert("one", *text)
+    told = r"Calibrating kt-mini by .*/text: about [0-9.]+ s, and [0-9.]+ s for the conversion\n"
+    assert code == 0 and re.fullmatch(told, said)
     manifest = (tmp_path / "one" / "kt.json").read_bytes()
     document = json.loads(manifest)
     (kept,) = (tmp_path / "home" / "importance").iterdir()
@@ -238,7 +249,7 @@ def test_a_calibrated_conversion(
         document["calibration"],
     )
     assert not list((tmp_path / "home").glob("calibrate-*"))
-    monkeypatch.setattr(under_test, "calibrate", None)
+    monkeypatch.setattr(under_test.CalibrationRun, "run_next", None)
     assert convert("two", *text) == (0, "")
     assert convert("three", "--experts", "int4-calibrated")[0] == 0
     for name in ("two", "three"):
@@ -246,6 +257,95 @@ def test_a_calibrated_conversion(
     kept.unlink()
     assert convert("one", *text) == (0, "")  # nothing is left to be written
     assert not (tmp_path / "no").exists() and not list(kept.parent.iterdir())
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_auto_goes_on_with_what_was_begun(
+    lost: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the built-in text, with the same bytes; where the sums are lost, files are made again."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ktcli.assembly.calibration_text.TOKENS", 512)
+    line = ["convert", str(data_path("profiles", "kt-mini")), "--quiet", "--out"]
+    assert main([*line, str(tmp_path / "whole"), "--calibrate", "built-in"]) == 0
+    shutil.rmtree(tmp_path / "home")
+    line.append(str(tmp_path / "begun"))
+    with stopped_at(2):
+        assert main([*line, "--calibrate", "built-in"]) == 130
+    for path in (tmp_path / "home").glob("calibrate-*/*") if lost else ():
+        path.unlink()
+    capsys.readouterr()
+    assert main([*line, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept_files"] == (0 if lost else 2)
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "begun" / path.name).read_bytes() == path.read_bytes()
+    assert not list((tmp_path / "home").glob("calibrate-*"))
+
+
+def test_a_disk_that_fills_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of a conversion that is being calibrated; the next run gives the same bytes."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ktcli.assembly.calibration_text.TOKENS", 512)
+    line = ["convert", str(data_path("profiles", "kt-mini")), "--calibrate", "built-in", "--out"]
+    real = FileWriter.write
+
+    def write(self: FileWriter, data: Any) -> None:
+        if len(list((tmp_path / "full").glob("*.safetensors"))) == 2:
+            full()
+        real(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileWriter, "write", write)
+        assert main([*line, str(tmp_path / "full")]) not in (0, 1)
+    assert "free some space" in capsys.readouterr().err
+    kept = {path.name for path in (tmp_path / "full").glob("*.safetensors")}
+    assert len(kept) == 2 and not (tmp_path / "full" / "kt.json").exists()
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+    assert main([*line, str(tmp_path / "full")]) == 0
+    shutil.rmtree(tmp_path / "home")
+    assert main([*line, str(tmp_path / "whole")]) == 0
+    for path in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "full" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_auto_does_not_know_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    (tmp_path / "text").write_text(TEXT)
+    line = ["convert", str(data_path("profiles", "kt-mini")), "--out", str(tmp_path / "pack")]
+    with stopped_at(1):
+        assert main([*line, "--calibrate", str(tmp_path / "text")]) == 130
+    capsys.readouterr()
+    assert main(line) == 2
+    assert "was begun with a calibration by a text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_auto_calibrates_where_that_is_short(
+    short: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it says the command; and what was converted without stays without."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("ktcli.assembly.calibration_text.TOKENS", 256)
+    model = shutil.copytree(data_path("profiles", "kt-mini"), tmp_path / "model")
+    monkeypatch.setattr(
+        "ktcli.assembly.calibration.estimate", lambda *_: ConversionTime(7, 13 if short else 15)
+    )
+    line = ["convert", str(model), "--json"]
+    assert main(line) == 0
+    words = json.loads(capsys.readouterr().out)
+    assert words["experts"] == ("int4-calibrated" if short else "int4")
+    assert (" (built-in), up to 256 tokens" in (words["calibration"] or "")) is short
+    assert (words["calibrate"] is None) is short
+    monkeypatch.setattr(
+        "ktcli.assembly.calibration.estimate", lambda *_: ConversionTime(7, 15 if short else 13)
+    )
+    assert main(line) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["already_complete"] and again["path"] == words["path"]
 
 
 @pytest.mark.thorough
@@ -311,7 +411,7 @@ def test_the_built_in_text(
 ) -> None:
     """Is small, is not what kt eval reads, and has a word of --calibrate."""
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("ktcli.assembly.calibration.TOKENS", 256)
+    monkeypatch.setattr("ktcli.assembly.calibration_text.TOKENS", 256)
     path, other = (data_path("profiles", "text", f"{n}.txt") for n in ("calibration", "python"))
     assert path.stat().st_size <= 256 << 10
     lines = {line.strip() for line in path.read_text().splitlines() if len(line.strip()) > 30}
@@ -319,7 +419,8 @@ def test_the_built_in_text(
     arguments = ["--out", str(tmp_path / "pack"), "--calibrate", "built-in"]
     assert main(["convert", str(data_path("profiles", "kt-mini")), *arguments]) == 0
     identity = json.loads((tmp_path / "pack" / "kt.json").read_text())["calibration"]
-    assert identity.startswith(f"the text with SHA-256 {sha256(path.read_bytes()).hexdigest()}, ")
+    read = read_rendered(data_path("profiles", "kt-mini"), path.read_text(), 256)
+    assert identity.startswith(f"the text with SHA-256 {read.sha256} (built-in), up to 256 tokens,")
 
 
 def test_a_text_from_a_pipe(

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.placement import Placement
 from ktcli.measure.baselines import OnCpu, engine_under
 from ktcli.measure.bench import Ceilings, Job, Phase, run, traced
@@ -108,9 +108,9 @@ def test_both_engines_are_measured_alike() -> None:
     """The same job gives the same demand, and every choice of the measured runs is counted."""
     made, job = engine(), Job(Phase.DECODE, 3, 10)
     alone = on_cpu()
-    yardstick = replace(Ceilings.of(POOL), seconds=0.001)
-    device = DeviceCeilings(yardstick, measure_rates(HERE), made.placement)
-    found = [run(alone, job, yardstick, pairs=2), run(made, job, device, pairs=2)]
+    roofline = replace(Ceilings.of(POOL), seconds=0.001)
+    device = DeviceCeilings(roofline, measure_rates(HERE), made.placement)
+    found = [run(alone, job, roofline, pairs=2), run(made, job, device, pairs=2)]
     assert found[0].demand == found[1].demand
     for result in found:
         assert (result.chosen.sum(axis=1) == 2 * job.n_tokens * 4).all()

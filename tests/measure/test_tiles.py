@@ -191,7 +191,7 @@ def test_what_cannot_be_measured_is_left_to_the_library(
     "change",
     [
         {"int4": 1}, {"int4": 0}, {"int4": -3}, {"int8": 1 << 40}, {"bf16": 2.5}, {"bf16": "4"},
-        {"bf16": True}, {"int4": None}, {"date": 7}, {"int8": []},
+        {"bf16": True}, {"int4": None}, {"date": 7}, {"int8": []}, {"kernels": 1}, {"kernels": None},
     ],
     ids=str,
 )  # fmt: skip

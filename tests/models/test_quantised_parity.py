@@ -30,6 +30,7 @@ PAIRS = [
     ("int4-row-had", "int4-row-had"),
     ("nl4", "nl4-g32"),
     ("nl4-g32", "nl4"),
+    ("nl4-s8", "int6"),
     ("mxfp4", "mxfp4"),
     ("int4-g128", "int4-g32"),
     ("int4-g32-f32", "int4-g128-f32"),
@@ -43,7 +44,9 @@ Kind = tuple[Case, tuple[str, str]]
 AMPLIFIED = {("glm-5.3", "nl4"), ("qwen3-next", "f32")}
 # With the first draw of ids a router changes its mind early, and 0.17 of the spread moves; with the next three
 # 0.10 to 0.11.
-FIRST_DRAW = {"deepseek-v3-mxfp4": 3, "nemotron-3-nano-nl4-g32": 3}
+# Ling 3 amplifies what f32 rounds at single positions: 1.1e-4 with the first draw, 0.4 to 0.8e-4 with the next five,
+# and so with int4, where the sixth gives 1.3e-4; at the median position 0.1e-4 in all of them.
+FIRST_DRAW = {"deepseek-v3-mxfp4": 3, "nemotron-3-nano-nl4-g32": 3, "ling-3-nl4-s8": 3}
 # Gemma's head is its embedding, which formats leave alone; Ling 1.5 and 2 have a judge under other names.
 UNLIKE = {"gemma3_text", "gemma4_text", "bailing_moe", "bailing_moe_v2"}
 THIRD = (
@@ -104,6 +107,7 @@ def decided_ids(case: Case, checkpoint: Path, first: int) -> tuple[list[int], Ju
 
 @pytest.mark.in_turn("converted")
 @pytest.mark.each_once
+@pytest.mark.rotates(4, "converted")
 @_each(KINDS)
 def test_exact_equals_the_oracles_weights(converted: Converted) -> None:
     pack, ids, judged = converted
@@ -112,6 +116,7 @@ def test_exact_equals_the_oracles_weights(converted: Converted) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(4, "converted")
 @_each(SAME_BITS)
 def test_rows_and_threads_agree(request: pytest.FixtureRequest, converted: Converted) -> None:
     """Integer formats give the same bits in every row and with every thread count.

@@ -10,9 +10,12 @@ import gc
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import state_of
+from waits import until
 
 from ktcli.errors import KtError, NativeError
 from ktcli.native import (
@@ -23,6 +26,7 @@ from ktcli.native import (
     Pool,
     Program,
     Run,
+    Update,
     View,
     Weight,
     packed_bytes,
@@ -63,9 +67,10 @@ class Layers:
         ids[:] = [rng.permutation(EXPERTS)[:TOP_K] for _ in range(TOKENS)]
         gate[:] = rng.random((TOKENS, TOP_K))
 
-    def alone(self, seed: int, defer: int) -> np.ndarray:
+    def alone(self, seed: int, defer: int, adapter: int = 0) -> np.ndarray:
         """[L, T, H]: the parts one by one, each token with the same depth."""
-        run = Run(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
+        none = np.zeros(1, np.int32)
+        run = Run(np.zeros(TOKENS, np.int32), 0, none, TOKENS, defer=defer, adapter=adapter)
         outs = []
         for layer in range(LAYERS):
             self.write(layer, seed)
@@ -81,6 +86,7 @@ def layers() -> Layers:
     pool = Pool(2, spin_us=10)
     gate_up, down = weights(pool, 2 * WIDTH, HIDDEN, 1), weights(pool, HIDDEN, WIDTH, 2)
     p = Program(pool, max_tokens=TOKENS, max_outputs=1, exact=True)
+    p.take_adapters(2, 4)
     x, late_out = ([p.buffer(HIDDEN) for _ in range(2)] for _ in range(2))
     given = [p.given(EXPERTS, TOP_K) for _ in range(2)]
     made = Layers(p, x, late_out, p.buffer(HIDDEN), given, [], [], np.zeros(EXPERTS, np.uint8))
@@ -134,6 +140,36 @@ def test_stream_gives_what_the_parts_give(layers: Layers, by_flags: bool) -> Non
         assert [(span.layer, span.deferred) for span in spans] == ran
         times = [ns for span in spans for ns in (span.start_ns, span.end_ns)]
         assert times == sorted(times) and times[-1] <= time.monotonic_ns()
+
+
+def test_steps_have_the_adapter_that_is_used(layers: Layers) -> None:
+    """Of each product of experts, those of deferred ones too; an offload begins without one."""
+    draw, program = np.random.default_rng(6), layers.program
+    for number in (1, 2):
+        for operation, label in enumerate(program.labels):
+            for part, (k, panels) in enumerate(((HIDDEN, 2), (WIDTH, 2))):
+                if label == "experts":
+                    a, b = draw.random((EXPERTS, 3, k)), draw.random((EXPERTS, panels, 3, 16))
+                    update = Update(3, 0, 1, 0.1, *(each.astype(np.float32) for each in (a, b)))
+                    program.adapt(number, operation, part, (update,))
+    offload = Offload(program, layers.now, layers.late)
+    plain = layers.alone(1, 2)
+    for number in (None, 1, 0, 2, 1):
+        if number is not None:
+            offload.use_adapter(number)
+        want = layers.alone(1, 2, number or 0)
+        assert number in (None, 0) or np.abs(want - plain).max() > 0.1
+        offload.begin(TOKENS, np.full(TOKENS, 2, np.int32))
+        np.testing.assert_array_equal(run_stream(layers, offload, 1), want)
+        offload.result()
+    for number in (-1, 3):
+        with pytest.raises(KtError, match=rf"adapter is {number}, outside 0\.\.2"):
+            offload.use_adapter(number)
+        offload.begin(TOKENS)
+        offload.result()
+    offload.begin(TOKENS)
+    np.testing.assert_array_equal(run_stream(layers, offload, 1), layers.alone(1, 0, 1))
+    offload.result()
 
 
 def test_elsewhere_is_read_at_each_run(layers: Layers) -> None:
@@ -195,14 +231,21 @@ def test_a_hang_ends(layers: Layers) -> None:
         offload.result()
 
 
+def _sleeps(thread: int | None) -> bool:
+    """Whether a thread sleeps, and did not just wait for Python's lock, which is free meanwhile."""
+    time.sleep(0.001)
+    return state_of(Path(f"/proc/self/task/{thread}")) == "S"
+
+
 def test_freed_while_the_stream_waits(layers: Layers) -> None:
     offload = Offload(layers.program, layers.now, layers.late)
     offload.begin(1)
     stream = threading.Thread(target=HostFunction(offload.wait), args=[offload.ticket(1)])
     stream.start()
-    time.sleep(0.01)
+    looks = [stream.native_id] * 9
+    until(lambda: all(map(_sleeps, looks)))  # in `wait`, which no thread may enter any more then
     offload.close()
-    stream.join(10)
+    stream.join(60)
     assert not stream.is_alive()
 
 

@@ -143,6 +143,7 @@ def test_same_bits(fmt: Format, isa: str) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("fmt", INTEGER, ids=lambda fmt: fmt.name)
 def test_same_bits_of_the_portable_row_everywhere(fmt: Format) -> None:
     check_bits(fmt, "portable", every=1)

@@ -22,7 +22,7 @@ HEADER = Path(__file__).parents[2] / "native" / "include" / "kt_operations.h"
 PROTOTYPE = re.compile(r"KT_API \w+ kt_program_(\w+)\(kt_program \*program,?([^;]*)\);")
 VIEW = re.compile(r"kt_view (\w+)")
 # Parts of a program that compute nothing.
-PLUMBING = {"given", "input", "part", "routing", "chosen", "choice", "keep_hidden"}
+PLUMBING = {"given", "input", "part", "row", "routing", "chosen", "choice", "keep_hidden"}
 
 # What C calls the fields of a kind that bear another name there, and of which type the others are.
 NAMES = {

@@ -162,9 +162,9 @@ def test_same_question_same_answer():
 
 
 @pytest.mark.each_once
-@pytest.mark.parametrize("wish", [None, "uniform", "front"])
+@pytest.mark.parametrize("choice", [None, "uniform", "front"])
 @pytest.mark.parametrize("name", [QWEN, "deepseek-v3", "gpt-oss-20b"])
-def test_more_vram_never_fewer_experts(name: str, wish: str | None):
+def test_more_vram_never_fewer_experts(name: str, choice: str | None):
     """Fine steps around where shares for long prompts begin and end."""
     stack = stack_of(model(name), Recipe())
     sizes = DeviceSizes.of(model(name).spec, stack)
@@ -176,7 +176,7 @@ def test_more_vram_never_fewer_experts(name: str, wish: str | None):
             budget = share_out(sizes, gpu, 8192, streams=streams)
             counts.append(budget.experts_bytes if budget.fits else -1)
         assert counts == sorted(counts)
-    asked = [place(model(name), with_vram(gib), Request(device="cuda", context=4096, gpu_experts=wish))
+    asked = [place(model(name), with_vram(gib), Request(device="cuda", context=4096, gpu_experts=choice))
              for gib in (22, 24, 48)]  # fmt: skip
     counts = [sum(used(made).n_experts) for made in asked]
     assert counts == sorted(counts)

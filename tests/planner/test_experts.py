@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from ktcli.errors import UsageError
 from ktcli.planner.experts import (
+    CHOICES,
     FRONT,
     HOT,
     UNIFORM,
-    WISHES,
     Room,
     choose,
     hits,
@@ -30,15 +30,15 @@ def bytes_of(mask: np.ndarray, room: Room) -> int:
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=6),
     experts=st.integers(1, 12),
     budget=st.integers(-5, 4000),
-    wish=st.sampled_from([None, *WISHES, 0, 1]),
+    choice=st.sampled_from([None, *CHOICES, 0, 1]),
     seed=st.integers(0, 9),
 )
-def test_never_beyond_the_budget_and_never_fewer_with_more(sizes, experts, budget, wish, seed):
+def test_never_beyond_the_budget_and_never_fewer_with_more(sizes, experts, budget, choice, seed):
     heat = np.random.default_rng(seed).integers(0, 9, (len(sizes), experts))
     counts = []
     for more in (budget, budget + 7, budget + 100):
         room = Room(tuple(sizes), experts, more)
-        mask = choose(wish, heat, room).mask
+        mask = choose(choice, heat, room).mask
         assert bytes_of(mask, room) <= max(0, more)
         counts.append(int(mask.sum()))
     if (
@@ -105,7 +105,7 @@ def test_by_itself_all_that_fits_then_the_hottest_then_uniform():
 
 
 @pytest.mark.parametrize(
-    ("wish", "heat", "words"),
+    ("choice", "heat", "words"),
     [
         ("warm", None, "not a valid choice of GPU experts"),
         (HOT, None, "no heat map yet"),
@@ -115,9 +115,9 @@ def test_by_itself_all_that_fits_then_the_hottest_then_uniform():
         (None, HEAT[1:], "heat map has 5 x 16 experts"),
     ],
 )
-def test_what_is_of_another_model_is_refused(wish, heat, words):
+def test_what_is_of_another_model_is_refused(choice, heat, words):
     with pytest.raises(UsageError, match=words):
-        choose(wish, heat, ROOM)
+        choose(choice, heat, ROOM)
 
 
 def test_hits_of_a_mask():

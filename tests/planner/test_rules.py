@@ -19,9 +19,11 @@ from shapes import shape
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.profile import read_machine
 from ktcli.models.model import Model
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
 from ktcli.planner.constraints import constraints_of
 from ktcli.planner.host import Host, host_of
+from ktcli.planner.partnames import PartNames
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.planner.planrules import rules_of
@@ -90,7 +92,6 @@ def test_globs_match_as_regular_expressions_do():
         (text(("x", "cuda")), "'cuda' is not a place"),
         (text(("x", "int5"), key="format"), "'int5' is not a number format"),
         (text(("*", "sse"), key="kernel"), "'sse' is not a row of kernels"),
-        (text(("layers", "avx2"), key="kernel"), "all parts of a model use one row of kernels"),
         (text(*[("x", "cpu")] * 5000), "has 5,000 rules, and kt reads up to 2,048"),
     ],
 )  # fmt: skip
@@ -114,7 +115,9 @@ def test_what_is_not_a_rule_is_refused_in_a_sentence(toml: str, words: str):
          "layers.3.experts on cuda:1: layers.3.router is on cuda:0", "the GPU that has the layer"),
         ([("layers.3.attention", "cuda:0"), ("layers.3.router", "cuda:1")], "together", "one GPU"),
         ([("layers.3.attention", "cpu"), ("layers.4.experts", "cuda:0")],
-         "beside a GPU, only routed experts and the embedding", ""),
+         "attention is computed where the layer's cache is", '"layers.N.experts" can be on cpu beside a GPU'),
+        ([("layers.3.router", "cpu"), ("layers.4.experts", "cuda:0")], "the experts of a token are chosen on", "*"),
+        ([("output_head", "cpu"), ("layers.4.experts", "cuda:0")], "logits are made on the GPU", "*"),
         ([("layers.0-3", "cuda:0"), ("layers.5", "cuda:1"), ("layers.8", "cuda:0")],
          "layers 3 and 8 on cuda:0, but layer 5 between them", "consecutive"),
         ([("layers.3.experts.0-9", "node:0")], "must be on the same node", ""),
@@ -182,6 +185,44 @@ def test_as_many_rules_as_a_file_can_have():
     assert (found.experts == 0).all()
 
 
+# --- rows of kernels ----------------------------------------------------------------------------------
+
+
+def test_rows_of_kernels_are_those_of_single_parts():
+    """Beside that of the whole model; the first rule wins."""
+    rules = parse_rules(
+        text(("layers.3.attention", "avx2"), ("layers.4.experts", "portable"), ("*", "avx512"), ("embedding", "avx2"),
+             key="kernel")
+    )  # fmt: skip
+    made = place(shape("qwen3-30b-a3b"), host("xeon-2x32-512gb"), Request(rules=rules))
+    assert rules.kernel == "avx512"
+    assert made.rows == {(3, ModelPart.ATTENTION): "avx2", (4, ModelPart.EXPERTS): "portable"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ([("layers.3.attention", "avx2")], "but layers.3.attention is on a GPU in this plan"),
+        ([("layers.3.experts.0-4", "avx2")], "the experts of a layer use one row of kernels"),
+        ([("layers.3.atention", "avx2")], "matches no part"),
+    ],
+)
+def test_rows_of_kernels_that_cannot_be_are_refused(rules: list[tuple[str, str]], words: str):
+    with pytest.raises(UsageError, match=re.escape(words)):
+        place(
+            shape("qwen3-30b-a3b"), host("workstation-2x4090"),
+            Request(rules=parse_rules(text(*rules, key="kernel")), device="cuda"),
+        )  # fmt: skip
+
+
+def test_a_row_of_kernels_that_the_cpu_lacks_is_refused():
+    rules = parse_rules(text(("layers.3.attention", "amx"), key="kernel"))
+    with pytest.raises(UsageError, match="the row amx, which this CPU does not run") as caught:
+        rules.require_rows(("avx2", "portable"))
+    assert caught.value.hint == "rows that it runs: avx2, portable"
+    rules.require_rows(())
+
+
 # --- random files -----------------------------------------------------------------------------------
 
 
@@ -220,6 +261,9 @@ def random_rules(draw: random.Random, model: Model, machine: Host) -> list[tuple
         if not ids and nodes:
             places += [f"node:{n}" for n in nodes]
         found.append((f"layers.{a}-{b}.experts{ids}", draw.choice(places)))
+    words = [w for w in ("shared_experts", "dense_mlp") if w in PartNames.of(model).layered]
+    if words and draw.random() < 0.4:
+        found.append((f"layers.{draw.choice(['*', '0-9'])}.{draw.choice(words)}", "cpu"))
     if gpus and draw.random() < 0.7:
         order = draw.sample(gpus, draw.randint(1, min(3, len(gpus))))
         ends = sorted(draw.sample(range(1, layers), len(order) - 1))
@@ -263,6 +307,14 @@ def require_bytes(model: Model, made: Plan, rules: list[tuple[str, str]]) -> Non
                    for n, team in zip(shares, made.host.teams, strict=True)]  # fmt: skip
         elif device is not None and tensor.role is not Role.TABLE:
             gpu = device.segments[-1].gpu.index if tensor.layer is None else gpu_of[tensor.layer]
+            is_mlp = tensor.part in (ModelPart.SHARED, ModelPart.DENSE_MLP)
+            word = tensor.part.value.lower().replace(" ", "_")
+            if is_mlp and judged.place(f"layers.{tensor.layer}.{word}") == "cpu":
+                assert (tensor.layer, tensor.part) in device.apart
+                pieces = slices_of(tensor, recipe, own) if shares else ()
+                weights["memory"] += sum(each.size_bytes for each in pieces) or size
+                continue
+            assert (tensor.layer, tensor.part) not in device.apart
             weights[f"weights {gpu}"] += bytes_on_device(tensor, recipe)
             if not tensor.is_expert_bias or len(resident[tensor.layer]) == model.spec.experts:
                 continue
@@ -285,6 +337,7 @@ def require_bytes(model: Model, made: Plan, rules: list[tuple[str, str]]) -> Non
 
 
 @pytest.mark.each_once
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", MODELS)
 def test_random_rules_are_followed_to_the_byte_or_refused(name: str, machine: str):
@@ -302,10 +355,64 @@ def test_random_rules_are_followed_to_the_byte_or_refused(name: str, machine: st
         require_bytes(model, plan, rules)
 
 
+# --- parts of layers on the CPU -----------------------------------------------------------------------
+
+
+def test_shared_experts_on_the_cpu_beside_experts_on_a_gpu():
+    """As in docs/placement.md: the layers stay on GPUs, what the CPU takes is taken off them, and costs time."""
+    rules = (("layers.3-7.experts", "cuda:0"), ("layers.*.shared_experts", "cpu"))
+    kept = ("layers.*.experts", "cpu")
+    made = planned("deepseek-v3", "server-8xl20-1tb", *rules, kept)
+    without = planned("deepseek-v3", "server-8xl20-1tb", rules[0], kept)
+    model, recipe = shape("deepseek-v3"), Recipe()
+    shared = [t for t in model.tensors if t.part is ModelPart.SHARED]
+    device, other = made.device, without.device
+    assert device is not None and other is not None
+    assert device.apart == {(n, ModelPart.SHARED) for n in range(3, 61)}
+    assert device.n_experts[:5] == (256,) * 5 and sum(device.n_experts) == 5 * 256
+    taken = sum(bytes_on_device(tensor, recipe) for tensor in shared)
+    assert other.need.weights - device.need.weights == taken
+    (line,) = (each for each in made.lines if each.part == "shared experts")
+    assert line.where != "GPU" and "by rule, in 58 layers" in line.reason and line.decode_s > 0
+    assert made.speed.decode < without.speed.decode and made.speed.prefill < without.speed.prefill
+    assert not device.streams and device.depths == ((0, 0),)
+    copy = parse_rules(rules_text(rules_of(made, model), "a plan"))
+    again = place(model, host("server-8xl20-1tb"), Request(rules=copy))
+    assert again.device is not None and again.device.apart == device.apart
+    assert (again.speed, again.need_bytes) == (made.speed, made.need_bytes)
+
+
+def test_some_of_a_parts_layers_on_the_cpu_have_two_lines():
+    made = planned(
+        "deepseek-v3", "server-8xl20-1tb", ("layers.3-31.shared_experts", "cpu"), ("layers.*.kv_cache", "cuda:0")
+    )  # fmt: skip
+    here, there = (
+        next(each for each in made.lines if each.part == "shared experts" and (each.where == "GPU") == on_gpu)
+        for on_gpu in (False, True)
+    )  # fmt: skip
+    assert here.size_bytes == there.size_bytes and 0 < there.decode_s < here.decode_s
+
+
+def test_no_rule_means_the_whole_model_where_only_mlps_are_on_the_cpu():
+    made = planned("deepseek-v2-lite", "workstation-2x4090", ("layers.*.shared_experts", "cpu"))
+    assert made.device is not None and len(made.device.apart) == 26
+    whole = planned("deepseek-v2-lite", "workstation-2x4090", ("layers.*.attention", "cpu"))
+    assert whole.device is None
+
+
+def test_streaming_beside_mlps_of_the_cpu_is_refused():
+    with pytest.raises(UsageError, match="keep the shared experts of layer 3 in main memory"):
+        planned(
+            "deepseek-v3", "server-8xl20-1tb", ("layers.*.shared_experts", "cpu"), ("layers.0", "cuda:0"),
+            prefill_threshold=512,
+        )  # fmt: skip
+
+
 # --- rules that copy a plan -------------------------------------------------------------------------
 
 
 @pytest.mark.each_once
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", MODELS)
 def test_rules_that_copy_a_plan_give_the_same_plan(name: str, machine: str):

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 from published.packages import GEMMA3, SMOLLM2
 
 from ktcli.errors import BadCheckpoint
 from ktcli.main import main
-from ktcli.server.process.listening import tcp_socket
 
 pytestmark = pytest.mark.published
 Capture = pytest.CaptureFixture[str]
@@ -69,8 +69,7 @@ def test_it_is_measured(smollm2: Path, capsys: Capture) -> None:
 @contextmanager
 def served(model: Path) -> Iterator[str]:
     """The address of `kt serve MODEL` in a process of its own."""
-    with tcp_socket("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "ktcli", "serve", str(model), "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         assert process.stderr is not None
@@ -83,7 +82,7 @@ def served(model: Path) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             reader.join()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
 
 
 def post(url: str, **body: Any) -> Any:

@@ -46,14 +46,24 @@ def check(found: list[dict[str, Any]], limits: dict[str, tuple[float, float, flo
         assert measured[0] <= lost and measured[1] <= kl and measured[2] >= same, name
 
 
-def test_formats(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    formats = ",".join(["bf16-bf16", *FORMATS])
-    check(compared(capsys, str(smollm2), "--formats", formats), FORMATS)
+# Of each model some ways to store it, which take about as long as another's, and what they are compared with.
+GATES = {
+    "smollm2 int8 fp8": ("smollm2", "bf16-bf16", [*FORMATS.items()][:3]),
+    "smollm2 4 bits": ("smollm2", "bf16-bf16", [*FORMATS.items()][3:]),
+    "gemma3 bf16": ("gemma3", "f32-f32", [*GEMMA3_FORMATS.items()][:1]),
+    "gemma3 int8": ("gemma3", "f32-f32", [*GEMMA3_FORMATS.items()][1:]),
+}
 
 
-def test_formats_of_gemma3(gemma3: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    formats = ",".join(["f32-f32", *GEMMA3_FORMATS])
-    check(compared(capsys, str(gemma3), "--formats", formats), GEMMA3_FORMATS)
+@pytest.mark.rotates(4)
+@pytest.mark.parametrize("gate", GATES)
+def test_formats(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], gate: str
+) -> None:
+    name, first, limits = GATES[gate]
+    formats = ",".join([first, *dict(limits)])
+    model: Path = request.getfixturevalue(name)
+    check(compared(capsys, str(model), "--formats", formats), dict(limits))
 
 
 def test_caches(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:

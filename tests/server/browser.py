@@ -20,7 +20,7 @@ _FLAGS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
     " --disable-component-update --disable-sync --remote-debugging-pipe"
 ).split()
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 _KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, " ": 32, "Backspace": 8}
 
 
@@ -105,9 +105,9 @@ class Browser:
         return float(next(row["value"] for row in rows if row["name"] == "ThreadTime"))
 
     def until(self, expression: str) -> None:
-        """Waits until an expression is true."""
+        """Waits until an expression, or what its promise becomes, is true."""
         end_s = time.monotonic() + _TIMEOUT_S
-        while not self.value(f"Boolean({expression})"):
+        while not self.value(f"(async () => Boolean(await ({expression})))()"):
             assert time.monotonic() < end_s, f"it does not come about: {expression}"
             time.sleep(0.01)
 
@@ -202,6 +202,6 @@ def browser(profile: Path) -> Iterator[Browser]:
         yield Browser(_Pipe(from_it[0], to_it[1]))
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         for descriptor in (to_it[1], from_it[0]):
             os.close(descriptor)

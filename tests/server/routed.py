@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from ktcli.server.process.listening import tcp_socket
 from ktcli.store import engines
 
 Reply = bytes | tuple[int, bytes] | Callable[[BaseHTTPRequestHandler], None]
@@ -122,12 +121,6 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def free_port() -> int:
-    """A port at which nobody listens."""
-    with tcp_socket("127.0.0.1", 0) as made:
-        return int(made.getsockname()[1])
-
-
 # It does what it is told by the file `behaviour` beside it: "ok", or how it fails. It writes down its command line, as
 # it got it and as others see it.
 FAKE = """
@@ -190,15 +183,15 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_): ...
 if how[0] == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-if how[0] == "later":
-    threading.Timer(float(how[1]), lambda: (say("ERROR", "out of file descriptors"), os._exit(4))).start()
 say("WARN", "SECURITY POSTURE: none")
 say("WARN", "a warning of smg")
 for port in (option("--prometheus-port"), option("--port")):
     server = ThreadingHTTPServer(("127.0.0.1", int(port)), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-while True:
-    time.sleep(1)
+while how[0] != "later" or not (here / "dies").exists():
+    time.sleep(0.02 if how[0] == "later" else 1)
+say("ERROR", "out of file descriptors")
+os._exit(4)
 """
 
 
@@ -215,6 +208,10 @@ class FakeSmg:
     def does(self, how: str) -> None:
         """Lets it behave like this from its next start on."""
         (self.package / "behaviour").write_text(how)
+
+    def dies(self) -> None:
+        """Lets it fail now if it is to fail later, and again at each start."""
+        (self.package / "dies").touch()
 
     @property
     def words(self) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chat.fake_engine import END, TEMPLATE, FakeEngine, write_tokenizer
+from ports import free_port
 from server.sources import ScriptedModel
 
 from ktcli.assembly.listener import SILENT, Listener
@@ -154,7 +155,7 @@ def serving_models(
         yield made
     finally:
         serving.stop()
-        thread.join(20)
+        thread.join(60)
         listening.close()
         assert not thread.is_alive()
     assert not made.errors
@@ -163,8 +164,7 @@ def serving_models(
 @contextmanager
 def served_by_command(*options: str) -> Iterator[str]:
     """The address of `kt serve kt-mini` in a process of its own."""
-    with tcp_socket("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -177,4 +177,4 @@ def served_by_command(*options: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGINT)  # Ctrl-C; other tests end servers by SIGTERM
             reader.join()
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0

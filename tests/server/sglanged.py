@@ -106,14 +106,13 @@ if how[0] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 else:
     signal.signal(signal.SIGTERM, lambda *_: (worker.kill(), os._exit(0)))
-if how[0] == "later":
-    threading.Timer(float(how[1]), lambda: die(how[2])).start()
 server = ThreadingHTTPServer((option("--host"), int(option("--port"))), Handler)
 server.daemon_threads = True
 threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 say("The server is fired up and ready to roll!")
-while True:
-    time.sleep(1)
+while how[0] != "later" or not (here / "dies").exists():
+    time.sleep(0.02 if how[0] == "later" else 1)
+die(how[1])
 """
 
 
@@ -169,6 +168,10 @@ class FakeSglang:
     def does(self, how: str) -> None:
         """Lets it behave like this from its next start on."""
         (self.package / "behaviour").write_text(how)
+
+    def dies(self) -> None:
+        """Lets it fail now if it is to fail later, and again at each start."""
+        (self.package / "dies").touch()
 
     @property
     def server_args(self) -> Path:

@@ -30,7 +30,7 @@ class ScriptedOpened:
         raise NotImplementedError
 
     def close(self) -> None:
-        assert self.source.closing.wait(20)
+        assert self.source.closing.wait(60)
         self.source.log.append(f"close {self.source.name}")
 
     def forget(self) -> None:
@@ -93,7 +93,7 @@ class ScriptedModel:
         return self.goes_on
 
     def read_tokenizer(self) -> Tokenizer:
-        assert self.reading.wait(20)
+        assert self.reading.wait(60)
         return self.backend.texts.tokenizer
 
     def read_text_model(self, tokenizer: Tokenizer) -> TextModel:

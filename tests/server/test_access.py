@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import requests
 from server.running import Running, running, scripted
-from server.test_serving import until
+from waits import until
 
-from ktcli.commands.serve import _rules
+from ktcli.commands.serve.access import access_rules
 from ktcli.errors import UsageError
 from ktcli.server.http.access import LOOPBACK, allowed_host, allowed_origin, host_name, is_loopback
 from ktcli.server.http.keys import ApiKeys
@@ -54,7 +54,7 @@ KEY = {"Authorization": "Bearer secret"}
 
 def asked(server: Running, **headers: str) -> requests.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return requests.post(server.url + CHAT, json=BODY, headers={**KEY, **named}, timeout=9)
+    return requests.post(server.url + CHAT, json=BODY, headers={**KEY, **named}, timeout=60)
 
 
 @pytest.mark.parametrize("origin", [APP, PAGE])
@@ -66,7 +66,7 @@ def test_a_page_that_is_let_in_asks_first_and_reads_the_answer(
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
     }
-    before = requests.options(server.url + CHAT, headers=wanted, timeout=9)  # without a key
+    before = requests.options(server.url + CHAT, headers=wanted, timeout=60)  # without a key
     assert before.status_code == 200 and "POST" in before.headers["Access-Control-Allow-Methods"]
     assert before.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
     answer = asked(server, Origin=origin, Sec_Fetch_Site="cross-site")
@@ -99,34 +99,38 @@ def test_the_id_of_a_client_is_that_of_its_request(server: Running) -> None:
     until(lambda: "abc-123" in [each["request_id"] for each in LOGGED])  # once it was sent
     for other in ("x" * 129, "a b", "caf\u00e9"):
         assert asked(server, X_Request_Id=other).headers["X-Request-Id"] not in ("", other)
-    plain = requests.get(f"{server.url}/v1/models", headers=KEY, timeout=9)
+    plain = requests.get(f"{server.url}/v1/models", headers=KEY, timeout=60)
     until(lambda: plain.headers["X-Request-Id"] == LOGGED[-1]["request_id"])
     made = asked(server)
     assert made.json()["id"].endswith(made.headers["X-Request-Id"])
 
 
 def test_nothing_is_let_in_by_default() -> None:
-    rules = _rules("127.0.0.1", 80, ApiKeys(), (), (), "--host")
+    rules = access_rules("127.0.0.1", 80, ApiKeys(), (), (), "--host")
     assert (rules.hosts, rules.origins) == (LOOPBACK, frozenset())
-    assert _rules("127.0.0.2", 80, ApiKeys(), (), (), "--host").hosts == LOOPBACK
-    assert _rules("0.0.0.0", 80, "k", (), (), "--host").hosts == frozenset()  # the key tells
-    assert _rules("localhost", 80, "k", ["*"], ["*"], "--host").hosts == frozenset()
+    assert access_rules("127.0.0.2", 80, ApiKeys(), (), (), "--host").hosts == LOOPBACK
+    assert access_rules("0.0.0.0", 80, "k", (), (), "--host").hosts == frozenset()  # the key tells
+    assert access_rules("localhost", 80, "k", ["*"], ["*"], "--host").hosts == frozenset()
 
 
 def test_everybody_is_let_in_with_a_key_only() -> None:
     for names, origins in ((["*"], []), ([], ["*"]), ([], ["null"])):
-        assert _rules("127.0.0.1", 80, "key", names, origins, "--host")
+        assert access_rules("127.0.0.1", 80, "key", names, origins, "--host")
         with pytest.raises(UsageError, match="needs an API key"):
-            _rules("127.0.0.1", 80, ApiKeys(), names, origins, "--host")
+            access_rules("127.0.0.1", 80, ApiKeys(), names, origins, "--host")
 
 
 def test_what_is_let_in_is_read_as_browsers_write_it() -> None:
     assert allowed_host("AI.Example.com:8080", has_key=False) == "ai.example.com"
     assert allowed_host("fd00::1", has_key=False) == "fd00::1"
     assert allowed_origin("HTTPS://Chat.example.com/", has_key=False) == "https://chat.example.com"
-    for said in ("https://a/b", "chat.example.com", "https://", "https://a b", ""):
+    assert allowed_origin("https://a:443", has_key=False) == "https://a"  # as browsers write them
+    assert allowed_origin("http://[::1]:80/", has_key=False) == "http://[::1]"
+    assert allowed_origin("https://a:80", has_key=False) == "https://a:80"
+    others = "https://a/b chat.example.com https:// https://*.a NULL https://a: https://a:99999 https://a:x https://[zz]"
+    for said in (*others.split(), "https://a b", "", "https://b\u00fccher.example"):
         with pytest.raises(UsageError, match="is not an origin"):
             allowed_origin(said, has_key=True)
-    for said in ("a/b", "", "a b", "https://a"):
+    for said in ("a/b", "", "a b", "https://a", "*.a", "a:99999", "b\u00fccher.example"):
         with pytest.raises(UsageError, match="is not a host name"):
             allowed_host(said, has_key=True)

@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import requests
 from adapters.fake_adapter import Arrays, linear, write
+from assembly.fake_gpu import give_gpu
 from loading import without_tiles
 from server.running import Running, serving_models
 
@@ -22,7 +25,7 @@ from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening
 from ktcli.engine.scheduler import Limits
-from ktcli.hardware.gpu import CPU
+from ktcli.hardware.gpu import CPU, CUDA
 from ktcli.server.models.catalogue import FRESH_S, LibraryReader
 from ktcli.server.models.source import FOREVER, StoredModel
 from ktcli.store import adapters
@@ -32,6 +35,7 @@ from ktcli.store.preset import Preset
 HIDDEN, VALUES, LAYERS = 128, 128, 5
 QUESTION = "What is a mixture of experts?"
 CONFIG = Path(__file__).parents[2] / "profiles/kt-mini/config.json"
+ROUNDING = 1e-3  # of chances: torch's products round otherwise for other numbers of rows
 NAMES = ("kt-mini", "kt-mini+a1", "kt-mini+a2", "kt-mini+a3")
 
 
@@ -221,3 +225,52 @@ def test_an_adapter_that_is_damaged_stops_nobody(server: Running) -> None:
     finally:
         path.write_bytes(whole)
     assert ask(server, "kt-mini+a6")
+
+
+def test_an_adapter_whose_files_were_changed_is_refused(server: Running) -> None:
+    """Its answers would be found under the name of another."""
+    path = adapters.resolve("a5").path / "adapter_model.safetensors"
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        for n in range(1, 5):  # it may be in memory
+            ask(server, f"kt-mini+a{n}")
+        body = {"model": "kt-mini+a5", "messages": [{"role": "user", "content": "x"}]}
+        answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert "a5 have changed since it was imported" in answer.json()["error"]["message"]
+    finally:
+        path.write_bytes(whole)
+    assert ask(server, "kt-mini+a5")
+
+
+def test_a_server_with_a_gpu_computes_each_adapter_in_a_step_of_its_own(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch on the CPU stands in for the GPU. Others that the library has are loaded if they fit the room."""
+    prepare("kt-mini", Wanted())
+    give_gpu(monkeypatch)
+    how = Opening(Wanted(512, 2, streams=8, device=DeviceWords(CUDA)), 0, False)
+    ready = prepare("kt-mini", how.wanted)
+    roomy = Opening(with_rooms(ready, how.wanted, ["a1", "a2"]), 0, False)
+    wide = {
+        name: np.repeat(values, 2, axis=int("lora_B" in name))
+        for name, values in update(950).items()
+    }
+    import_adapter(write(library / "wide", wide, r=8, target_modules=["o_proj"]), None, "kt-mini")
+    own = StoredModel(ready, "kt-mini", roomy, FOREVER)
+    reads = LibraryReader(own, how, FOREVER, ["a1"])
+    with serving_models([own], limits=Limits(active=8), library=reads) as running:
+        alone = {name: said(ask(running, name))[:3] for name in NAMES}
+        for one, other in combinations(alone.values(), 2):
+            assert (
+                max(abs(a - b) for (_, a), (_, b) in zip(one, other, strict=True)) > 10 * ROUNDING
+            )
+        with ThreadPoolExecutor(8) as clients:
+            both = list(clients.map(lambda name: said(ask(running, name))[:3], NAMES * 2))
+        for name, rows in zip(NAMES * 2, both, strict=True):
+            assert [token for token, _ in rows] == [token for token, _ in alone[name]]
+            chances = [chance for _, chance in alone[name]]
+            assert [chance for _, chance in rows] == pytest.approx(chances, abs=ROUNDING)
+        body = {"model": "kt-mini+wide", "messages": [{"role": "user", "content": QUESTION}]}
+        refused = requests.post(f"{running.url}/v1/chat/completions", json=body, timeout=60)
+        assert refused.status_code >= 400 and "there is room for only 4" in refused.text

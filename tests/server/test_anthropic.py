@@ -69,6 +69,21 @@ def test_an_answer_is_the_same_whole_and_in_pieces(client: Anthropic) -> None:
     assert counted.input_tokens == total == whole.usage.input_tokens
 
 
+def test_a_client_knows_the_id_of_its_request(client: Anthropic) -> None:
+    raw = client.messages.with_raw_response.create(
+        model="claude",
+        max_tokens=5,
+        messages=asked("hello"),
+        extra_headers={"X-Request-Id": "mine"},
+    )
+    assert raw.request_id == "mine"
+    made = client.messages.create(model="claude", max_tokens=5, messages=asked("hello"))
+    assert made._request_id and made.id.endswith(made._request_id)
+    with pytest.raises(BadRequestError) as refused:
+        client.messages.create(model="claude", max_tokens=0, messages=asked("hello"))
+    assert refused.value.request_id
+
+
 def test_thoughts_and_calls_are_blocks(client: Anthropic) -> None:
     given: Any = {
         "model": "claude",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server.running import Running, running, scripted, serving_models
 from server.sources import ScriptedModel
+from waits import until
 
 from ktcli.answers.grammar.form import Form
 from ktcli.assembly.ready import Ready
@@ -168,7 +168,7 @@ def test_a_cancelled_answer_leaves_nothing_behind(tmp_path: Path) -> None:
         assert say(chat, "hi")[3] is Finish.STOP
         asked = {"messages": [{"role": "user", "content": "hi"}]}
         url = f"{server.url}/v1/chat/completions"
-        assert requests.post(url, json=asked, timeout=9).status_code == 200  # others need the room
+        assert requests.post(url, json=asked, timeout=60).status_code == 200  # others need the room
         until(lambda: backend.engine.pools.pages.available == free)
 
 
@@ -199,7 +199,7 @@ def test_a_server_that_dies_in_an_answer_leaves_what_was_said(tmp_path: Path) ->
     chat = Chat(found)
     with unix_socket(path) as listening, pytest.raises(KtError, match="has stopped"):
         pieces = chat.ask("hello")
-        listening.settimeout(9)
+        listening.settimeout(60)
 
         def answer() -> None:
             client = listening.accept()[0]
@@ -234,12 +234,12 @@ def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
         headers = {"Authorization": "Bearer secret"}
         for method, way in (("GET", PATH), ("POST", f"{PATH}/generate")):
             answer = requests.request(
-                method, server.url + way, headers=headers, data=b"{}", timeout=9
+                method, server.url + way, headers=headers, data=b"{}", timeout=60
             )
             assert answer.status_code == 404
         assert (
             PATH
-            not in requests.get(f"{server.url}/openapi.json", headers=headers, timeout=9).json()[
+            not in requests.get(f"{server.url}/openapi.json", headers=headers, timeout=60).json()[
                 "paths"
             ]
         )
@@ -306,14 +306,6 @@ def drop(server: Running, model: ScriptedModel) -> None:
     assert server.serving is not None and server.serving._loop is not None
     server.serving._loop.call_soon_threadsafe(server.residency.drop, model)
     until(lambda: model.name not in server.loaded)
-
-
-def until(what: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if what():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it does not come about")
 
 
 def test_a_model_that_was_let_go_is_loaded_again(

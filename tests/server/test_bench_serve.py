@@ -115,7 +115,7 @@ def test_what_is_found_agrees_with_itself_and_with_the_server(
 
 def _generated(server: Running) -> int:
     said = requests.get(
-        f"{server.url}/metrics", headers={"authorization": "Bearer secret"}, timeout=5
+        f"{server.url}/metrics", headers={"authorization": "Bearer secret"}, timeout=60
     ).text
     return int(float(said.partition("\nkt_generation_tokens_total ")[2].partition("\n")[0] or 0))
 

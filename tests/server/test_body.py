@@ -41,6 +41,14 @@ def values_of(value: Any) -> int:
     return max(1, len(inner)) + sum(map(values_of, inner))
 
 
+def test_a_number_that_none_can_hold_is_refused(server: Running) -> None:
+    body = '{"messages": [], "temperature": 1e999}'
+    error = requests.post(f"{server.url}/v1/chat/completions", data=body, timeout=20).json()[
+        "error"
+    ]
+    assert (error["message"], error["param"]) == ("the request body: Number out of range", None)
+
+
 @given(VALUES, st.integers(0, 100), st.booleans())
 def test_the_depth_of_a_text_is_that_of_its_value(value: Any, more: int, ascii: bool) -> None:
     for _ in range(more):
@@ -79,8 +87,8 @@ def test_what_is_nested_too_deep_is_refused(server: Running, path: str) -> None:
     nested: Any = "x"
     for _ in range(DEPTH_MOST):
         nested = [nested]
-    answer = requests.post(server.url + path, json={"messages": [], "x": nested}, timeout=10)
+    answer = requests.post(server.url + path, json={"messages": [], "x": nested}, timeout=60)
     assert answer.status_code == 400 and f"{DEPTH_MOST + 1} levels deep" in answer.text
     bomb = b'{"messages": ' + b"[" * 5_000_000
-    answer = requests.post(server.url + path, data=bomb, timeout=10)
+    answer = requests.post(server.url + path, data=bomb, timeout=60)
     assert answer.status_code == 400 and "5000001 levels deep" in answer.text

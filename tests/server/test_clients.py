@@ -48,6 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         yield found
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("program", sorted(each.name for each in PROGRAMS.glob("uses_*")))
 def test_a_client_library_works(server: Watched, program: str) -> None:
     try:

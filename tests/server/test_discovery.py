@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,6 +112,15 @@ def test_a_slow_answer_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
         assert discovery.status_of(asked) is None
 
 
+LISTENS = """
+import os, signal, socket, sys
+os.setuid(12345)
+socket.socket(fileno=int(sys.argv[1])).listen()  # says anew who listens
+print(flush=True)
+signal.pause()
+"""
+
+
 @contextmanager
 def of_another_user(path: Path) -> Iterator[None]:
     """A process of another user who listens at a path; where this user cannot make one, we are another than we were."""
@@ -120,24 +130,15 @@ def of_another_user(path: Path) -> Iterator[None]:
             yield
         return
     with unix_socket(path) as listening:
-        gives, takes = os.pipe()
-        if not (process := os.fork()):
+        number = listening.fileno()
+        command = [sys.executable, "-I", "-S", "-c", LISTENS, str(number)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[number]) as process:
             try:
-                os.setuid(12345)
-                listening.listen()  # says anew who listens
-                os.write(takes, b"1")
-                signal.pause()
+                if process.stdout is None or not process.stdout.readline():
+                    pytest.skip("no other user can be had here")
+                yield
             finally:
-                os._exit(1)
-        os.close(takes)
-        try:
-            if not os.read(gives, 1):
-                pytest.skip("no other user can be had here")
-            yield
-        finally:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            os.close(gives)
+                process.kill()
 
 
 def test_nothing_is_said_to_a_process_of_another_user(home: Path) -> None:

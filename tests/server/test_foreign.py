@@ -28,12 +28,26 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("functions", {"functions": [{"name": "f"}], "function_call": "auto"}),
     ("function_call", {"function_call": {"name": "f"}}),
     ("function_call", {"function_call": "f"}),
+    ("audio", {"modalities": ["text", "audio"], "audio": {"voice": "a", "format": "mp3"}}),
+    ("stop_regex", {"stop_regex": "a"}),
+    ("max_new_tokens", {"max_new_tokens": 5}),
+    ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
+    (
+        "structured_outputs.whitespace_pattern",
+        {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+    ),
 )
 NOTHING: tuple[dict[str, Any], ...] = (
     {"bad_words": None, "functions": None, "function_call": None},
     {"bad_words": [], "functions": [], "function_call": "none"},
     {"functions": [{"name": "f"}], "function_call": "none"},
     {"function_call": "auto"},
+    {
+        "modalities": ["text"],
+        "audio": None,
+        "stop_regex": "",
+        "structured_outputs": {"structural_tag": None},
+    },
 )
 
 
@@ -46,9 +60,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.parametrize("path", WHOLE)
 def test_each_api_refuses_them_by_name(server: Running, path: str) -> None:
     for field, more in REFUSED:
-        reply = requests.post(server.url + path, json={**WHOLE[path], **more}, timeout=20)
+        reply = requests.post(server.url + path, json={**WHOLE[path], **more}, timeout=60)
         error = reply.json()["error"]
         said = error if path.startswith("/api/") else error["message"]
         assert reply.status_code == 400 and said.startswith(f"{field} is not supported")
     for more in NOTHING:
-        assert requests.post(server.url + path, json={**WHOLE[path], **more}, timeout=20).ok
+        assert requests.post(server.url + path, json={**WHOLE[path], **more}, timeout=60).ok

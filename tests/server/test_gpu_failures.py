@@ -20,7 +20,8 @@ from chat.fake_engine import FakeEngine
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel, ScriptedOpened
 from server.test_residency import Main, heard, library_of, said
-from server.test_serving import ask, send, until
+from server.test_serving import ask, send
+from waits import until
 
 from ktcli.assembly import host, talking
 from ktcli.assembly.beside import HeldMemory, MemoryFit
@@ -93,7 +94,7 @@ def listener(said: list[str]) -> Any:
 
 
 def state(server: Running) -> tuple[int, str]:
-    answer = requests.get(f"{server.url}/health", timeout=5)
+    answer = requests.get(f"{server.url}/health", timeout=60)
     return answer.status_code, answer.json()["status"]
 
 
@@ -212,13 +213,13 @@ def test_a_model_that_fails_while_another_is_planned_is_not_taken_for_an_idle_on
     def slow(self: OnGpu, held: HeldMemory) -> MemoryFit:
         if self is other and not planned.is_set():
             planning.set()
-            assert planned.wait(20)
+            assert planned.wait(60)
         return fit(self, held)
 
     monkeypatch.setattr(OnGpu, "fit", slow)
     with serving_models([own, other]) as server:
         waits = send(server, "x", model="b")
-        assert planning.wait(20)
+        assert planning.wait(60)
         own.engine.broken = True
         assert ask(server, "x", model="a").status_code == 503
         until(lambda: server.leases == 0)
@@ -237,7 +238,7 @@ def test_a_model_stays_as_long_as_was_said(one: LocalBackend) -> None:
 
         def asked(keep_s: int) -> requests.Response:
             body = {"model": "b", "prompt": "x", "keep_alive": keep_s, "stream": False}
-            return requests.post(f"{server.url}/api/generate", json=body, timeout=9)
+            return requests.post(f"{server.url}/api/generate", json=body, timeout=60)
 
         def fail(keep_s: int) -> None:
             other.engine.broken = True
@@ -272,10 +273,10 @@ def test_who_wants_another_model_does_not_wait_for_those_who_use_one_that_failed
         used = await state.lease(own)
         used.model.thread.failure = DeviceError(REASON)
         again = asyncio.create_task(state.lease(own))
-        (await asyncio.wait_for(state.lease(other), 5)).release()
+        (await asyncio.wait_for(state.lease(other), 60)).release()
         assert not again.done()
         used.release()
-        (await asyncio.wait_for(again, 5)).release()
+        (await asyncio.wait_for(again, 60)).release()
         await state.close()
 
     with Main() as jobs:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import requests
 from server.running import Running, running, scripted
-from server.test_serving import until
+from waits import until
 
-from ktcli.commands.serve import _LibraryLog, _log
+from ktcli.commands.serve.logs import LibraryLog, log_request
 from ktcli.errors import UsageError
 from ktcli.output import Mode, out
 from ktcli.server.http import bodies
@@ -115,15 +115,15 @@ def test_two_ends_of_a_body_close_the_connection(server: Running) -> None:
 )
 def test_a_page_of_another_site_posts_nothing(server: Running, site: str, status: int) -> None:
     headers = {"Sec-Fetch-Site": site}
-    assert requests.post(server.url + PATH, BODY, headers=headers, timeout=9).status_code == status
-    assert requests.get(server.url + "/health", headers=headers, timeout=9).ok  # a link
+    assert requests.post(server.url + PATH, BODY, headers=headers, timeout=60).status_code == status
+    assert requests.get(server.url + "/health", headers=headers, timeout=60).ok  # a link
     forget(2)
 
 
 @pytest.mark.parametrize("origin", ["http://[", "//localhost", "http://evil@localhost"])
 def test_an_origin_that_is_none_is_another_one(server: Running, origin: str) -> None:
     headers = {"Origin": origin}
-    assert requests.post(server.url + PATH, BODY, headers=headers, timeout=9).status_code == 403
+    assert requests.post(server.url + PATH, BODY, headers=headers, timeout=60).status_code == 403
     forget()
 
 
@@ -135,7 +135,7 @@ def test_a_path_writes_no_line_of_its_own(
     assert said(server, f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
     entry = logged(server)
     assert entry["path"].isprintable() and "\\n127.0.0.1 POST /x\\x1b]52" in entry["path"]
-    _log(entry)
+    log_request(entry)
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -154,7 +154,7 @@ def test_a_log_for_programs_is_json_throughout(
     out.warn("slow\x7f", hint="wait")
     out.error(UsageError("no", hint="yes"))
     out.record({"path": "/\x9b"})
-    handler = _LibraryLog()
+    handler = LibraryLog()
     handler.emit(logging.makeLogRecord({"msg": "Invalid\n%s", "args": ("request",)}))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 5 and all(each.isprintable() for each in lines)
@@ -178,12 +178,12 @@ def test_unfinished_bodies_are_bounded_together(
     until(lambda: guard._bodies.taken_bytes == 900 << 10)
     LOGGED.clear()
     large = b" " * (bodies.FREE_BYTES + (200 << 10)) + BODY
-    answer = requests.post(server.url + PATH, large, timeout=9)
+    answer = requests.post(server.url + PATH, large, timeout=60)
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
     assert logged(server)["client"] == "127.0.0.1"
-    assert requests.post(server.url + PATH, BODY, timeout=9).ok  # a small one comes in
+    assert requests.post(server.url + PATH, BODY, timeout=60).ok  # a small one comes in
     for client in clients:
         client.close()
     until(lambda: guard._bodies.taken_bytes == 0)
-    assert requests.post(server.url + PATH, large, timeout=9).ok
+    assert requests.post(server.url + PATH, large, timeout=60).ok
     assert guard._bodies.taken_bytes == 0

@@ -37,7 +37,7 @@ def asked(
     def refuse(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
         return b"", {}
 
-    raw = [(name.encode(), value.encode()) for name, value in headers]
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers]  # as in ASGI
     scope = {"type": "http", "method": "POST", "path": "/", "headers": raw, "server": ("", 80)}
 
     async def guarded() -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import requests
-from server.routed import ScriptedServer, free_port, kt_server, scripted_server
+from ports import free_port
+from server.routed import ScriptedServer, kt_server, scripted_server
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "outgrown.md"
 pytestmark = pytest.mark.skipif(
@@ -52,7 +53,7 @@ def until_asked(url: str, server: ScriptedServer) -> None:
     while not any(path == "/health" for path, _ in server.seen):
         assert time.monotonic() < end
         time.sleep(0.05)
-    requests.get(f"{url}/health", timeout=5)
+    requests.get(f"{url}/health", timeout=60)
 
 
 def asked(servers: list[ScriptedServer]) -> list[int]:
@@ -74,7 +75,7 @@ def test_haproxy_reads_the_recipe(tmp_path: Path) -> None:
 def test_a_conversation_stays_and_a_server_that_drains_costs_no_request(tmp_path: Path) -> None:
     def ask(url: str, session: str) -> int:
         headers = {"X-Session-Id": session}
-        return requests.get(f"{url}/v1/models", headers=headers, timeout=20).status_code
+        return requests.get(f"{url}/v1/models", headers=headers, timeout=60).status_code
 
     with scripted_server(kt_server()) as one, scripted_server(kt_server()) as two:
         servers = [one, two]

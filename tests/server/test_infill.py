@@ -67,7 +67,7 @@ WAYS = {
 
 def ids_of(server: Running, text: str, *, special: bool) -> list[int]:
     asked = {"content": text, "parse_special": special}
-    found: list[int] = requests.post(f"{server.url}/tokenize", json=asked, timeout=20).json()[
+    found: list[int] = requests.post(f"{server.url}/tokenize", json=asked, timeout=60).json()[
         "tokens"
     ]
     return found
@@ -75,7 +75,7 @@ def ids_of(server: Running, text: str, *, special: bool) -> list[int]:
 
 @pytest.mark.parametrize("path", WAYS)
 def test_the_marks_stand_where_the_model_learned_them(server: Running, path: str) -> None:
-    reply = requests.post(server.url + path, json=WAYS[path], timeout=20).json()
+    reply = requests.post(server.url + path, json=WAYS[path], timeout=60).json()
     said = reply["choices"][0]["text"] if "choices" in reply else reply["response"]
     assert said == "between"  # and ends where the next file would begin
     before, behind = (
@@ -88,7 +88,7 @@ def test_the_marks_stand_where_the_model_learned_them(server: Running, path: str
 
 @pytest.mark.parametrize("path", WAYS)
 def test_a_model_without_marks_refuses_it_by_name(without: Running, path: str) -> None:
-    reply = requests.post(without.url + path, json=WAYS[path], timeout=20)
+    reply = requests.post(without.url + path, json=WAYS[path], timeout=60)
     error = reply.json()["error"]
     assert reply.status_code == 400 and "suffix" in (error if path[1] == "a" else error["message"])
 
@@ -98,7 +98,7 @@ def test_a_model_without_marks_refuses_it_by_name(without: Running, path: str) -
 )
 def test_what_does_not_go_together_is_refused(server: Running, more: dict[str, object]) -> None:
     asked = {**WAYS["/v1/completions"], **more}
-    reply = requests.post(f"{server.url}/v1/completions", json=asked, timeout=20)
+    reply = requests.post(f"{server.url}/v1/completions", json=asked, timeout=60)
     error = reply.json()["error"]
     assert reply.status_code == 400
     assert error["param"] == "suffix" or error["code"] == "context_length_exceeded"
@@ -106,7 +106,7 @@ def test_what_does_not_go_together_is_refused(server: Running, more: dict[str, o
 
 def test_capabilities_say_whether_texts_can_be_put_in(server: Running, without: Running) -> None:
     for each, can in ((server, True), (without, False)):
-        shown = requests.post(f"{each.url}/api/show", json={"model": "fake"}, timeout=20).json()
+        shown = requests.post(f"{each.url}/api/show", json={"model": "fake"}, timeout=60).json()
         assert ("insert" in shown["capabilities"]) is can
 
 

@@ -16,6 +16,7 @@ from server.running import Running, running, scripted
 from ktcli.server.http import kept as kept_module
 from ktcli.server.http.kept import KeptResponses, KeptSlot
 from ktcli.server.http.openai.response_fields import ResponseBody, Turn
+from ktcli.server.http.openai.turn import _refers
 from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.http.state import ServerState
 from ktcli.text.settings import Settings
@@ -77,6 +78,8 @@ def test_references_stand_for_items(client: OpenAI) -> None:
     last: Any = {"role": "user", "content": "and"}
     assert len(first.output) == 2
     assert tokens(client, [*named, last]) == tokens(client, [*items, last])
+    untyped: Any = [items[0], *({"id": each.id, "type": None} for each in first.output)]
+    assert tokens(client, [*untyped, last]) == tokens(client, [*items, last])
     second = client.responses.create(model="fake", input=[*named, last])
     page = client.responses.input_items.list(second.id, order="asc", limit=2)
     assert [each.type for each in page.data] == ["message", "reasoning"] and page.has_more
@@ -128,10 +131,13 @@ def test_what_is_not_to_be_stored_is_not_kept(client: OpenAI, server: Running) -
         {"top_logprobs": 99},
         {"input": [{"role": "user", "content": "a"}] * 10_000},
         {"previous_response_id": "x" * 100_000},
+        {"input": [{"role": "user", "content": "a"}, {"id": "msg_x_0"}]},
+        {"input": [{"role": "user", "content": "a"}, {"type": "message", "content": "b"}]},
+        {"input": [{"role": "user", "content": "a"}, {"content": "b"}]},
         {"service_tier": 1}, {"prompt_cache_key": []}, {"safety_identifier": 1}, {"max_tool_calls": "x"},
     ]  # fmt: skip
     for each in wrong:
-        reply = requests.post(f"{server.url}/v1/responses", json={"input": "x", **each}, timeout=20)
+        reply = requests.post(f"{server.url}/v1/responses", json={"input": "x", **each}, timeout=60)
         error = reply.json()["error"]
         assert reply.status_code in (400, 404) and error["message"] and len(reply.content) < 1000
     assert len(kept_by(server)) == before and made.store is False
@@ -142,14 +148,14 @@ def test_fields_say_what_was_used(server: Running) -> None:
         "input": "x", "temperature": 0.5, "max_tool_calls": 3, "prompt_cache_key": "k",
         "safety_identifier": "u", "service_tier": "flex",
     }  # fmt: skip
-    found = requests.post(f"{server.url}/v1/responses", json=asked, timeout=20).json()
+    found = requests.post(f"{server.url}/v1/responses", json=asked, timeout=60).json()
     assert found["completed_at"] >= found["created_at"]
     assert (found["temperature"], found["top_p"], found["service_tier"]) == (0.5, 1.0, "default")
     assert found["presence_penalty"] == found["frequency_penalty"] == 0.0
     for name in ("max_tool_calls", "prompt_cache_key", "safety_identifier"):
         assert found[name] == asked[name]
     cut = {**asked, "max_output_tokens": 1}
-    found = requests.post(f"{server.url}/v1/responses", json=cut, timeout=20).json()
+    found = requests.post(f"{server.url}/v1/responses", json=cut, timeout=60).json()
     assert found["status"] == "incomplete" and found["completed_at"] is None
 
 
@@ -226,7 +232,7 @@ def test_what_is_named_counts_as_if_it_were_sent(
     monkeypatch.setattr("ktcli.server.http.openai.turn.EACH_BYTES_MOST", 1000)
     item = {"type": "item_reference", "id": made.output[0].id}
     asked = {"input": [{"role": "user", "content": "x"}, *[item] * 100]}
-    reply = requests.post(f"{server.url}/v1/responses", json=asked, timeout=20)
+    reply = requests.post(f"{server.url}/v1/responses", json=asked, timeout=60)
     assert reply.status_code == 413 and reply.json()["error"]["param"].startswith("input[")
 
 
@@ -239,9 +245,27 @@ def test_a_list_is_asked_for_in_ways_that_there_are(
 ) -> None:
     made = client.responses.create(model="fake", input="one")
     path = f"{server.url}/v1/responses/{made.id}"
-    reply = requests.get(f"{path}/input_items?{query}", timeout=20)
+    reply = requests.get(f"{path}/input_items?{query}", timeout=60)
     assert reply.status_code in (400, 404) and reply.json()["error"]["param"] == field
-    assert requests.get(f"{path}?stream=true", timeout=20).json()["error"]["param"] == "stream"
+    assert requests.get(f"{path}?stream=true", timeout=60).json()["error"]["param"] == "stream"
     assert (
-        json.loads(requests.get(f"{path}/other", timeout=20).text)["error"]["code"] == "not_found"
+        json.loads(requests.get(f"{path}/other", timeout=60).text)["error"]["code"] == "not_found"
     )
+
+
+@pytest.mark.parametrize(
+    ("item", "refers"),
+    [
+        ({"type": "item_reference", "id": "a"}, True),
+        ({"id": "a"}, True),
+        ({"id": "a", "type": None}, True),
+        ({"id": "a", "role": "user", "content": "b"}, False),
+        ({"id": "a", "call_id": "c", "output": "d"}, False),
+        ({"id": "a", "summary": []}, False),
+        ({}, False),
+    ],
+)
+def test_what_refers_to_another_item_has_nothing_of_its_own(
+    item: dict[str, Any], refers: bool
+) -> None:
+    assert _refers(item) is refers

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from ports import free_port
 from server.test_kv_events import ROOT, hashes, line
+from waits import until
 
 from ktcli.errors import Busy
+from ktcli.pagelabel import PageLabel
 from ktcli.server.kvevents import publisher
 from ktcli.server.kvevents.address import EventsAddress
 from ktcli.server.kvevents.publisher import EventPublisher, publishing
 from ktcli.server.kvevents.replay import ReplayBuffer
-from ktcli.server.process.listening import tcp_socket
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 WAIT_MS = 20_000
 END = b"\xff" * 8
 
 
+def named(pages: Iterable[PageLabel]) -> list[int]:
+    """What events call the pages of one sequence: the last 64 bits of their hashes, as vLLM does."""
+    return [int.from_bytes(each[24:], "big") for each in hashes(pages)]
+
+
 def address() -> EventsAddress:
     """Two ports, one after the other, at which nobody listens."""
-    while True:
-        with tcp_socket("127.0.0.1", 0) as free:
-            port = free.getsockname()[1]
-            try:
-                tcp_socket("127.0.0.1", port + 1).close()
-            except (Busy, OverflowError):
-                continue
-        return EventsAddress("127.0.0.1", port)
+    return EventsAddress("127.0.0.1", free_port(together=2))
 
 
 @pytest.fixture
@@ -41,13 +40,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventPublisher]:
     made.changes.begins(ROOT, "CPU")
     yield made
     made.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_MS / 1000
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 class Listener:
@@ -121,7 +113,7 @@ def test_events_are_maps_with_every_key(made: EventPublisher, listener: Listener
     pages = line((1, 2), 2)
     for page in pages:
         made.changes.came(page)
-    first, second = hashes(pages)
+    first, second = named(pages)
     ids = pages[0].ids.tolist()
     facts = {
         "block_size": 64,
@@ -155,7 +147,7 @@ def test_who_comes_late_is_told_all_from_the_beginning(
     late = Listener(made)
     try:
         told = [each["block_hashes"][0] for each in late.until(len(pages))]
-        assert told == hashes(pages) and late.numbers[0] > 0
+        assert told == named(pages) and late.numbers[0] > 0
         listener.until(len(pages))  # heard it again
     finally:
         late.close()
@@ -169,7 +161,7 @@ def test_what_was_lost_is_sent_again(made: EventPublisher, listener: Listener) -
     last = listener.numbers[-1]
     again = listener.again(last - 1)
     assert list(again) == [last - 1, last]
-    assert [events(again[n])[0]["block_hashes"] for n in again] == [[h] for h in hashes(pages)[1:]]
+    assert [events(again[n])[0]["block_hashes"] for n in again] == [[h] for h in named(pages)[1:]]
     assert listener.again(last + 1) == {}
     assert list(listener.again(0)) == list(range(last + 1))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 import requests
 from mini_library import NEEDS_KT_MINI
 from server.running import served_by_command
+from store.test_network_folder import ALONE, require_mounts
 
 PROMPT = [{"role": "user", "content": "Please count: " + ", ".join(map(str, range(160)))}]
 # What vllm-router 0.1.17 adds to a request, and for the server that only reads the prompt. smg 1.13 sends max_tokens
@@ -84,3 +89,28 @@ def test_one_server_reads_the_prompt_and_another_answers(
         more = [{"role": "user", "content": "And what is a page? " * 40}]
         usage, _ = ask(decode, more, kt_persist=True)
         assert usage["completion_tokens"] and not store.exists()
+
+
+FAULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "store_faults.py"
+MOST_S = 15.0  # on a machine that others use; benchmarks/store.py says how long it takes
+
+
+def answered_through(fault: str, **environ: str) -> None:
+    """A server whose store fails while it answers goes on, and ends when it is told to."""
+    if shutil.which("ip") is None:
+        pytest.skip("the command ip is not installed")
+    command = [*ALONE, "--net", sys.executable, str(FAULTS), fault, "0"]
+    environment = {**os.environ, **environ}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["after"]["requests"] >= 2 and found["sigterm_s"] < MOST_S
+    assert max(found["first_request_more_s"], found["after"]["worst_more_ms"] / 1000) < MOST_S
+
+
+@pytest.mark.thorough
+@NEEDS_KT_MINI
+@pytest.mark.parametrize("fault", ["folder_hangs", "folder_unmounted"])
+def test_a_server_goes_on_when_its_folder_is_gone(fault: str, tmp_path: Path) -> None:
+    require_mounts()
+    answered_through(fault, KT_HOME=str(tmp_path / "home"))

@@ -20,10 +20,12 @@ from engine.test_store_faults import CONTEXT, TEXT, answer
 from engine.test_tier import leave
 from hybrid import Made
 from loading import load_engine
-from server.routed import free_port
+from ports import free_port
 from server.running import served_by_command
+from server.test_kv_store import answered_through
 from server.wheels import wheels_of
 from store.page_labels import SPACE, conversation, data_of, put, read
+from store.test_network_folder import require_namespaces
 
 from ktcli.engine.tier import Tier
 from ktcli.main import main
@@ -77,7 +79,7 @@ def running(memory: str = "300M") -> Iterator[RunningStore]:
             yield RunningStore(process, port)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def test_another_server_goes_on_bit_for_bit(
     wanted = answer(engine, LONGER)[1]
     monkeypatch.setattr(Tier, "_pays", lambda *_: True)
     installed = engines.require("mooncake")
-    monkeypatch.setattr("ktcli.assembly.kvpages.engines.require", lambda name: installed)
+    monkeypatch.setattr("ktcli.assembly.kvshared.engines.require", lambda name: installed)
     one, two = (
         Server(engine, tmp_path / name, store.address, monkeypatch) for name in ("one", "two")
     )
@@ -169,3 +171,9 @@ def test_a_server_goes_on_when_the_master_is_gone(
                 ask(two, n)
         if how == signal.SIGSTOP:
             made.signal_master(signal.SIGCONT)
+
+
+def test_a_server_goes_on_when_the_cable_is_pulled(home: Path) -> None:
+    """Between two network namespaces; what waits for the master gets neither an answer nor an error."""
+    require_namespaces("--net")
+    answered_through("cable_pulled")

@@ -120,7 +120,7 @@ def test_num_ctx_bounds_the_prompt_and_the_answer_together(client: Client, serve
         found = client.chat(**given, options={"num_ctx": num_ctx})
         assert found.eval_count == tokens
         body = {**given, "stream": False, "options": {"num_ctx": num_ctx, "num_predict": 2}}
-        said = requests.post(f"{server.url}/api/chat", json=body, timeout=20).json()
+        said = requests.post(f"{server.url}/api/chat", json=body, timeout=60).json()
         # The context of the server holds where more is asked for, as the model's own does in Ollama.
         assert said["context_length"] == min(num_ctx, 4096) and said["eval_count"] == 2
     assert (
@@ -131,7 +131,7 @@ def test_num_ctx_bounds_the_prompt_and_the_answer_together(client: Client, serve
     assert made.eval_count == plain.eval_count
     for wrong in (plain.prompt_eval_count, 1, 0, -1, "many", 1.5, [], 10**30, -(10**30)):
         body = {**given, "options": {"num_ctx": wrong}, "stream": False}
-        reply = requests.post(f"{server.url}/api/chat", json=body, timeout=20)
+        reply = requests.post(f"{server.url}/api/chat", json=body, timeout=60)
         assert reply.status_code == (200 if wrong == 10**30 else 400)
         assert reply.ok or "num_ctx" in reply.json()["error"]
 
@@ -142,9 +142,9 @@ def test_chances_come_with_tokens_in_both_ways_to_ask(client: Client, server: Ru
         ("generate", {"prompt": "word"}),
     ):
         body |= {"model": "x", "stream": False, "logprobs": True, "top_logprobs": 2}
-        said = requests.post(f"{server.url}/api/{path}", json=body, timeout=20).json()
+        said = requests.post(f"{server.url}/api/{path}", json=body, timeout=60).json()
         assert len(said["logprobs"]) >= said["eval_count"] - 1
         assert all(len(each["top_logprobs"]) == 2 for each in said["logprobs"])
         for wrong in ({"top_logprobs": 21}, {"logprobs": 3}, {"logprobs": False}):
-            reply = requests.post(f"{server.url}/api/{path}", json={**body, **wrong}, timeout=20)
+            reply = requests.post(f"{server.url}/api/{path}", json={**body, **wrong}, timeout=60)
             assert reply.status_code == 400 and "logprobs" in reply.json()["error"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import requests
 from ollama import Client, ResponseError
 from server.running import Running, running, scripted
 from store.fake_hub import Hub, serve
+from waits import until
 
 from ktcli.errors import Busy
 from ktcli.main import main
@@ -84,7 +84,7 @@ def test_no_client_names_a_place(client: Client, server: Running, hub: Hub, name
         ("copy", {"source": name, "destination": "b"}),
         ("pull", {"model": name, "stream": True}),
     ):
-        answer = requests.post(f"{server.url}/api/{path}", json=body, headers=KEY, timeout=9)
+        answer = requests.post(f"{server.url}/api/{path}", json=body, headers=KEY, timeout=60)
         assert "is not a model name" in answer.text or "empty or invalid" in answer.text
     assert hub.requests == before and not aliases.every()
 
@@ -93,7 +93,7 @@ def test_only_who_has_the_key_changes_the_library(tmp_path: Path) -> None:
     with running(scripted(tmp_path, lambda question: "yes")) as found:
         for method, path in (("POST", "pull"), ("DELETE", "delete"), ("POST", "copy")):
             body = {"model": "a", "source": "a", "destination": "b"}
-            answer = requests.request(method, f"{found.url}/api/{path}", json=body, timeout=9)
+            answer = requests.request(method, f"{found.url}/api/{path}", json=body, timeout=60)
             assert answer.status_code == 403 and "--api-key-file" in answer.json()["error"]
 
 
@@ -113,16 +113,13 @@ def test_a_client_that_leaves_ends_its_pull_which_goes_on_later(
     hub.pace_s = 0.01
     body = {"model": PULLED}
     with requests.post(
-        f"{server.url}/api/pull", json=body, headers=KEY, stream=True, timeout=9
+        f"{server.url}/api/pull", json=body, headers=KEY, stream=True, timeout=60
     ) as answer:
         for line in answer.iter_lines():
             if json.loads(line).get("completed"):
                 break
-    for _ in range(500):
-        if not _pulling():
-            break
-        time.sleep(0.01)
-    assert not _pulling() and library.find(PULLED) is None
+    until(lambda: not _pulling())
+    assert library.find(PULLED) is None
     hub.pace_s = 0.0
     assert client.pull(PULLED).status == "success"
 

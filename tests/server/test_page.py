@@ -20,28 +20,28 @@ OWN = [name for name in files.PARTS if not name.startswith("vendor/")]
 
 
 def test_a_browser_may_load_nothing_from_elsewhere(chat_server: Running) -> None:
-    reply = requests.get(chat_server.url, headers={"accept": "text/html,*/*"}, timeout=5)
+    reply = requests.get(chat_server.url, headers={"accept": "text/html,*/*"}, timeout=60)
     assert reply.status_code == 200 and "<title>kt</title>" in reply.text
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     named = re.findall(r'(?:src|href)="([^"#]+)"', reply.text)
     for path in named:
-        assert path == "data:," or requests.get(f"{chat_server.url}/{path}", timeout=5).ok, path
+        assert path == "data:," or requests.get(f"{chat_server.url}/{path}", timeout=60).ok, path
     for path in ("files.py", "libraries.py", "vendor", "vendor/", "vendor/../files.py", "x.js"):
-        found = requests.get(f"{chat_server.url}/page/{path}", timeout=5)
+        found = requests.get(f"{chat_server.url}/page/{path}", timeout=60)
         assert found.status_code == 404, path
 
 
 def test_programs_that_ask_whether_a_server_is_here_get_a_word(chat_server: Running) -> None:
-    assert requests.get(chat_server.url, timeout=5).text == "kt is running"
-    assert requests.head(chat_server.url, timeout=5).status_code == 200
+    assert requests.get(chat_server.url, timeout=60).text == "kt is running"
+    assert requests.head(chat_server.url, timeout=60).status_code == 200
 
 
 def test_the_page_needs_no_key_and_tells_nothing(tmp_path: Path) -> None:
     with running(scripted(tmp_path, script), Rules(ApiKeys.of("secret"))) as server:
         for path in sorted(files.PATHS):
-            assert requests.get(f"{server.url}{path}", timeout=5).ok
-        assert requests.get(f"{server.url}/v1/models", timeout=5).status_code == 401
+            assert requests.get(f"{server.url}{path}", timeout=60).ok
+        assert requests.get(f"{server.url}/v1/models", timeout=60).status_code == 401
 
 
 def test_every_part_is_sent_and_no_text_is_read_as_markup() -> None:
@@ -75,6 +75,6 @@ def test_the_libraries_are_the_pinned_ones_with_their_licences(chat_server: Runn
             data = (FOLDER / "vendor" / name).read_bytes()
             assert hashlib.sha256(data).hexdigest() == sha256, name
             assert library.version in name
-            reply = requests.get(f"{chat_server.url}/page/vendor/{name}", timeout=5)
+            reply = requests.get(f"{chat_server.url}/page/vendor/{name}", timeout=60)
             assert reply.content == data and "immutable" in reply.headers["cache-control"]
             assert not name.endswith(".LICENSE") or f"page/vendor/{name}" in page

@@ -140,8 +140,12 @@ def test_a_message_that_is_edited_stays_until_another_one_is_sent(
     page.click("#conversations .open")
     page.until("document.querySelectorAll('.text').length === 4")
     press(page, "Edit")
+    page.type(" once more")
     visit(page, chat_server)  # leaving the page loses nothing either
     assert texts(page) == TWO
+    assert page.value(WRITTEN) == "first once more" and page.value(REPLACED) == 4
+    page.press("Escape")
+    assert page.value(WRITTEN) == "a draft" and page.value(REPLACED) == 0
 
 
 def test_an_edited_question_is_another_branch(page: Browser, chat_server: Running) -> None:

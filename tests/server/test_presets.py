@@ -15,6 +15,8 @@ from server.sources import ScriptedModel
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening
+from ktcli.commands.serve.serve import _default_sampling
+from ktcli.errors import UsageError
 from ktcli.server.http.state import Rules
 from ktcli.server.models.catalogue import LibraryReader, ModelIndex
 from ktcli.server.models.source import FOREVER, StoredModel
@@ -39,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def ask(server: Running, path: str, **body: Any) -> Any:
-    answer = requests.post(f"{server.url}{path}", json=body, timeout=20)
+    answer = requests.post(f"{server.url}{path}", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -98,7 +100,7 @@ def test_every_api_has_it(server: Running) -> None:
     assert ask(server, "/tokenize", model="terse", messages=QUESTION)["count"] == prompt
     rendered = ask(server, "/v1/chat/completions/render", model="terse", messages=QUESTION)
     assert rendered["count"] == prompt and SYSTEM in rendered["prompt"]
-    props = requests.get(f"{server.url}/props?model=terse", timeout=20).json()
+    props = requests.get(f"{server.url}/props?model=terse", timeout=60).json()
     sampling = props["default_generation_settings"]["params"]
     assert (sampling["temperature"], sampling["n_predict"]) == (0.5, 3)
     shown = ask(server, "/api/show", model="terse")
@@ -129,3 +131,31 @@ def test_the_library_says_which_names_preset(
     )
     index = LibraryReader(own, how, 300.0)()
     assert index.names["y"] is own and not index.presets
+
+
+def test_the_servers_defaults_are_below_what_a_name_presets(tmp_path: Path) -> None:
+    own = ScriptedModel(scripted(tmp_path, lambda question: "one two"))
+    index = ModelIndex([own], {"fake": own, "terse": own}, {"terse": TERSE})
+    defaults = Preset.of({"temperature": 1.5, "top-k": 7})
+    with serving_models([own], Rules(defaults=defaults), library=lambda: index) as found:
+        said = [
+            requests.get(f"{found.url}/props?model={name}", timeout=20).json()
+            for name in index.names
+        ]
+        made = requests.post(
+            f"{found.url}/v1/responses", json={"input": "x", "top_p": 0.5}, timeout=20
+        ).json()
+    params = [each["default_generation_settings"]["params"] for each in said]
+    assert [(each["temperature"], each["top_k"]) for each in params] == [(1.5, 7), (0.5, 7)]
+    assert (made["temperature"], made["top_p"]) == (1.5, 0.5)
+
+
+def test_the_settings_are_the_servers_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _default_sampling()
+    monkeypatch.setenv("KT_TEMPERATURE", "0")
+    monkeypatch.setenv("KT_TOP_P", "0.5")
+    monkeypatch.setenv("KT_MAX_TOKENS", "5")  # which is of chats alone
+    assert _default_sampling() == Preset.of({"temperature": 0, "top-p": 0.5})
+    monkeypatch.setenv("KT_TOP_P", "5")
+    with pytest.raises(UsageError, match="KT_TOP_P"):
+        _default_sampling()

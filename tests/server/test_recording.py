@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import requests
 from mini_library import NEEDS_KT_MINI
+from ports import free_port
 from server.running import served_by_command
-from server.test_serving import until
+from waits import until
 
 from ktcli.errors import Busy, KtError, UsageError
 from ktcli.main import main
 from ktcli.measure.block_cache import BlockCache
 from ktcli.measure.request_trace import read_trace
 from ktcli.server.process import requestrecorder, tracefile
-from ktcli.server.process.listening import tcp_socket
 from ktcli.server.process.requestrecorder import RequestRecorder
 from ktcli.server.process.tracefile import BLOCK_TOKENS, BlockHasher, TraceFile
 
@@ -73,7 +73,9 @@ def test_a_replay_finds_what_the_server_found(home: Path, monkeypatch: pytest.Mo
             cached = usage["prompt_tokens_details"]["cached_tokens"]
             seen.append((usage["prompt_tokens"], cached, usage["completion_tokens"]))
             chat.append({"role": "assistant", "content": said})
+        monkeypatch.delenv("KT_TILE_MIN", raising=False)  # it would load the model here
         assert main(["chat", "kt-mini", "What is kt?"]) == 0  # with the server's model
+        until(lambda: len(lines_of(file)) > len(seen))  # the line may come after the answer
     *found, attached = lines_of(file)
     assert 0 < attached["input_length"] < 100 and attached["output_length"]
     assert [(each["input_length"], each["output_length"]) for each in found] == [
@@ -195,9 +197,7 @@ def test_a_trace_that_others_can_read_is_refused(
     file = home / "trace.jsonl"
     file.write_text(LINE)
     file.chmod(0o644)
-    with tcp_socket("127.0.0.1", 0) as free:
-        port = str(free.getsockname()[1])
-    assert main(["serve", "kt-mini", "--port", port, "--record-trace", str(file)]) == 2
+    assert main(["serve", "kt-mini", "--port", str(free_port()), "--record-trace", str(file)]) == 2
     said = capsys.readouterr().err
     assert "others can read or write" in said and f"chmod 600 {file}" in said
     assert file.read_text() == LINE

@@ -19,7 +19,8 @@ from chat.fake_engine import FakeEngine
 from ollama import Client
 from server.running import Running, scripted, serving_models
 from server.sources import ScriptedModel
-from server.test_serving import ask, health, send, until
+from server.test_serving import ask, health, send
+from waits import until
 
 from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
@@ -133,7 +134,7 @@ def test_who_waits_for_room_is_not_overtaken(one: LocalBackend) -> None:
         threads = [later("b"), later("a")]
         long.close()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert answers == ["b heard x", "a heard x"]
 
 
@@ -159,7 +160,7 @@ def test_others_are_answered_while_a_tokenizer_is_read(one: LocalBackend) -> Non
         assert said(ask(server, "x", model="a")) == "a heard x"
         url = f"{server.url}/api/show"
         with ThreadPoolExecutor(1) as others:
-            shown = others.submit(requests.post, url, json={"model": "b"}, timeout=20)
+            shown = others.submit(requests.post, url, json={"model": "b"}, timeout=60)
             assert said(ask(server, "y", model="a")) == "a heard y"
             assert not shown.done()
             models[1].reading.set()
@@ -191,10 +192,10 @@ def test_a_server_answers_for_its_health_while_it_loads(one: LocalBackend) -> No
     models = library(one, room=2)
     models[0].gate.clear()
     with serving_models(models, begun=False) as server:
-        answer = requests.get(f"{server.url}/health", timeout=5)
+        answer = requests.get(f"{server.url}/health", timeout=60)
         assert answer.status_code == 503 and answer.json()["status"] == "loading"
         client = send(server, "x")
-        until(lambda: requests.get(f"{server.url}/health", timeout=5).json()["waiting"] == 2)
+        until(lambda: requests.get(f"{server.url}/health", timeout=60).json()["waiting"] == 2)
         models[0].gate.set()
         heard(client, b"a heard x")
         assert health(server)["status"] == "ok"
@@ -220,7 +221,7 @@ def test_a_server_whose_first_model_cannot_be_loaded_ends_with_the_reason(
         until(lambda: serving.state is not None and serving.state.residency.counts().waiting == 2)
         model.gate.set()
         assert b" 503 " in heard(client, b"kt.json is damaged")
-        thread.join(20)
+        thread.join(60)
         assert ended.is_set()
 
 
@@ -229,7 +230,7 @@ def test_a_server_that_is_stopped_while_it_loads_ends(one: LocalBackend) -> None
     models[0].gate.clear()
     with serving_models(models, begun=False) as server:
         client = send(server, "x")
-        until(lambda: requests.get(f"{server.url}/health", timeout=5).json()["waiting"] == 2)
+        until(lambda: requests.get(f"{server.url}/health", timeout=60).json()["waiting"] == 2)
         assert server.serving is not None
         server.serving.stop()
         assert b"HTTP/1.1 503" in heard(client, b"shutting down")
@@ -297,8 +298,8 @@ async def _schedule(jobs: Jobs, models: list[ScriptedModel], seed: int, fails: f
             await asyncio.sleep(chance.random() * 0.003)
         if chance.random() < 0.1:
             state.drop(chance.choice(models))
-    await asyncio.wait_for(asyncio.gather(*clients), 30)
-    async with asyncio.timeout(30):
+    await asyncio.wait_for(asyncio.gather(*clients), 60)
+    async with asyncio.timeout(60):
         while any(map(state.recovering, models)):
             await asyncio.sleep(0.001)
     assert state.leases == state.counts().waiting == 0
@@ -375,7 +376,7 @@ async def _stopped(jobs: Jobs, models: list[ScriptedModel], seed: int) -> list[o
     ]
     await asyncio.sleep(chance.random() * 0.02)
     state.stop()
-    got = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), 30)
+    got = await asyncio.wait_for(asyncio.gather(*clients, return_exceptions=True), 60)
     await state.close()
     assert not state.loaded and state.leases == state.counts().waiting == 0
     return list(got)
@@ -421,7 +422,7 @@ def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: LocalB
                     send(server, "long", model=name, stream=own.random() < 0.5).close()
                 if own.random() < 0.25:
                     given = {"model": name, "prompt": "", "keep_alive": 0}
-                    requests.post(f"{server.url}/api/generate", json=given, timeout=20)
+                    requests.post(f"{server.url}/api/generate", json=given, timeout=60)
                 answer = ask(server, text, model=name)
                 wrong.extend([] if said(answer) == f"{name} heard {text}" else [answer.text])
 
@@ -432,7 +433,7 @@ def test_answers_are_those_of_the_model_alone_whoever_comes_and_goes(one: LocalB
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert not wrong and not any(thread.is_alive() for thread in threads)
         until(lambda: server.leases == 0 and health(server)["waiting"] == 0)
 
@@ -453,7 +454,7 @@ def test_lists_are_true(
     ):
 
         def names(path: str, of: str, key: str) -> list[str]:
-            rows = requests.get(f"{server.url}{path}", timeout=5).json()[of]
+            rows = requests.get(f"{server.url}{path}", timeout=60).json()[of]
             return [row[key] for row in rows]
 
         ask(server, "x", model="c")
@@ -462,15 +463,15 @@ def test_lists_are_true(
         assert names("/api/ps", "models", "name") == ["a", "c"]
         never, soon = names("/api/ps", "models", "expires_at")
         assert never > "9" and soon.startswith("2")
-        assert requests.get(f"{server.url}/v1/models/b", timeout=5).json()["loaded"] is False
-        assert requests.get(f"{server.url}/v1/models/d", timeout=5).status_code == 404
-        shown = requests.post(f"{server.url}/api/show", json={"model": "b"}, timeout=5).json()
+        assert requests.get(f"{server.url}/v1/models/b", timeout=60).json()["loaded"] is False
+        assert requests.get(f"{server.url}/v1/models/d", timeout=60).status_code == 404
+        shown = requests.post(f"{server.url}/api/show", json={"model": "b"}, timeout=60).json()
         assert (
             shown["model_info"]["general.basename"] == "b" and "completion" in shown["capabilities"]
         )
         given = {"content": "hi", "model": "c"}
-        assert requests.post(f"{server.url}/tokenize", json=given, timeout=5).json()["count"]
-        text = requests.get(f"{server.url}/metrics", timeout=5).text
+        assert requests.post(f"{server.url}/tokenize", json=given, timeout=60).json()["count"]
+        text = requests.get(f"{server.url}/metrics", timeout=60).text
         assert 'kt_model_memory_bytes{model="c"}' in text and server.loaded == ["a", "c"]
         assert main(["ps"]) == 0
         said_here = capsys.readouterr().out
@@ -513,7 +514,7 @@ def test_a_client_says_how_long_a_model_stays(one: LocalBackend) -> None:
         assert spoken.response == "c heard hi" and spoken.done_reason == "stop"
         until(lambda: server.loaded == ["a"])
         wrong = {"model": "a", "prompt": "x", "keep_alive": "soon"}
-        answer = requests.post(f"{server.url}/api/generate", json=wrong, timeout=5)
+        answer = requests.post(f"{server.url}/api/generate", json=wrong, timeout=60)
         assert answer.status_code == 400 and "keep_alive" in answer.json()["error"]
         client._client.close()
 
@@ -531,7 +532,7 @@ def test_a_model_whose_files_are_gone_is_left_out_of_lists_and_answers_on(
         assert said(ask(server, "x", model="b")) == "b heard x"
         monkeypatch.setattr(ScriptedModel, "facts", gone)
         for path, of in (("/v1/models", "data"), ("/api/tags", "models"), ("/api/ps", "models")):
-            assert len(requests.get(f"{server.url}{path}", timeout=5).json()[of]) == 2
+            assert len(requests.get(f"{server.url}{path}", timeout=60).json()[of]) == 2
         assert said(ask(server, "x", model="b")) == "b heard x"
         assert ask(server, "x", model="c").status_code == 503
-        assert requests.get(f"{server.url}/v1/models/c", timeout=5).status_code == 404
+        assert requests.get(f"{server.url}/v1/models/c", timeout=60).status_code == 404

@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,10 @@ from pathlib import Path
 import pytest
 import requests
 from certificates import made_certificate
-from server.routed import free_port, kt_server, scripted_server
+from ports import free_port
+from server.routed import kt_server, scripted_server
 from server.wheels import wheels_of
+from waits import until
 
 from ktcli.server.process import discovery
 from ktcli.store import engines
@@ -83,13 +84,6 @@ def server(port: int, *more: str) -> AbstractContextManager[Child]:
 def ask(url: str, text: str, **more: object) -> requests.Response:
     body = {"model": "kt-mini", "messages": [{"role": "user", "content": text}], "max_tokens": 8}
     return requests.post(f"{url}/v1/chat/completions", json={**body, **more}, timeout=60)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -195,8 +189,8 @@ def test_keys_guard_users_and_servers(home: Path, tmp_path: Path) -> None:
                 headers = {"Authorization": f"Bearer {key}"}
                 where = f"{router.url}{path}"
                 if not body:
-                    return requests.get(where, headers=headers, timeout=20).status_code
-                return requests.post(where, json=body, headers=headers, timeout=20).status_code
+                    return requests.get(where, headers=headers, timeout=60).status_code
+                return requests.post(where, json=body, headers=headers, timeout=60).status_code
 
             asked = {"model": "kt-mini", "messages": [{"role": "user", "content": "hello"}]}
             chat = [
@@ -239,6 +233,6 @@ def test_one_server_reads_and_the_other_answers(home: Path, tmp_path: Path) -> N
 
 def is_ready(url: str) -> bool:
     try:
-        return requests.get(f"{url}/readiness", timeout=10).status_code == 200
+        return requests.get(f"{url}/readiness", timeout=60).status_code == 200
     except requests.ConnectionError:
         return False

@@ -10,17 +10,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from chat.fake_engine import FakeEngine
+from ports import free_port
 from server.running import Running, running, scripted
+from waits import until
 
-from ktcli.commands import serve_sockets
+from ktcli.commands.serve import sockets as serve_sockets
 from ktcli.engine.logits import Logits
 from ktcli.engine.request import Finish, Finished, GenerationRequest
 from ktcli.engine.scheduler import Limits
@@ -70,15 +71,7 @@ def body(text: str, **more: object) -> dict[str, object]:
 
 
 def ask(server: Running, text: str, **more: object) -> requests.Response:
-    return requests.post(f"{server.url}/v1/chat/completions", json=body(text, **more), timeout=20)
-
-
-def until(what: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if what():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it does not come about")
+    return requests.post(f"{server.url}/v1/chat/completions", json=body(text, **more), timeout=60)
 
 
 def send(server: Running, text: str, **more: object) -> socket.socket:
@@ -100,7 +93,7 @@ def full(server: Running, waiting: int, **more: object) -> list[socket.socket]:
 
 
 def health(server: Running) -> dict[str, int]:
-    found: dict[str, int] = requests.get(f"{server.url}/health", timeout=5).json()
+    found: dict[str, int] = requests.get(f"{server.url}/health", timeout=60).json()
     return found
 
 
@@ -112,8 +105,7 @@ def test_a_client_that_leaves_ends_its_answer_and_its_place(server: Running, str
     for client in clients:
         client.close()
     until(lambda: health(server)["running"] + health(server)["waiting"] == 0)
-    assert pages.available == free
-    until(lambda: server.leases == 0)
+    until(lambda: pages.available == free and server.leases == 0)
     assert ask(server, "still here?").json()["choices"][0]["message"]["content"].endswith("here?")
 
 
@@ -130,16 +122,16 @@ def test_an_answer_is_cancelled_by_its_id(
     server: Running, path: str, more: dict[str, object], finish: str
 ) -> None:
     asked = body("long", stream=True, model="x", **more)
-    with requests.post(server.url + path, json=asked, stream=True, timeout=20) as answer:
+    with requests.post(server.url + path, json=asked, stream=True, timeout=60) as answer:
         id = answer.headers["x-request-id"]
         other = requests.post(
-            f"{server.url}/cancel/{id}", headers={"x-api-key": "other"}, timeout=9
+            f"{server.url}/cancel/{id}", headers={"x-api-key": "other"}, timeout=60
         )
         assert other.status_code == 404  # it is another caller's
-        said = requests.post(f"{server.url}/cancel/chatcmpl-{id}", timeout=9)
+        said = requests.post(f"{server.url}/cancel/chatcmpl-{id}", timeout=60)
         assert said.json() == {"id": f"chatcmpl-{id}", "cancelled": True}
         assert finish in answer.text.replace('": ', '":')
-    assert requests.post(f"{server.url}/cancel/{id}", timeout=9).status_code == 404
+    assert requests.post(f"{server.url}/cancel/{id}", timeout=60).status_code == 404
 
 
 def test_nobody_is_taken_for_another_client(tmp_path: Path) -> None:
@@ -148,10 +140,10 @@ def test_nobody_is_taken_for_another_client(tmp_path: Path) -> None:
     with running(scripted(tmp_path, script), log=logged.append) as server:
         asked = body("long", stream=True, model="x")
         url = f"{server.url}/v1/chat/completions"
-        with requests.post(url, json=asked, headers=other, stream=True, timeout=20) as answer:
+        with requests.post(url, json=asked, headers=other, stream=True, timeout=60) as answer:
             id = answer.headers["x-request-id"]
             # The same client, whatever it calls itself.
-            assert requests.post(f"{server.url}/cancel/{id}", timeout=9).status_code == 200
+            assert requests.post(f"{server.url}/cancel/{id}", timeout=60).status_code == 200
             assert answer.text
         until(lambda: len(logged) == 2)
     assert {entry["client"] for entry in logged} == {"127.0.0.1"}
@@ -233,11 +225,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_only_who_may_come_in_comes_in(
     guarded: Running, headers: dict[str, str], status: int
 ) -> None:
-    answer = requests.get(f"{guarded.url}/v1/models", headers=headers, timeout=5)
+    answer = requests.get(f"{guarded.url}/v1/models", headers=headers, timeout=60)
     assert answer.status_code == status
     assert ("error" in answer.json()) == (status != 200)
     assert not [name for name in answer.headers if name.lower().startswith("access-control")]
-    assert requests.get(f"{guarded.url}/health", timeout=5).status_code == 200
+    assert requests.get(f"{guarded.url}/health", timeout=60).status_code == 200
 
 
 def test_a_body_is_of_bounded_size_whether_it_says_so_or_not(
@@ -245,8 +237,8 @@ def test_a_body_is_of_bounded_size_whether_it_says_so_or_not(
 ) -> None:
     monkeypatch.setattr(guard, "BODY_BYTES", 1000)
     url = f"{server.url}/v1/chat/completions"
-    assert requests.post(url, data=b"x" * 1001, timeout=5).status_code == 413
-    assert requests.post(url, data=iter([b"x" * 600, b"x" * 600]), timeout=5).status_code == 413
+    assert requests.post(url, data=b"x" * 1001, timeout=60).status_code == 413
+    assert requests.post(url, data=iter([b"x" * 600, b"x" * 600]), timeout=60).status_code == 413
 
 
 @pytest.mark.parametrize(
@@ -257,7 +249,7 @@ def test_half_a_head_is_waited_for_a_while(
 ) -> None:
     monkeypatch.setattr(listening, "HEAD_S", 0.05)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.settimeout(5)
+        client.settimeout(10)
         client.sendall(sent)
         assert client.recv(100) == b""
 
@@ -266,7 +258,7 @@ def test_half_a_second_head_is_waited_for_a_while(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.settimeout(5)
+        client.settimeout(10)
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         got = b""
         while not got.endswith(b"}"):
@@ -282,7 +274,7 @@ def test_half_a_body_is_waited_for_a_while(
 ) -> None:
     monkeypatch.setattr(guard, "BODY_S", 0.05)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.settimeout(5)
+        client.settimeout(10)
         head = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
         )
@@ -298,15 +290,15 @@ def test_a_strict_server_knows_its_names_only(tmp_path: Path) -> None:
 
 
 def test_paths_and_methods_that_are_not_there(server: Running) -> None:
-    assert requests.get(f"{server.url}/v1/nothing", timeout=5).status_code == 404
-    answer = requests.get(f"{server.url}/v1/chat/completions", timeout=5)
+    assert requests.get(f"{server.url}/v1/nothing", timeout=60).status_code == 404
+    answer = requests.get(f"{server.url}/v1/chat/completions", timeout=60)
     assert answer.status_code == 405 and "error" in answer.json()
 
 
 def test_counters_count(tmp_path: Path) -> None:
     with running(scripted(tmp_path, script)) as server:
         ask(server, "hello")
-        text = requests.get(f"{server.url}/metrics", timeout=5).text
+        text = requests.get(f"{server.url}/metrics", timeout=60).text
     rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(rows["kt_generation_tokens_total"]) > 3
     assert float(rows['kt_request_success_total{finished_reason="stop"}']) == 1
@@ -326,6 +318,19 @@ def test_a_thread_that_ends_takes_nothing_and_cancels_what_is_there(tmp_path: Pa
         thread.submit(GenerationRequest(prompt), heard.append)
 
 
+def test_a_call_between_steps_that_nobody_wants_any_more_is_not_made(tmp_path: Path) -> None:
+    thread = EngineThread(scripted(tmp_path, script).engine, Limits())
+    began, goes_on, made = threading.Event(), threading.Event(), list[str]()
+    first = thread.between_steps(lambda: (began.set(), goes_on.wait(60)))
+    assert began.wait(60)
+    second = thread.between_steps(lambda: made.append("cancelled"))
+    third = thread.between_steps(lambda: "after it")
+    assert second.cancel()
+    goes_on.set()
+    assert first.result(60) and third.result(60) == "after it" and not made
+    thread.close()
+
+
 def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     with tcp_socket("127.0.0.1", 0) as first, pytest.raises(Busy, match="in use"):
         tcp_socket("127.0.0.1", first.getsockname()[1])
@@ -340,8 +345,7 @@ def test_sockets_say_what_is_wrong_with_them(tmp_path: Path) -> None:
 
 
 def test_ollamas_port_is_listened_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tcp_socket("127.0.0.1", 0) as first, tcp_socket("127.0.0.1", 0) as second:
-        ports = [each.getsockname()[1] for each in (first, second)]
+    ports = [free_port(), free_port()]
     with serve_sockets.sockets_at("127.0.0.1", [*ports, ports[0]]) as listening:
         assert [each.getsockname()[1] for each in listening] == ports
         monkeypatch.setattr(serve_sockets, "OLLAMA_PORT", ports[1])
@@ -375,8 +379,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with tcp_socket("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = ["serve", "kt-mini", "--port", str(port)]
     assert main([*command, "--background"]) == 0
     monkeypatch.delenv("KT_TILE_MIN", raising=False)  # with it a chat loads the model itself
@@ -436,7 +439,7 @@ def test_the_socket_of_its_owner_needs_no_key(tmp_path: Path) -> None:
     path = tmp_path / ("long" * 40) / "1.sock"
     model, rules = scripted(tmp_path, script), Rules(ApiKeys.of("secret"))
     with unix_socket(path) as owners, running(model, rules, more=[owners]) as server:
-        assert requests.get(f"{server.url}/server", timeout=9).status_code == 401
+        assert requests.get(f"{server.url}/server", timeout=60).status_code == 401
         with connected(path) as connection:
             status = status_of(connection)
     assert status is not None and (status.model, status.context) == ("fake", 4096)
@@ -472,7 +475,7 @@ def test_a_server_that_does_not_answer_is_listed_and_ended(
             assert "(loading)" in said.out and str(process.pid) in said.out
             assert "no running server matches '8'" in said.err
             assert main(["stop", "7"]) == 0
-            assert process.wait(9) == -signal.SIGTERM
+            assert process.wait(60) == -signal.SIGTERM
         finally:
             process.kill()  # else a failure above would wait for it forever
     assert running_servers() == []

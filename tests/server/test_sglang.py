@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,16 +13,18 @@ from pathlib import Path
 
 import pytest
 import requests
-from server.routed import free_port
+from ports import free_port, is_refused
+from processes import is_gone
 from server.sglanged import FakeSglang, Log, install_fake, settings_at
+from waits import until
 
 from ktcli.errors import ExitCode, KtError
 from ktcli.server.process import discovery
 from ktcli.server.process.listening import unix_socket
-from ktcli.server.sglang import boundedlog, supervision
+from ktcli.server.sglang import boundedlog, process, supervision
 from ktcli.server.sglang.boundedlog import BoundedLog
 from ktcli.server.sglang.control import answer_at, engine_status
-from ktcli.server.sglang.deaths import KNOWN, why_ended
+from ktcli.server.sglang.failures import KNOWN, why_ended
 from ktcli.server.sglang.supervision import EngineSettings, EngineSupervisor
 
 
@@ -39,8 +39,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeSglang]:
 def fake(installed: FakeSglang, monkeypatch: pytest.MonkeyPatch) -> FakeSglang:
     monkeypatch.setattr(supervision, "HEALTH_S", 0.05)
     monkeypatch.setattr(supervision, "BACKOFF_S", 0.02)
-    monkeypatch.setattr(supervision, "_SPARE_S", 0.3)
-    for name in ("starts", "workers", "words", "seen"):
+    monkeypatch.setattr(process, "_COUNTERS_ANSWER_S", 30.0)
+    for name in ("starts", "workers", "words", "seen", "dies"):
         (installed.package / name).unlink(missing_ok=True)
     installed.does("ok")
     return installed
@@ -68,24 +68,9 @@ def supervised(
     yield made, heard
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def nobody_is_left(fake: FakeSglang) -> bool:
     """Whether all processes have ended; the system takes a moment to bury those that were killed."""
-    until(lambda: all(map(is_gone, fake.pids)), 5.0)
+    until(lambda: all(map(is_gone, fake.pids)))
     return True
 
 
@@ -95,7 +80,7 @@ def test_an_engine_runs_until_it_is_stopped_and_leaves_nobody(
     port = free_port()
 
     def act(running: EngineSupervisor) -> None:
-        assert requests.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).status_code == 401
+        assert requests.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).status_code == 401
         said = engine_status(running)
         assert (said.model, said.running, said.waiting, said.context) == ("qwen", 3, 1, 8192)
         assert said.engine == "sglang-kt 0.7.2" and said.models[0].memory_bytes > 1 << 20
@@ -154,20 +139,23 @@ def test_an_engine_whose_workers_outlive_it_leaves_none(
 
 
 @pytest.mark.parametrize(
-    "how", ["later 0.3 oom", pytest.param("later 3 oom", marks=pytest.mark.thorough), "load oom"]
+    ("how", "after_s"),
+    [("later oom", 0), pytest.param("later oom", 3, marks=pytest.mark.thorough), ("load oom", 0)],
 )
 def test_an_engine_that_crashes_later_is_started_again(
-    fake: FakeSglang, how: str, tmp_path: Path
+    fake: FakeSglang, how: str, after_s: float, tmp_path: Path
 ) -> None:
     fake.does(how)
     port, log = free_port(), Log()
 
     def act(running: EngineSupervisor) -> None:
+        fake.does("ok")
+        time.sleep(after_s)
+        fake.dies()
         if how.startswith("load"):
             with pytest.raises(requests.ConnectionError):
-                requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={}, timeout=5)
+                requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json={}, timeout=60)
         until(lambda: running.restarts == 1)
-        fake.does("ok")
         until(lambda: "qwen answers again" in log.lines)
 
     with supervised(settings_at(port, tmp_path), act, log):
@@ -179,12 +167,15 @@ def test_an_engine_that_crashes_later_is_started_again(
 def test_an_engine_that_crashes_again_and_again_is_given_up(
     fake: FakeSglang, tmp_path: Path
 ) -> None:
-    fake.does("later 0.2 nccl")
+    fake.does("later nccl")
+
+    def act(running: EngineSupervisor) -> None:
+        fake.dies()
+        until(lambda: running._stops > 0)
+
     with (
         pytest.raises(KtError, match=r"NCCL.*the 5th time in a row"),
-        supervised(
-            settings_at(free_port(), tmp_path), lambda running: until(lambda: running._stops > 0)
-        ),
+        supervised(settings_at(free_port(), tmp_path), act),
     ):
         pass
     assert fake.starts == 5 and nobody_is_left(fake)
@@ -193,8 +184,6 @@ def test_an_engine_that_crashes_again_and_again_is_given_up(
 def test_an_engine_that_hangs_is_ended_and_started_again(
     fake: FakeSglang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from ktcli.server.sglang import process
-
     monkeypatch.setattr(supervision, "HANG_S", 0.5)
     monkeypatch.setattr(process, "HEALTH_ANSWER_S", 0.1)
     fake.does("wedge")
@@ -224,7 +213,10 @@ def test_an_engine_that_is_never_ready_is_given_up(
     assert nobody_is_left(fake)
 
 
-def test_an_engine_that_ignores_the_signal_is_killed(fake: FakeSglang, tmp_path: Path) -> None:
+def test_an_engine_that_ignores_the_signal_is_killed(
+    fake: FakeSglang, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervision, "_SPARE_S", 0.3)
     fake.does("stubborn")
     with supervised(settings_at(free_port(), tmp_path), lambda _: None) as (_, log):
         assert log.lines[-1] == "the engine did not end by itself; it was killed"
@@ -313,5 +305,4 @@ def test_an_engine_ends_with_kt_however_that_ends(fake: FakeSglang, tmp_path: Pa
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         child.kill()
     until(lambda: is_gone(fake.pids[0]))
-    with socket.socket() as made:
-        assert made.connect_ex(("127.0.0.1", port)) != 0
+    until(lambda: is_refused(port))  # its last thread closes it

@@ -28,7 +28,7 @@ from ktcli.server.sglang.checking import OtherFlags, require_accepted
 from ktcli.server.sglang.families import FAMILIES, METHODS, STORED, stored_of
 from ktcli.server.sglang.flags import EngineFlag, FlagTable, parser_of, recorded, table_of
 from ktcli.server.sglang.line import HIDDEN, ServerLine
-from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangWishes
+from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangOptions
 from ktcli.server.sglang.source import flags_in, read_flags
 from ktcli.server.sglang.translation import command_line, store_address
 from ktcli.store import catalog, engines
@@ -56,13 +56,13 @@ def question(
     stored, made = stored_of(config), build(config)
     request = Request(Recipe.named(stored.experts, stored.dense), context, defer=defer)
     plan = place(made, host_of(there, torch=True), request)
-    wishes = SglangWishes(f"/models/{model}", model, trusts_code=True)
-    return ServingQuestion(made, config, there, plan, wishes, recorded().architectures)
+    options = SglangOptions(f"/models/{model}", model, trusts_code=True)
+    return ServingQuestion(made, config, there, plan, options, recorded().architectures)
 
 
-def asked(model: str = "kimi-k2-thinking", machine: str = BIG, **wishes: Any) -> ServingQuestion:
+def asked(model: str = "kimi-k2-thinking", machine: str = BIG, **options: Any) -> ServingQuestion:
     found = question(model, machine)
-    return replace(found, wishes=replace(found.wishes, **wishes))
+    return replace(found, options=replace(found.options, **options))
 
 
 def values(words: Sequence[str]) -> dict[str, list[str]]:
@@ -114,6 +114,7 @@ def test_the_recorded_parser_takes_the_line_on_a_machine(model: str) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(4)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_recorded_parser_takes_every_line(model: str) -> None:
     for line in lines_of(model):
@@ -247,10 +248,13 @@ def test_the_table_of_flags_is_whole() -> None:
 
 def test_the_published_line_for_eight_l20_but_for_paths() -> None:
     found = question("kimi-k2-thinking", BIG, context=1000, defer=0)
-    wishes = replace(
-        found.wishes, host="0.0.0.0", port=60000, method="AMXINT4", weight_path="/cpu", experts=200, streams=37
+    options = replace(
+        found.options, host="0.0.0.0", port=60000, method="AMXINT4", weight_path="/cpu", experts=200, streams=37
     )  # fmt: skip
-    said, published = values(command_line(replace(found, wishes=wishes)).words()), values(PUBLISHED)
+    said, published = (
+        values(command_line(replace(found, options=options)).words()),
+        values(PUBLISHED),
+    )
     assert said["--kt-cpuinfer"] == ["56"] and said["--tensor-parallel-size"] == ["8"]
     assert said["--kt-threadpool-count"] == ["2"]
     paths = {"--model", "--kt-weight-path"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ from anthropic import Anthropic
 from chat.fake_engine import VOCAB, FakeEngine, write_tokenizer
 from server.running import Running, running, scripted, serving_models
 from server.sources import ScriptedModel
+from waits import until
 
 from ktcli.answers.reader import AnswerReader
 from ktcli.assembly.listener import SILENT
@@ -49,7 +50,7 @@ class Thinker(FakeEngine):
         self.ended: list[list[int]] = []
 
     def logits(self, cache: list[int]) -> np.ndarray:
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         cut = self.tokenizer.encode
         assistant = self.tokenizer.id_of("<|assistant|>")
         said = cache[max(i for i, id in enumerate(cache) if id == assistant) + 1 :]
@@ -95,7 +96,7 @@ def closing_tokens(server: Running) -> int:
 
 def chat(server: Running, **more: Any) -> dict[str, Any]:
     body = {"messages": ASKED, "thinking_token_budget": BUDGET, "max_tokens": 60, **more}
-    answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20)
+    answer = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -212,11 +213,11 @@ def test_nobody_comes_between_a_thought_and_its_answer(tmp_path: Path) -> None:
             return text
 
         asked = [others.submit(ask, 0)]
-        wait_for(lambda: server.residency.counts().running == 1)
+        until(lambda: server.residency.counts().running == 1)
         asked += [others.submit(ask, number) for number in (1, 2)]
-        wait_for(lambda: server.residency.counts().waiting == 2)
+        until(lambda: server.residency.counts().waiting == 2)
         server.engine.gate.set()
-        assert [len(each.result(20)) for each in asked] == [4] * 3
+        assert [len(each.result(60)) for each in asked] == [4] * 3
         (first,) = server.engine.tokenizer.encode("0")
         assert [first in ids for ids in server.engine.ended] == [True, False, False]
 
@@ -226,11 +227,11 @@ def test_an_answer_may_go_on_behind_its_thought_while_the_server_ends(tmp_path: 
         assert isinstance(server.engine, Thinker) and server.serving is not None
         server.engine.gate.clear()
         asked = others.submit(chat, server)
-        wait_for(lambda: server.residency.counts().running == 1)
+        until(lambda: server.residency.counts().running == 1)
         server.serving.stop()
         time.sleep(0.2)  # it ends meanwhile
         server.engine.gate.set()
-        assert len(asked.result(20)["choices"][0]["message"]["content"]) == 4
+        assert len(asked.result(60)["choices"][0]["message"]["content"]) == 4
 
 
 def test_who_leaves_behind_the_thought_ends_the_answer(server: Running) -> None:
@@ -239,24 +240,17 @@ def test_who_leaves_behind_the_thought_ends_the_answer(server: Running) -> None:
     body = {"messages": ASKED, "thinking_token_budget": BUDGET, "stream": True, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"
     server.engine.pauses = True
-    with requests.post(url, json=body, stream=True, timeout=20) as answer:
+    with requests.post(url, json=body, stream=True, timeout=60) as answer:
         lines = answer.iter_lines(chunk_size=1)  # whose end would be that of the connection
         for line in lines:
             if b'"content":"' in line and b'"content":""' not in line:
                 break
         known = list(server.serving.state.answering.values())  # others may not be forgotten yet
         (generation,) = [each for each in known if each._open]
-    wait_for(lambda: generation._cancelled)
+    until(lambda: generation._cancelled)
     server.engine.gate.set()
-    wait_for(lambda: not server.leases)
+    until(lambda: not server.leases)
     assert generation.tokens < 500  # of more than 900
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_no_thought_at_all_where_the_model_ends_at_once(tmp_path: Path) -> None:
@@ -268,7 +262,7 @@ def test_no_thought_at_all_where_the_model_ends_at_once(tmp_path: Path) -> None:
     with running(scripted(tmp_path, lambda question: "<think>", template=template)) as server:
         for budget in (0, 0, 5):
             body = {"messages": ASKED, "max_tokens": 20, "thinking_token_budget": budget}
-            reply = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=20)
+            reply = requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
             assert reply.status_code == 200, reply.text
 
 
@@ -286,8 +280,8 @@ def test_a_fault_in_one_answer_is_told_and_logged_and_others_are_answered(
         url = f"{server.url}/v1/chat/completions"
         with monkeypatch.context() as patch:
             patch.setattr(AnswerReader, "next", lambda reader: {}["a secret"])
-            failed = requests.post(url, json=body, timeout=20)
+            failed = requests.post(url, json=body, timeout=60)
         assert failed.status_code == (200 if stream else 500)
         assert "internal" in failed.text and "secret" not in failed.text
         assert len(warned) == 1 and "KeyError" in warned[0] and "secret" not in warned[0]
-        assert "answered" in requests.post(url, json={**body, "stream": False}, timeout=20).text
+        assert "answered" in requests.post(url, json={**body, "stream": False}, timeout=60).text

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
 from chat.fake_engine import END, TEMPLATE
 from openai import BadRequestError, OpenAI
 from server.running import running, scripted
@@ -98,6 +99,46 @@ def test_calls_come_whole_and_in_pieces(client: OpenAI) -> None:
         assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS] * 2  # type: ignore[union-attr]
     assert "tool_calls.function.arguments.delta" in events
     assert whole.choices[0].message.model_dump()["reasoning_content"] == "hm"
+
+
+def test_where_calls_are_not_to_be_parallel_the_first_one_ends_the_answer(client: OpenAI) -> None:
+    made: Any = {"model": "fake", "messages": asked("weather"), "tools": TOOLS}
+    one = client.chat.completions.create(**made, parallel_tool_calls=False)
+    several = client.chat.completions.create(**made, parallel_tool_calls=True)
+    with client.chat.completions.stream(**made, parallel_tool_calls=False) as stream:
+        streamed = stream.get_final_completion()
+    for answer in (one, streamed):
+        choice = answer.choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+        (call,) = choice.message.tool_calls or ()
+        assert json.loads(call.function.arguments) == ARGUMENTS  # type: ignore[union-attr]
+    assert one.usage and several.usage
+    assert one.usage.completion_tokens < several.usage.completion_tokens
+    function = {"type": "function", **TOOLS[0]["function"]}
+    response = client.responses.create(
+        model="fake", input="weather", tools=[function], parallel_tool_calls=False
+    )
+    assert [each.type for each in response.output].count("function_call") == 1
+    schema = function["parameters"]
+    asks = {
+        "messages": asked("weather"),
+        "max_tokens": 2000,
+        "tools": [{"name": "get_weather", "input_schema": schema}],
+    }
+    for limit in (
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        {"parallel_tool_calls": False},
+    ):
+        reply = requests.post(f"{client.base_url}messages", json={**asks, **limit}, timeout=60)
+        ended = reply.json()
+        assert [each["type"] for each in ended["content"]].count("tool_use") == 1
+        assert ended["stop_reason"] == "tool_use"
+    asks = {"messages": asked("weather"), "stream": False, "tools": TOOLS}
+    url = str(client.base_url).removesuffix("v1/") + "api/chat"
+    for several in (True, False):
+        more = {"parallel_tool_calls": several}
+        said = requests.post(url, json={**asks, **more}, timeout=60).json()["message"]
+        assert len(said["tool_calls"]) == 1 + several
 
 
 def test_a_result_goes_back(client: OpenAI) -> None:

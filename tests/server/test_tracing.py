@@ -9,14 +9,17 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import requests
 from server.running import Running, running, scripted, served_by_command
+from waits import until
 
 from ktcli.assembly.listener import Listener
 from ktcli.server.tracing.provider import naming_variable, tracer_provider
@@ -58,10 +61,8 @@ def post(server: Running, path: str, headers: Any = None, **body: Any) -> reques
 
 def taken(spans: Any, n: int) -> list[Any]:
     """The spans of the latest request; the last one ends behind its answer."""
-    for _ in range(2000):
-        if len(found := spans.get_finished_spans()) >= n:
-            break
-        threading.Event().wait(0.005)
+    until(lambda: len(spans.get_finished_spans()) >= n)
+    found = spans.get_finished_spans()
     spans.clear()
     return list(found)
 
@@ -87,6 +88,22 @@ def test_a_request_is_a_span_and_its_answer_another_below(
     assert said["gen_ai.response.finish_reasons"] == ("stop",)
     first_s = said["gen_ai.response.time_to_first_chunk"]
     assert 0 < first_s <= (model.end_time - model.start_time) / 1e9
+    assert request.start_time <= model.start_time <= model.end_time <= request.end_time
+
+
+def test_spans_keep_their_order_whatever_runs_between_readings_of_two_clocks(
+    traced: Running, spans: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reading of the wall's clock is a second less late than the one before."""
+    late_s = iter(range(100, 0, -1))
+    clock = SimpleNamespace(
+        monotonic=time.monotonic,
+        monotonic_ns=time.monotonic_ns,
+        time_ns=lambda: time.time_ns() + next(late_s) * 10**9,
+    )
+    monkeypatch.setattr("ktcli.server.tracing.spans.time", clock)
+    assert post(traced, "/v1/chat/completions").status_code == 200
+    model, request = taken(spans, 2)
     assert request.start_time <= model.start_time <= model.end_time <= request.end_time
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import requests
 from mini_library import NEEDS_KT_MINI
-from server.routed import free_port
+from ports import free_port
+from server.wheels import packages_of
 
 pytestmark = [pytest.mark.thorough, NEEDS_KT_MINI]
 VERSION = "0.1.17"
-FETCH_S = 300
 READY_S = 60
 PROMPT = [300 + 7 * n % 1500 for n in range(700)]
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,26 +29,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture(scope="module")
 def installed() -> Path:
-    """A folder with the router's packages, which pip installs once into the user's cache; skips where it cannot."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = Path(base) / "kt-tests" / "engines" / f"vllm-router-{VERSION}-{python}"
-    if folder.exists():
-        return folder
-    begun = folder.with_name(f"{folder.name}.{os.getpid()}")
-    words = ["install", "--quiet", "--only-binary", ":all:", "--retries", "1"]
-    command = [sys.executable, "-m", "pip", *words, "--target", str(begun)]
-    try:
-        done = subprocess.run(
-            [*command, f"vllm-router=={VERSION}"], capture_output=True, text=True, timeout=FETCH_S
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"vllm-router: pip took more than {FETCH_S} s")
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["pip"])[-1]
-        pytest.skip(f"vllm-router cannot be fetched: {said}")
-    begun.rename(folder)
-    return folder
+    """A folder with the router's packages."""
+    return packages_of("vllm-router", VERSION)
 
 
 class Process:
@@ -94,7 +76,12 @@ class Server(Process):
     """
 
     def __init__(self, home: Path, *more: str) -> None:
-        self.home, self.events, self._port, self._more = home, free_port(), free_port(), more
+        self.home, self.events, self._port, self._more = (
+            home,
+            free_port(together=2),
+            free_port(),
+            more,
+        )
         home.mkdir(parents=True, exist_ok=True)
         self.begin()
 

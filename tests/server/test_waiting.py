@@ -14,7 +14,8 @@ import requests
 from server.running import Running, serving_models
 from server.sources import ScriptedModel
 from server.test_residency import heard, library, one
-from server.test_serving import health, send, until
+from server.test_serving import health, send
+from waits import until
 
 from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import BadPack
@@ -110,7 +111,7 @@ def test_a_stream_is_alive_while_its_model_is_loaded(
     heard(client, b"[DONE]")
     assert heard(whole, b"b heard hi").startswith(b"HTTP/1.1 200")
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert answers == ["b heard hi"] * 4
 
 
@@ -133,7 +134,7 @@ def test_a_model_that_cannot_be_loaded_is_an_event_of_each_stream(
     models[1].gate.set()
     assert b'data: {"error":{"message":"kt.json is damaged' in heard(client, b"[DONE]")
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(said) == 4 and all("kt.json is damaged" in each for each in said)
 
 

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from server.running import serving_models
 from server.sources import ScriptedModel, ScriptedOpened
-from server.test_serving import ask, until
+from server.test_serving import ask
 from server.test_unloading import unload
 from shapes import config
+from waits import until
 
 from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.load import load_random

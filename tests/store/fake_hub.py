@@ -22,6 +22,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from waits import until
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -78,6 +80,11 @@ class Hub:
         self.secrets: list[str] = []  # of all requests: what their clients prove with who they are
         self.moved_to = ""  # another server's address: everything is redirected there
         self.seen: list[dict[str, str]] = []  # the headers of each request for a file's bytes
+        self.answering: set[threading.Thread] = set()  # those that answer a request now
+
+    def rest(self) -> None:
+        """Waits until nothing goes out any more to clients that have left: until then it would be counted."""
+        until(lambda: not self.answering)
 
     def fetched(self, name: str) -> int:
         """How often a file's content was asked for."""
@@ -124,6 +131,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         pass
+
+    def parse_request(self) -> bool:  # once its first line has come
+        self.hub.answering.add(threading.current_thread())
+        return super().parse_request()
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        finally:
+            self.hub.answering.discard(threading.current_thread())
 
     def do_HEAD(self) -> None:
         self._answer(body=False)

@@ -8,11 +8,13 @@ import io
 import json
 import os
 import random
+import subprocess
+import sys
 import tarfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -233,12 +235,21 @@ THIRDS = pytest.mark.parametrize(
 )
 
 
-def killed_after(calls: int, work: Callable[[Path], object], path: Path) -> bool:
-    """Runs `work` on a path in a process that dies at a call of the system; returns whether it lived on."""
-    if child := os.fork():
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, _KILLED)
-        return code == 0
+# Forks for each line of input, as only a process of one thread can, and says how the child ended.
+FORKS = f"""
+import json, os, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from store import test_bundle
+for line in sys.stdin:
+    os.environ["KT_HOME"], calls, work, path = json.loads(line)
+    if not (child := os.fork()):
+        test_bundle.die_at(calls, getattr(test_bundle, work), test_bundle.Path(path))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def die_at(calls: int, work: Callable[[Path], object], path: Path) -> NoReturn:
+    """Runs `work` on a path and ends the process: killed at a call of the system, 0 if it lived on, else 1."""
     left = calls
     for name in ("write", "rename", "fsync", "ftruncate", "unlink", "mkdir"):
         real = getattr(os, name)
@@ -260,9 +271,34 @@ def killed_after(calls: int, work: Callable[[Path], object], path: Path) -> bool
         os._exit(1)
 
 
+KilledAfter = Callable[[int, Callable[[Path], object], Path], bool]
+
+
+@pytest.fixture
+def killed_after() -> Iterator[KilledAfter]:
+    """Runs `work` on a path in a process that dies at a call of the system; returns whether it lived on."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forks:
+        assert forks.stdin is not None and forks.stdout is not None
+        said, heard = forks.stdin, forks.stdout
+
+        def killed(calls: int, work: Callable[[Path], object], path: Path) -> bool:
+            told = [os.environ["KT_HOME"], calls, work.__name__, str(path)]
+            print(json.dumps(told), file=said, flush=True)
+            code = int(heard.readline())
+            assert code in (0, _KILLED)
+            return code == 0
+
+        yield killed
+        forks.stdin.close()
+
+
 @pytest.mark.thorough
 @THIRDS
-def test_an_export_goes_on_wherever_it_was_killed(first: int, tmp_path: Path) -> None:
+def test_an_export_goes_on_wherever_it_was_killed(
+    first: int, tmp_path: Path, killed_after: KilledAfter
+) -> None:
     whole, kills, lived = export(tmp_path / "whole.tar").read_bytes(), first, False
     while not lived:
         target = tmp_path / f"{kills}.tar"
@@ -280,7 +316,9 @@ def test_an_export_goes_on_wherever_it_was_killed(first: int, tmp_path: Path) ->
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_an_export_that_is_killed_again_and_again_gets_further(tmp_path: Path) -> None:
+def test_an_export_that_is_killed_again_and_again_gets_further(
+    tmp_path: Path, killed_after: KilledAfter
+) -> None:
     target, runs = tmp_path / "x.tar", 1
     while not killed_after(12, export, target):
         runs += 1
@@ -291,7 +329,11 @@ def test_an_export_that_is_killed_again_and_again_gets_further(tmp_path: Path) -
 @pytest.mark.thorough
 @THIRDS
 def test_an_import_goes_on_wherever_it_was_killed(
-    first: int, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: int,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed_after: KilledAfter,
 ) -> None:
     target, whole = export(tmp_path / "x.tar"), files(home)
     kills, lived = first, False

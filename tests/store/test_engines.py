@@ -8,13 +8,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waits import until
 
 from ktcli.assembly import engines as installing
 from ktcli.assembly.listener import SILENT
@@ -244,10 +244,8 @@ def test_a_killed_installation_leaves_nothing_that_counts(
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(wheels)], stderr=subprocess.DEVNULL
     ) as child:
-        until = time.monotonic() + 30
-        while not (path / "pyvenv.cfg").exists():
-            assert time.monotonic() < until and child.poll() is None
-            time.sleep(0.01)
+        until(lambda: (path / "pyvenv.cfg").exists() or child.poll() is not None)
+        assert child.poll() is None
         child.send_signal(number)
         child.wait()
     assert engines.every() == ()

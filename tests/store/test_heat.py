@@ -136,7 +136,7 @@ def test_hit_rates_and_needed_experts_equal_the_obvious_count(share: float) -> N
 def test_writers_at_once_lose_nothing(pack: Path) -> None:
     program = (
         "import sys; from pathlib import Path; import numpy as np; from ktcli.store import heat\n"
-        "one = heat.Heat(np.eye(3, 8, int(sys.argv[2]), dtype=np.int64), 1)\n"
+        "one, heat.WAIT_S = heat.Heat(np.eye(3, 8, int(sys.argv[2]), dtype=np.int64), 1), 60\n"
         "assert all(heat.add(Path(sys.argv[1]), one) for _ in range(30))"
     )
     writers = [

@@ -30,10 +30,10 @@ def test_records_that_wait_behind_a_batch_that_cannot_be_written_are_counted_too
     writer = PageWriter(Target(SPACE, 2 * SIZE, all_wanted, is_busy, lambda: None))
     for label in conversation("a", 5):
         writer.put(label, SIZE, lambda memory: True)
-    assert tried.wait(30)
+    assert tried.wait(60)
     writer.close(0.01)
     for thread in set(threading.enumerate()).difference(before):
-        thread.join(30)
+        thread.join(60)
     assert writer.dropped == 5
 
 
@@ -58,7 +58,7 @@ def test_while_the_engine_is_busy_it_works_for_a_small_share_of_the_time(
     writer = PageWriter(Target(SPACE, SIZE, all_wanted, lambda image: True, done.set))
     writer.busy = is_busy
     writer.put(conversation("a", 1)[0], SIZE, fill)
-    assert done.wait(30)
+    assert done.wait(60)
     writer.close(30)
     rested = worked[0] / BUSY_SHARE - worked[0]
     assert rested <= passed[0] <= rested + 3 if busy else passed[0] <= 2

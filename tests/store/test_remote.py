@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from store.page_labels import PAGE_BYTES, SPACE, conversation, data_of, put, read, shared
+from waits import patient, until
 
 from ktcli import smallfiles
 from ktcli.errors import KtError
@@ -22,6 +23,7 @@ from ktcli.store import pagefolder, pages, remote
 from ktcli.store.pages import PageStore
 from ktcli.store.remote import RemoteStore
 from ktcli.store.sharedfolder import SharedFolder
+from ktcli.threads import BackgroundCall
 
 Patch = pytest.MonkeyPatch
 PARTS = conversation("one", 4)
@@ -31,6 +33,7 @@ PARTS = conversation("one", 4)
 def home(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(remote, "REST_S", 0.0)
+    patient(monkeypatch, remote)
 
 
 @contextmanager
@@ -131,7 +134,7 @@ def test_nobody_waits_for_a_store_that_hangs_and_it_is_used_when_it_is_back(
             store.hurry()
             assert function.entered.wait(60)
             assert not store.flush(30)
-    assert function.entered.is_set() and store.rests
+    assert function.entered.wait(60) and store.rests
     assert not any(store.has(each.kind, each.key) for each in PARTS) and store.states() == []
     assert read(store, PARTS) == 0 and not store.put(PARTS[0], 1, lambda into: True)  # type: ignore[arg-type]
     store.use([PARTS[0].key])
@@ -227,16 +230,22 @@ def test_many_files_are_looked_through_without_keeping_anybody(
     path: Path, hanging: Callable[[Any, str], Hanging], monkeypatch: Patch
 ) -> None:
     """A store that goes on is not one that hangs."""
-    seen = threading.Event()
+    listed, seen = threading.Event(), threading.Event()
     real = os.pread
 
     def slow(*arguments: Any) -> bytes:
+        listed.set()
         seen.wait()
         return real(*arguments)
 
+    def wait(call: BackgroundCall[Any], wait_s: float) -> bool:
+        until(lambda: call.ended or listed.is_set())  # and then the time is over
+        return call.ended
+
     monkeypatch.setattr(os, "pread", slow)
-    monkeypatch.setattr(remote, "LOOK_S", 0.1)
-    store = opened(path)  # whose first listing has come, but no table
+    with monkeypatch.context() as patched:
+        patched.setattr(BackgroundCall, "wait", wait)
+        store = opened(path)  # whose first listing has come, but no table
     assert not store.rests and not store.has(PARTS[0].kind, PARTS[0].key)
     store.refresh()
     assert not store.rests

@@ -378,5 +378,7 @@ def test_killed_writers_leave_a_store_that_verifies(path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_writers_killed_at_many_moments_leave_a_store_that_verifies(path: Path) -> None:
-    killed(path, [0.004 * (n % 12) for n in range(48)])
+@pytest.mark.rotates(4)
+@pytest.mark.parametrize("turn", range(4))  # a hundred moments for each writer
+def test_writers_killed_at_many_moments_leave_a_store_that_verifies(path: Path, turn: int) -> None:
+    killed(path, [0.004 * (n % 12) + 0.001 * turn for n in range(50)])

@@ -111,7 +111,7 @@ def test_a_server_that_hardly_sends_is_asked_again(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "SLOW_S", 0.2)
-    monkeypatch.setattr(transfer, "LEAST_BYTES", 100_000)
+    monkeypatch.setattr(transfer, "LEAST_BYTES", 10_000)  # less than a piece
     hub.script[NAME].append(Fault(pause_s=0.05))
     fetch(hub, tmp_path)
     assert (tmp_path / NAME).read_bytes() == DATA
@@ -308,13 +308,13 @@ def test_bytes_that_two_connections_bring_are_written_once(
     def slow(to: int, data: bytes, offset: int) -> int:
         if to == descriptor and not begun.is_set():
             begun.set()
-            assert goes_on.wait(30)
+            assert goes_on.wait(60)
         return pwrite(to, data, offset)
 
     monkeypatch.setattr(os, "pwrite", slow)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(file.write, 0, DATA[:1000])
-        assert begun.wait(30)
+        assert begun.wait(60)
         second = pool.submit(file.write, 0, bytes(1000))
         with contextlib.suppress(TimeoutError):
             second.result(0.1)  # it would be done by now if it did not wait
@@ -420,6 +420,7 @@ def test_a_pull_that_is_killed_goes_on_inside_the_file(hub: Hub, times: int) -> 
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        hub.rest()
         assert library.find("org/tiny") is None
         assert hub.sent[NAME] <= SIZE - before
         arrived = PartialFile(located(hub), folder / ".kt-pull", CHUNK).arrived_bytes

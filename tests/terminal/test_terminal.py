@@ -23,6 +23,15 @@ ROWS = 24
 CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"
 
 
+# Makes the terminal of its input that of its session, and becomes a program. Between fork and exec of this process,
+# which has threads, no Python is to run.
+OWNS = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 class Terminal:
     """A program in a pseudo-terminal.
 
@@ -44,13 +53,12 @@ class Terminal:
         if columns:
             self.resize(columns)
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", "-c", OWNS, *command],
             stdin=child,
             stdout=child,
             stderr=child,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
         )
         os.close(child)
         self.raw = ""
@@ -206,7 +214,7 @@ def test_an_answer_is_kept_when_the_terminal_closes(terminal: Terminal, tmp_path
     terminal.type("long\r")
     terminal.expect("word word word")
     os.close(terminal.parent)  # the terminal is gone: SIGHUP
-    assert terminal.process.wait(30) == -signal.SIGHUP
+    assert terminal.process.wait(60) == -signal.SIGHUP
     assert kept(tmp_path)[0] == "long" and kept(tmp_path)[1].startswith("word word word")
 
 

@@ -9,12 +9,13 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from chat.fake_engine import write_tokenizer
+from processes import is_gone
 from text.hostile import replace, split
+from waits import until
 
 from ktcli.errors import BadCheckpoint
 from ktcli.text import confined
@@ -84,14 +85,15 @@ def test_calls_share_their_processor_time(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_helper_that_sleeps_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the library does in its own cleaning up when memory ends, without using processor time."""
-    monkeypatch.setattr(confined, "GLANCE_S", 0.05)
-    monkeypatch.setattr(confined, "SLEEP_S", 0.2)
     write_tokenizer(tmp_path)
     codec = ConfinedCodec((tmp_path / "tokenizer.json").read_text())
     os.kill(codec._helper._process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(confined, "_sleeps", lambda process: True)
-    with pytest.raises(ConfinedError, match="memory"):
-        codec.encode("hello")
+    with monkeypatch.context() as patch:
+        patch.setattr(confined, "GLANCE_S", 0.05)
+        patch.setattr(confined, "SLEEP_S", 0.2)
+        patch.setattr(confined, "_sleeps", lambda process: True)
+        with pytest.raises(ConfinedError, match="memory"):
+            codec.encode("hello")
     assert codec.encode("hello")
 
 
@@ -106,11 +108,7 @@ def test_a_helper_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "tokenizer.json")], capture_output=True, text=True
     )  # fmt: skip
-    helper = Path(f"/proc/{int(done.stdout)}/stat")
-    deadline = time.monotonic() + 10
-    while helper.exists() and helper.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: is_gone(int(done.stdout)))
 
 
 def test_the_helper_asks_for_no_more_than_the_shell_allows(monkeypatch: pytest.MonkeyPatch) -> None:

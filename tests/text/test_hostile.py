@@ -63,6 +63,7 @@ SLOW = (
 )  # fmt: skip
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW)) for name in CONFINED],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from training.decoded import decoded_products
 from training.judge import randomise
 
 from ktcli.adapters.targets import Targets
@@ -15,7 +16,6 @@ from ktcli.training.model import TrainableModel, TrainingOptions
 from ktcli.training.products import Products
 from ktcli.training.programs import NativeProducts, ProgramSizes
 from ktcli.training.recorded import products_of
-from ktcli.training.weights import decoded_products
 from ktcli.weights.pack import Pack
 
 POOL = Pool(1, spin_us=0)

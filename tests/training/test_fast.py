@@ -36,11 +36,13 @@ FORMATS = {
     ("int4", "int8"): 0.025,
     ("mxfp4", "int4"): 0.025,
     ("nl4", "nl4-g32"): 0.025,
+    ("nl4-s8", "int6"): 0.025,
 }
 CASES = [(name, formats) for name in FAMILIES for formats in FORMATS]
 
 
 @pytest.mark.each_once
+@pytest.mark.rotates(3, "name", "formats")
 @pytest.mark.parametrize(
     ("name", "formats"),
     CASES,

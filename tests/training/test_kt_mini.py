@@ -63,7 +63,7 @@ def test_the_loss_changes_as_the_gradient_says(along: str, trained: TrainableMod
     )
 
     packed = trained._packed(texts, masks)
-    passed: list[Any] = []
+    passed: list[list[Any]] = []
     trained._forward(packed, passed)
 
     @torch.no_grad()
@@ -72,9 +72,9 @@ def test_the_loss_changes_as_the_gradient_says(along: str, trained: TrainableMod
         for name, each in trained.factors.items():
             moves = zip(values[name], direction[name], strict=True)
             each.fill(*(value + step / length * move for value, move in moves))
-        x = passed[0].x
-        for layer, each in enumerate(passed):
-            backend = trained._backend(packed, x, layer, each.chosen)
+        x = passed[0][0].x
+        for layer, (each,) in enumerate(passed):  # all documents are one group
+            backend = trained._backend(each.group, x, layer, each.chosen)
             x = trained.model.layer(backend, x, layer)
         return mean_loss(trained._head, x, packed, trained.model.spec.vocab)
 

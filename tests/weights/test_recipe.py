@@ -6,8 +6,15 @@ from stored import lone
 from ktcli.errors import UsageError
 from ktcli.native import Format, packed_bytes
 from ktcli.ops.tensors import Cut, Role
-from ktcli.weights.formats import FORMATS, better_than, format_named, mixable
-from ktcli.weights.recipe import Recipe, automatic, format_of, split_pair, stored_bytes
+from ktcli.weights.formats import FORMATS, better_than, format_named, losses, mixable
+from ktcli.weights.recipe import (
+    Recipe,
+    automatic,
+    dominated,
+    format_of,
+    split_pair,
+    stored_bytes,
+)
 
 
 def test_names_are_those_of_the_rows():
@@ -65,7 +72,7 @@ def test_automatic_formats_go_down_in_bits():
     """From 8 to 4; what holds the experts of a recipe is what these bits say."""
     bits = [Recipe.named(name).bits_per_expert_weight for name in automatic()]
     assert bits == sorted(bits, reverse=True) and (bits[0], bits[-1]) == (8, 4)
-    assert automatic() == ("int8", "nl4-g32-mixed", "nl4-g32", "nl4", "int4-row-had")
+    assert automatic() == ("int8", "nl4-s8-mixed", "nl4-s8", "int4-row-had")
 
 
 def test_mixed_and_calibrated_are_endings_of_a_name():
@@ -118,3 +125,19 @@ def test_a_step_more_precise_is_more_bits():
             tensor = lone(64, 512, Role.EXPERTS, (), count=2, cut=cut)
             found = format_of(tensor, recipe)
             assert found and found.name == wanted
+
+
+def test_formats_that_another_one_dominates() -> None:
+    """The others have the least loss of their bytes."""
+    lost = {each.format: each.nats for each in losses(experts=True)}
+    best = sorted(lost.keys() - set(dominated()), key=lost.__getitem__)
+    assert {"int8", "nl4-s8", "int4-row-had"} <= set(best) and {"int4-g128", "mxfp4"} <= set(
+        dominated()
+    )
+    bits = [Recipe.named(name).bits_per_expert_weight for name in best]
+    assert bits == sorted(bits, reverse=True) and len(set(bits)) == len(bits)
+    for name in dominated():
+        own = Recipe.named(name).bits_per_expert_weight
+        assert any(
+            b <= own and lost[other] < lost[name] for other, b in zip(best, bits, strict=True)
+        )

@@ -9,7 +9,7 @@ _IN_TEXT = re.compile(r'[^"\\]+')
 
 
 class JsonValue:
-    """An object or list whose text comes in pieces.
+    """Finds the end of a JSON object or list whose text comes in pieces.
 
     Attributes:
         ended: whether it is whole.
@@ -21,7 +21,7 @@ class JsonValue:
         self._in_text = self._escaped = False
 
     def take(self, text: str) -> int:
-        """Takes text on; returns how many characters of it belong to the value. It begins with a bracket."""
+        """Reads more text; returns the number of its characters that belong to the value. It begins with a bracket."""
         at = 0
         while at < len(text) and not self.ended:
             if self._escaped:

@@ -20,9 +20,7 @@ from ktcli.answers.stream import overlap
 Read = str | CallEvent  # a text for the reader, or something of a call
 NAME_CHARS = 256  # of a tool
 # The usual beginning of an object that is a call, up to its arguments.
-_HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-)
+_HEAD = r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 NAME_PATTERN = re.compile(r"[^\s<>{}\"]+")
 _FENCE_BEGUN = re.compile(r"`{0,2}|```(?:j|js|jso|json)?\s*")
 _FENCE = re.compile(r"\s*```(?:json)?\s*(?=[\[{])")  # before a call that is an object
@@ -31,7 +29,7 @@ _INDEX = re.compile(r":\d+$")  # Kimi's calls are functions.NAME:INDEX
 
 
 class CallReader:
-    """The reader of one answer.
+    """The reader of the tool calls in one answer.
 
     Args:
         tools: the tools that may be called; their schemas say what values are.
@@ -74,7 +72,7 @@ class CallReader:
         return found
 
     def whole_calls_in(self, text: str) -> list[Read]:
-        """Returns the calls that are whole in a text, without what stands around them."""
+        """Returns the complete calls in a text, without the text around them."""
         reader = CallReader(self._style, self._tools)
         found = reader.feed(text)
         whole = {each.number for each in found if isinstance(each, CallEnds)}
@@ -257,7 +255,7 @@ class CallReader:
         if (
             style.end
             and not style.bare
-            and (head := _HEAD.match(body))
+            and (head := re.match(_HEAD, body))
             and (name := _text_of(head[1]))
         ):
             self._begin(name)

@@ -6,8 +6,9 @@ style needs no row. Sources: the templates and cards that the makers publish.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from ktcli.records import dataclass
 
 
 class Arguments(Enum):
@@ -20,7 +21,7 @@ class Arguments(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """How calls are written.
+    """The syntax in which a model writes tool calls.
 
     Attributes:
         name: one of the families that write so.
@@ -61,7 +62,7 @@ class CallStyle:
 
     @property
     def sections(self) -> tuple[tuple[str, str], ...]:
-        """The marks around all calls: the right ones, then those that models write in their place."""
+        """The marks around all calls: the documented ones, then those that models write in their place."""
         return tuple(pair for pair in (self.section, self.misspelt) if pair[0])
 
     @property
@@ -70,7 +71,7 @@ class CallStyle:
         return (self.begin, *(opening for opening, _ in self.sections))
 
     def value_end(self, key: str) -> str:
-        """Returns the mark behind the value of a key."""
+        """Returns the mark that ends the value of a key."""
         return f"{self.value[1]}{key}>" if self.tagged else self.value[1]
 
     @property
@@ -174,5 +175,5 @@ GENERIC = CallStyle("generic", (), Arguments.OBJECT, "<tool_call>", "</tool_call
 
 
 def style_of(template: str) -> CallStyle | None:
-    """Returns how a model with this chat template writes calls; None: it has no way that is known."""
+    """Returns the syntax of tool calls of a model with this chat template; None: it has none that is known."""
     return next((row for row in STYLES if all(mark in template for mark in row.told_by)), None)

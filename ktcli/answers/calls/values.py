@@ -6,8 +6,10 @@ import ast
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Mapping[str, Any]]) -> Tools:
-        """Returns the tools of a request, as OpenAI's API has them."""
+        """Returns the tools of a request from their definitions in OpenAI's format."""
         found: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function")
@@ -36,7 +38,9 @@ class Tools:
         return self._types(tool, key) <= {"string"}
 
     def value(self, tool: str, key: str, text: str) -> Any:
-        """Returns the value that a text means: of the first type that takes it, the text itself last."""
+        """Returns a text as a value of the first type in the schema that accepts it; the last resort is the text
+        itself.
+        """
         types = self._types(tool, key)
         if "string" in types and len(types) == 1:
             return text
@@ -49,7 +53,7 @@ class Tools:
         return text if types and not _is_one_of(found, types) else found
 
     def typed(self, tool: str, key: str, text: str) -> Any:
-        """Returns the value that a text means where the schema says a type; else the text."""
+        """Returns a text as a value of the type in the schema; the text if the schema has no type for it."""
         return self.value(tool, key, text) if self._types(tool, key) else text
 
     def _types(self, tool: str, key: str) -> set[str]:
@@ -82,7 +86,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
 
 
 def referred(ref: str, root: Mapping[str, Any]) -> Any:
-    """Returns what a reference inside a schema's document means; None: nothing."""
+    """Returns the part of a schema's document that a `$ref` points to; None: there is none."""
     at: Any = root if ref.startswith("#") else None
     for part in ref[1:].split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

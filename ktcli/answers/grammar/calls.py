@@ -8,23 +8,25 @@ JSON of their schemas.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ktcli.answers.calls.reader import NAME_PATTERN
 from ktcli.answers.calls.styles import Arguments, CallStyle
 from ktcli.answers.calls.values import Tools
 from ktcli.answers.grammar.lark import GrammarWriter, optional_line
+from ktcli.answers.grammar.meaning import followed
 from ktcli.answers.grammar.schema import checked_schema
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 _LINE = optional_line()
+_MOST_WAYS = 16  # to choose the arguments of one call from
 
 
 @dataclass(frozen=True, slots=True)
 class WantedCalls:
-    """The calls that an answer must be.
+    """The tool calls that an answer must consist of.
 
     Attributes:
         tools: those that may be called, in the order of their names.
@@ -40,7 +42,7 @@ class WantedCalls:
 
 
 def write_calls(writer: GrammarWriter, style: CallStyle, wanted: WantedCalls) -> str:
-    """Adds the rules of the calls and returns the reference to them.
+    """Adds the rules of the calls to a grammar; returns the reference to them.
 
     Raises:
         UsageError: a tool cannot be called so.
@@ -110,6 +112,13 @@ class _CallWriter:
     # --- arguments in pairs ------------------------------------------------------------------
 
     def _pairs(self, at: int, name: str, schema: dict[str, Any]) -> str:
+        ways = [*_objects(schema, schema)][:_MOST_WAYS]
+        if len(ways) < 2:
+            return self._way(str(at), name, ways[0] if ways else schema)
+        said = (self._way(f"{at}_{way}", name, each) for way, each in enumerate(ways))
+        return f"({' | '.join(each or chr(34) * 2 for each in said)})"
+
+    def _way(self, at: str, name: str, schema: dict[str, Any]) -> str:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):
             return ""
@@ -121,7 +130,9 @@ class _CallWriter:
                 f"not one of its properties"
             )
         rules = []
-        for number, key in enumerate(properties):
+        for number, (key, value) in enumerate(properties.items()):
+            if value is False:
+                continue
             rule = self._pair(f"{at}_{number}", name, key, schema)
             rules.append(f"({rule} {_LINE}){'' if key in needed else '?'}")
         return " ".join(rules)
@@ -149,6 +160,16 @@ class _CallWriter:
             texts = " | ".join(writer.text(text) or '""' for text in listed)
             return f"{_LINE} ({texts}) {_LINE} {writer.text(mark)}"
         return writer.until(mark, f"text_{number}")
+
+
+def _objects(schema: Any, root: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the objects of which a checked schema is a choice, with the definitions that they refer to."""
+    schema = followed(schema, root)
+    if isinstance(choice := schema.get("anyOf"), list) and "properties" not in schema:
+        for each in choice:
+            yield from _objects(each, root)
+    else:
+        yield {**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}}
 
 
 def _listed(schema: Any) -> list[str]:

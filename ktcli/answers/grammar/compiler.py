@@ -28,7 +28,7 @@ from ktcli.answers.grammar.vocabulary import read_vocabulary, token_bytes
 from ktcli.answers.grammar.whole import USUAL, Frame, Shape, grammar_of
 from ktcli.errors import KtError, UsageError
 from ktcli.text.tokenizer import Tokenizer
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 
 if TYPE_CHECKING:
     import llguidance
@@ -47,7 +47,7 @@ _ROW_ITEMS, _STEP_ITEMS = 10_000, 50_000
 
 
 def require_sound(form: Form) -> None:
-    """Refuses a form that no model could be held to, before one is loaded.
+    """Raises an error if no model's answer could be constrained to a form; to be called before a model is loaded.
 
     Raises:
         UsageError: it is wrong, or beyond a limit.
@@ -60,7 +60,7 @@ def require_sound(form: Form) -> None:
 
 
 class GrammarConstraint:
-    """Follows one answer through a grammar; see `ktcli.engine.constraint.Constraint`.
+    """The state of a grammar along one answer; see `ktcli.engine.constraint.Constraint`.
 
     Args:
         size: the ids of a mask.
@@ -113,14 +113,15 @@ class GrammarConstraint:
 
 
 class LateConstraint:
-    """Stands for a constraint that is being compiled; whoever waits for that says so by `become`, or cancels the
-    request."""
+    """A placeholder for a constraint that is still being compiled; who waits for it calls `become`, or cancels the
+    request.
+    """
 
     def __init__(self) -> None:
         self._made: GrammarConstraint | None = None
 
     def become(self, made: GrammarConstraint) -> None:
-        """The constraint is there; any thread may say so."""
+        """Sets the compiled constraint; callable from any thread."""
         self._made = made
 
     @property
@@ -171,7 +172,7 @@ class GrammarCompiler:
 
     @classmethod
     def of(cls, answers: AnswerFormat, size: int) -> GrammarCompiler:
-        """Returns the compiler of a model that answers so, whose rows have `size` logits."""
+        """Returns the compiler for a model with this answer format, whose logits have `size` columns."""
         texts = answers.texts
         return cls(texts.tokenizer, texts.stop_ids, size, Frame.of(answers.template))
 
@@ -180,17 +181,17 @@ class GrammarCompiler:
         return Threads(2, "kt-grammar")
 
     def prepare(self) -> Future[None]:
-        """Reads the vocabulary on another thread, once, if no grammar was compiled before."""
+        """Starts reading the vocabulary on another thread, if that is not done; returns a future that is done then."""
         return self._workers.submit(self._read)
 
     def ask(self, compile: Callable[[], T]) -> Future[T]:
-        """Calls what compiles with this compiler, on another thread."""
+        """Calls a function on a thread of this compiler; returns the future of its result."""
         return self._workers.submit(compile)
 
     def constraints(
         self, shape: Shape, style: CallStyle | None, prompt: str | None, count: int = 1
     ) -> list[GrammarConstraint]:
-        """Returns the constraints of as many answers; the other arguments are those of `grammar_of`.
+        """Returns the constraints of `count` answers; the other arguments are those of `grammar_of`.
 
         Raises:
             UsageError: the shape is wrong, or beyond a limit.
@@ -228,7 +229,7 @@ class GrammarCompiler:
         )
 
     def constraint(self, wanted: AnswerConstraint) -> GrammarConstraint:
-        """Returns the constraint of an answer that may have begun.
+        """Returns the constraint of an answer, advanced by the ids that the prompt already has of it.
 
         Raises:
             UsageError: as `constraints`.
@@ -239,7 +240,7 @@ class GrammarCompiler:
         return made
 
     def close(self) -> None:
-        """Ends its threads; what they compile is let go."""
+        """Ends its threads; grammars that they are compiling are discarded."""
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _read(self) -> None:
@@ -275,6 +276,9 @@ class GrammarCompiler:
                 self._chars -= len(old)
 
 
+_PATTERN, _WHY = "regex parse error:", "error: "
+
+
 def _limits() -> llguidance.LLParserLimits:
     import llguidance
 
@@ -301,4 +305,7 @@ def _sentence(error: str) -> str:
     """Returns what llguidance says, in one line."""
     lines = [line.strip() for line in error.splitlines()]
     said = next((line for line in lines if line and not line.startswith("<")), "unknown reason")
+    # What is wrong with a pattern comes behind a drawing of its place.
+    why = next((line.removeprefix(_WHY) for line in lines if line.startswith(_WHY)), "")
+    said = f"{_PATTERN} {why}" if _PATTERN in said and why else said
     return " ".join(said.split())[:200]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.answers.calls.values import referred
-from ktcli.answers.grammar.meaning import VALUES, followed
+from ktcli.answers.grammar.meaning import followed, replaced
 from ktcli.answers.grammar.tokentable import BLANKS, NUMBER, TokenPart, TokenTable
 from ktcli.answers.grammar.vocabulary import SPECIAL
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 _MOST_VISITS = 100_000  # of parts of a schema: some 0.7 s
 _ANY = "*"
@@ -69,7 +70,9 @@ def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
 
 
 def without_unique(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Returns a schema without `uniqueItems`; an array whose items are listed has at most as many."""
+    """Returns a schema without `uniqueItems`; an array whose items come from a list has at most as many items as
+    that.
+    """
     return _without(schema, _ListedItems(root))
 
 
@@ -78,12 +81,9 @@ def _without(schema: Any, lists: _ListedItems) -> Any:
         return [_without(each, lists) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {
-        key: each if key in VALUES else _without(each, lists)
-        for key, each in schema.items()
-        if key != "uniqueItems" or each is not True
-    }
-    if len(found) < len(schema):
+    found = replaced(schema, lambda each: _without(each, lists))
+    if found.get("uniqueItems") is True:
+        del found["uniqueItems"]
         listed, most = lists.of(schema), schema.get("maxItems")
         if listed is not None and not (isinstance(most, int) and most <= len(listed)):
             found["maxItems"] = len(listed)
@@ -174,7 +174,7 @@ class _OpenValue:
 
 
 class DistinctItems:
-    """Follows the JSON of one answer.
+    """Enforces `uniqueItems` along the JSON of one answer.
 
     Args:
         thought: the marks of a thought that may come before the JSON; None: there is none.
@@ -219,7 +219,7 @@ class DistinctItems:
             self._read(byte)
 
     def limit(self, mask: NDArray[np.uint32]) -> None:
-        """Takes the ids out of a mask with which an item would be there twice."""
+        """Removes from a mask the ids with which an item would be in its array twice."""
         for frame in self._stack:
             if not frame.held or not frame.items:
                 continue
@@ -349,7 +349,7 @@ class DistinctItems:
 
 
 def _leads_to(text: bytes, begun: int, left: list[bytes]) -> bool:
-    """Tells whether a text is the beginning of a text of a sorted list, or goes on behind one.
+    """Returns whether a text is the beginning of a text of a sorted list, or goes on behind one.
 
     Args:
         begun: the bytes of the text that are there already.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from ktcli.answers.grammar.distinct import Held, held_arrays, without_unique
 from ktcli.answers.grammar.schema import SCHEMA_BYTES, checked_schema
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 GRAMMAR_BYTES = 64 << 10
 # Blanks where JSON allows any: a weak model would write them for ever.
@@ -26,7 +26,7 @@ Part = dict[str, Any]  # one of the grammars that llguidance takes together
 
 
 class Notation(Enum):
-    """The ways to say what a text must be."""
+    """The notations in which a form of answers can be given."""
 
     SCHEMA = "JSON schema"
     CHOICE = "list of strings"
@@ -37,7 +37,7 @@ class Notation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a text must be, as it was said; nothing of it is checked before `part`.
+    """The form that a text must have, as the request gives it; nothing of it is checked before `part`.
 
     Attributes:
         said: the schema, as an object or as JSON; the texts; the expression or the grammar.
@@ -50,7 +50,7 @@ class Form:
 
     @classmethod
     def of_schema(cls, schema: Any, field: str) -> Form:
-        """Returns JSON of a schema."""
+        """Returns the form of a JSON text that matches a schema."""
         return cls(Notation.SCHEMA, schema, field)
 
     @classmethod
@@ -77,7 +77,7 @@ class Form:
 
     @property
     def held(self) -> Held:
-        """Returns the arrays that must have unique items, which its grammar does not say.
+        """The arrays that must have unique items, which the grammar cannot express.
 
         Raises:
             UsageError: as `part`.
@@ -130,7 +130,7 @@ def schema_part(schema: dict[str, Any], name: str) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class AnswerConstraint:
-    """What one answer must be.
+    """The constraint on one answer: the form of its text, and where the answer begins.
 
     Attributes:
         form: what its text must be, behind its thoughts.

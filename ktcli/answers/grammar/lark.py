@@ -53,17 +53,20 @@ class GrammarWriter:
         return "" if id is None else f"<[{id}]>"
 
     def opening(self, mark: str) -> str:
-        """Returns a mark that is a token, or begins with a special one; empty if it would be spelled."""
+        """Returns the symbol for a mark that is a token or begins with a special one; empty if the mark would be
+        spelled.
+        """
         spelled = self.text(mark)
         return self.token(mark) or (spelled if spelled.startswith("<[") else "")
 
     def text(self, text: str) -> str:
-        """Returns a text that stands there, special tokens in it as such; empty for an empty one."""
+        """Returns the symbols for a text, special tokens in it as such; empty for an empty one."""
         return " ".join(each for each, _ in self._pieces(text))
 
     def until(self, mark: str, name: str, but: str = "") -> str:
-        """Returns any text, and the mark behind it; neither the mark nor `but` is in the text. Adds rules that begin
-        with `name`."""
+        """Returns the symbols for any text and the mark behind it; the text holds neither the mark nor `but`. Adds
+        rules that begin with `name`.
+        """
         pieces = self._pieces(mark)
         if all(plain for _, plain in pieces):
             if not self._is_plain(but):
@@ -79,7 +82,9 @@ class GrammarWriter:
         return self.rule(name, f"{name.upper()}{'' if before else '?'} {rest_}")
 
     def without(self, marks: Iterable[str], name: str) -> str:
-        """Returns any text that holds none of some marks, one letter at least; adds a rule of this name."""
+        """Adds a rule of this name for any text, of one letter at least, that holds none of some marks; returns its
+        reference.
+        """
         plain = [f" & ~/{ANY}{_escaped(mark)}{ANY}/" for mark in marks if self._is_plain(mark)]
         return self.rule(name, f"/(?s:.+)/{''.join(plain)}")
 
@@ -88,7 +93,7 @@ class GrammarWriter:
         return bool(mark) and all(plain for _, plain in self._pieces(mark))
 
     def whole(self, start: str) -> str:
-        """Returns the grammar as llguidance takes it."""
+        """Returns the finished grammar in llguidance's format."""
         rules = "\n".join(f"{name}: {body}" for name, body in self._rules.items())
         first = {"lark_grammar": f"start: {start}\n{rules}\n"}
         return json.dumps({"grammars": [first, *self._parts]})
@@ -105,7 +110,7 @@ class GrammarWriter:
 
 
 def optional_line() -> str:
-    """Returns a line's end that may stand there."""
+    """Returns the symbol for an optional newline."""
     return f"{_LINE}?"
 
 

@@ -1,49 +1,66 @@
-r"""Says patterns that begin with lookaheads, which are not compiled, by further patterns without any.
+r"""Says patterns with lookaheads, which are not compiled, by further patterns without any.
 
 `^(?=x)y` is `^x` and `^y`; `^(?!x)y` is `^y` and a pattern that `^x` does not match. The latter is known for what
-schemas have there: a word, a class of characters that is repeated to the end, the end of the text, two in a row.
+schemas have there: a word, a class of characters that is repeated to the end, the end of the text, two in a row. What
+must not follow anywhere behind a place (`(?!.*x)` in the middle) must then not be in the text at all, which is less
+than the pattern allows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktcli.answers.grammar.meaning import VALUES
+from ktcli.answers.grammar.meaning import replaced
+from ktcli.answers.grammar.narrowing import Narrowing
 
 _CLASS = r"\[(?:\\.|[^\]\\])+\]"
 _ESCAPED = r"\\[dDsSwW]"
 _LETTER = r"\\[^\w\s]|[\w\s:@/=_,;!#%&<>~'\"-]"  # what stands for itself
+_MARKS = frozenset(r"\^$.|?*+()[]{}-&~")
 _SET = f"(?:{_CLASS}|{_ESCAPED}|{_LETTER})"
 # What is behind `(?!` and a `^` that may repeat the pattern's own, and what matches where it does not.
 _REPEATED = re.compile(rf"({_SET})([*+])\$")
 _WORD = re.compile(rf"((?:{_SET})+)(\$?)")
+_CHOICE = re.compile(rf"(?:\((?:\?:)?)?((?:{_SET})*\$?(?:\|(?:{_SET})*\$?)+)(?:\)(\$)?)?")
 _LAST = re.compile(rf"\.\*({_SET})\$")
 _TWICE = re.compile(rf"\.\*({_SET})\{{2\}}")
 _DOUBLED = re.compile(rf"\.\*({_LETTER})\1")
 _SOMEWHERE = re.compile(rf"\.\*({_SET})")
 _LOOKAHEAD = re.compile(r"\(\?([=!])")
-_MOST = 8  # lookaheads of a pattern
+_BEHIND = "(?!.*"
+_AT_END = r"(?![\s\S])"
+_LAST_BEFORE = re.compile(rf"(?<!\\)\(\?<!({_SET})\)\$$")
+_MOST = 64  # patterns in place of one
 _MOST_CHARS = 2000  # of a pattern: what is done with one is quadratic in them
 _MOST_LETTERS = 100  # of a word, each of whose beginnings is written out
 
 
-def without_lookaheads(schema: Any) -> Any:
-    """Returns a schema whose patterns have no lookaheads at their beginnings, where that can be said."""
+def without_lookaheads(schema: Any, narrowing: Narrowing | None = None) -> Any:
+    """Returns a schema with equal patterns that have no lookaheads, where such patterns exist, and else with narrower
+    ones."""
+    narrowing = narrowing or Narrowing()
     if isinstance(schema, list):
-        return [without_lookaheads(each) for each in schema]
+        return [without_lookaheads(each, narrowing) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {
-        key: each if key in VALUES else without_lookaheads(each) for key, each in schema.items()
-    }
-    pattern = found.get("pattern")
-    if isinstance(pattern, str) and (parts := _parts(pattern)):
+    found = replaced(schema, lambda each: without_lookaheads(each, narrowing))
+    pattern, further = found.get("pattern"), found.get("allOf", [])
+    if not isinstance(pattern, str) or not isinstance(further, list):
+        return found
+    if parts := _parts(pattern):
         found["pattern"], *others = parts
-        further = found.get("allOf", [])
-        if isinstance(further, list):
-            found["allOf"] = [*further, *({"pattern": each} for each in others)]
+        found["allOf"] = [*further, *({"pattern": each} for each in others)]
+    words: dict[str, Any] = {
+        key: found[key] for key in ("pattern", "allOf", "minLength", "maxLength") if key in found
+    }
+    if not narrowing.is_compiled({"type": "string", **words}):
+        least, most = found.get("minLength", 0), found.get("maxLength")
+        is_known = type(least) is int and (most is None or type(most) is int)
+        if is_known and (narrower := narrowing.narrowed(pattern, least, most)):
+            found = {key: each for key, each in found.items() if key not in words}
+            found |= {"pattern": narrower, **({"allOf": further} if further else {})}
     return found
 
 
@@ -52,8 +69,9 @@ def _parts(pattern: str) -> list[str]:
     known."""
     if len(pattern) > _MOST_CHARS:
         return []
-    rest, others = pattern.removeprefix("^"), list[str]()
-    anchored = rest is not pattern
+    whole, others = _without_further(pattern)
+    rest = whole.removeprefix("^")
+    anchored = rest is not whole
     while (found := _LOOKAHEAD.match(rest)) and len(others) < _MOST:
         end = _closing(rest)
         body = rest[found.end() : end]
@@ -61,12 +79,37 @@ def _parts(pattern: str) -> list[str]:
         known = anchored or (found[1] == "!" and body.startswith("^"))
         if end < 0 or not known or _LOOKAHEAD.search(body):
             return []
-        other = f"^(?:{body})" if found[1] == "=" else _other_than(body.removeprefix("^"))
-        if not other:
+        some = [f"^(?:{body})"] if found[1] == "=" else _others_than(body.removeprefix("^"))
+        if not all(some):
             return []
-        others.append(other)
+        others += some
         rest = rest[end + 1 :]
-    return [f"^{rest}" if anchored else rest, *others] if others else []
+    return [f"^{rest}" if anchored else rest, *others] if others or whole != pattern else []
+
+
+def _without_further(pattern: str) -> tuple[str, list[str]]:
+    """Returns a pattern without what it says about what is not behind a place in it, and patterns that say it of the
+    whole text."""
+    rest, others, at = pattern, list[str](), 0
+    if rest.endswith(_AT_END):
+        rest = rest.removesuffix(_AT_END) + "$"
+    if found := _LAST_BEFORE.search(rest):
+        rest = f"{rest[: found.start()]}$"
+        others.append(f"^$|{_outside(found[1])}$")
+    while at < len(rest) and len(others) < _MOST:
+        if rest[at] == "[" and (found := re.compile(_CLASS).match(rest, at)):
+            at = found.end()
+        elif at > 1 and rest.startswith(_BEHIND, at):
+            end = at + _closing(rest[at:])
+            some = _others_than(rest[at + len("(?!") : end])
+            if end > at and all(some) and rest[end + 1 : end + 2] not in ("*", "+", "?", "{"):
+                others += some
+                rest = rest[:at] + rest[end + 1 :]
+            else:
+                at += 1
+        else:
+            at += 2 if rest[at] == "\\" else 1
+    return rest, others
 
 
 def _closing(text: str) -> int:
@@ -83,7 +126,37 @@ def _closing(text: str) -> int:
     return -1
 
 
-def _other_than(body: str) -> str:
+def _others_than(body: str) -> list[str]:
+    """Returns patterns of texts whose beginning matches none of the choices of another pattern; an empty one: it is not
+    known."""
+    found = _CHOICE.fullmatch(body)
+    if found and "[" not in body and "\\|" not in body:
+        return [other_than(f"{each}{found[2] or ''}") for each in found[1].split("|")]
+    return [other_than(body)]
+
+
+def other_texts(texts: Sequence[str]) -> str:
+    """Returns a pattern of all texts but some; empty: it would be too long."""
+    if max(map(len, texts)) > _MOST_LETTERS or sum(map(len, texts)) > _MOST_CHARS:
+        return ""
+    return f"^(?:{_behind(sorted(set(texts)), 0)})"
+
+
+def _behind(texts: Sequence[str], at: int) -> str:
+    """Returns what may stand behind the same `at` letters of sorted texts."""
+    ways = [] if len(texts[0]) == at else ["$"]
+    letters: dict[str, list[str]] = {text[at]: [] for text in texts if len(text) > at}
+    for text in texts:
+        if len(text) > at:
+            letters[text[at]].append(text)
+    inside = "".join(f"\\{one}" if one in _MARKS else one for one in letters)
+    ways.append(f"[^{inside}]" if letters else "(?:.|\\n)")
+    for one, some in letters.items():
+        ways.append(f"{chr(92) if one in _MARKS else ''}{one}(?:{_behind(some, at + 1)})")
+    return "|".join(ways)
+
+
+def other_than(body: str) -> str:
     """Returns a pattern of texts whose beginning does not match another; empty: it is not known."""
     if found := _REPEATED.fullmatch(body):
         outside = _outside(found[1])

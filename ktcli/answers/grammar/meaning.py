@@ -4,16 +4,17 @@ what can be said in other words is. Whatever is left of unknown words is refused
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.answers.calls.values import referred
+from ktcli.records import dataclass
 
 # Keys whose values are no schemas.
 VALUES = frozenset({"const", "enum", "default", "examples", "example", "x-guidance"})
 # Keys whose values map names to schemas, and so are no schemas themselves.
-_NAMING = frozenset(
+NAMING = frozenset(
     "properties patternProperties $defs definitions dependentSchemas dependentRequired dependencies".split()
 )
 _COUNTS = frozenset(
@@ -31,13 +32,29 @@ _ELSEWHERE = frozenset(
 )
 _NAMED_BYTES = 64 << 10  # of the properties that take the place of a limit of names
 _ALL_NAMED_BYTES = 256 << 10  # of those of a whole schema
+_DRAFT = re.compile(r"json-schema.org/draft([-/])(04|06|07|2019-09|2020-12)/schema")
+UP_TO_7 = ("-04/schema", "-06/schema", "-07/schema")
 _NOTES = frozenset({"$comment", "description", "title", "type"})  # beside what limits a name
 
 
 def meant_schema(schema: Mapping[str, Any]) -> Any:
-    """Returns a schema in the spelling that is compiled: 2.0 is 2, names that are limited to some are properties of
-    these names; without what says nothing, such as null for a word, formats that nobody checks, `then` without `if`."""
-    return _meant(schema, _Document(schema))
+    """Returns an equivalent schema in the spelling that is compiled: 2.0 is 2, names that are limited to some are
+    properties of these names; keywords without effect are dropped, such as null values, formats that nobody checks,
+    `then` without `if`.
+    """
+    found = _meant(schema, _Document(schema))
+    draft = _draft(found.pop("$schema", None))
+    return {**found, "$schema": draft} if draft else found
+
+
+def _draft(said: Any) -> str:
+    """Returns the address of JSON Schema's draft that a schema names in any spelling; empty: the latest one."""
+    found = _DRAFT.search(said) if isinstance(said, str) else None
+    if not found:
+        return ""
+    return (
+        f"http{'s' if found[1] == '/' else ''}://json-schema.org/draft{found[1]}{found[2]}/schema"
+    )
 
 
 @dataclass(slots=True)
@@ -60,16 +77,30 @@ def _meant(schema: Any, whole: _Document) -> Any:
                 found[key] = value
         elif value is None or (key == "propertyNames" and value in _ANY_NAME):
             continue
-        elif key in _NAMING and isinstance(value, Mapping):
+        elif key in NAMING and isinstance(value, Mapping):
             found[key] = {name: _meant(each, whole) for name, each in value.items()}
         elif key in _COUNTS and isinstance(value, float) and value.is_integer():
             found[key] = int(value)
         elif key != "format" or not isinstance(value, str) or value in _FORMATS:
             found[key] = _meant(value, whole)
     _leave_out_empty(found)
+    if isinstance(found.get("$ref"), str) and "type" in found:
+        _leave_to_reference(found, whole.root)
     _close_evaluated(found)
     _name_properties(found, whole)
     return found
+
+
+def replaced(schema: Mapping[str, Any], replace: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns a schema with others in the places of the schemas in it; properties may have the names of words."""
+    return {
+        key: value
+        if key in VALUES
+        else {name: replace(each) for name, each in value.items()}
+        if key in NAMING and isinstance(value, Mapping)
+        else replace(value)
+        for key, value in schema.items()
+    }
 
 
 def _leave_out_empty(schema: dict[str, Any]) -> None:
@@ -84,6 +115,14 @@ def _leave_out_empty(schema: dict[str, Any]) -> None:
         schema.pop("else", None)
     elif "then" not in schema and "else" not in schema:
         del schema["if"]
+
+
+def _leave_to_reference(schema: dict[str, Any], root: Mapping[str, Any]) -> None:
+    """Removes a type beside a reference to a schema of this type, or in a draft that ignores it: not even words beside
+    a reference to what contains it are compiled."""
+    ignored = _draft(root.get("$schema")).endswith(UP_TO_7)
+    if ignored or followed({"$ref": schema["$ref"]}, root).get("type") == schema["type"]:
+        del schema["type"]
 
 
 def _close_evaluated(schema: dict[str, Any]) -> None:
@@ -132,7 +171,7 @@ def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
 
 
 def followed(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the schema that a reference inside the document means; the schema itself if it is none."""
+    """Returns the schema that a `$ref` inside the document points to; the schema itself if it has none."""
     for _ in range(_REFS):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(ref, str):

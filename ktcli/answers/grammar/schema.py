@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from ktcli.answers.grammar.conjunction import WORDS, Conjunctions, NotKnown
+from ktcli.answers.grammar.emission import written
+from ktcli.answers.grammar.joined import KINDS, fits_scalars, types_of
 from ktcli.answers.grammar.lookahead import without_lookaheads
-from ktcli.answers.grammar.meaning import VALUES, followed, meant_schema
+from ktcli.answers.grammar.meaning import NAMING, UP_TO_7, VALUES, followed, meant_schema, replaced
+from ktcli.answers.grammar.negation import NOTES, Negation
 from ktcli.errors import UsageError
 
 SCHEMA_BYTES = 256 << 10
 SCHEMA_DEPTH = 64  # lists and objects in each other
-_COMBINING = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref"})
+# Words that say something of a value beside others, choices, and words that limit a value beside these.
+_JOINING = frozenset(
+    "allOf oneOf not if dependencies dependentRequired dependentSchemas contains minProperties "
+    "maxProperties propertyNames $dynamicRef $recursiveRef $dynamicAnchor $recursiveAnchor".split()
+)
+_CHOOSING = frozenset({"anyOf", "$ref"})
+_BESIDE = WORDS - {"anyOf"}
+_PLAIN_REFERENCE = re.compile(r"#(/(\$defs|definitions)/[\w.-]+)?", re.ASCII)
 _OTHERS = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 _PAIRS = 10_000  # of branches that are compared
-_KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
+_NAMES = 8  # that tell two objects apart
 
 
 def checked_schema(schema: Any, field: str) -> dict[str, Any]:
-    """Returns a schema as it is compiled: within limits, with `anyOf` for each `oneOf` whose branches exclude each
-    other, and without properties that it does not name where it says nothing of them: some models would not come to an
-    end.
+    """Returns a schema in the form that is compiled: within limits, with `anyOf` for each `oneOf` whose branches
+    exclude each other, and closed to properties that it does not name unless it allows them: some models would not come
+    to an end.
 
     Args:
         field: what errors call it.
@@ -38,8 +50,14 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
     _require_short(schema, field)
     schema = meant_schema(schema)
     _require_short(schema, field)
-    found = _Branches(schema).apart(schema)
-    return dict(without_lookaheads(found if _combines(found) else _closed(found)))
+    found = _Branches(schema).exclusive(schema)
+    joined = _Branches(schema).joined() if _combines(found) else None
+    found = found if joined is None else {} if joined is True else joined
+    if found is False:
+        raise UsageError(f"{field} cannot be used: no value is known that fits it")
+    if joined is None and _combines(found):
+        return dict(without_lookaheads(found))
+    return dict(without_lookaheads(found if '"oneOf"' in json.dumps(found) else _closed(found)))
 
 
 def _require_small(schema: Any, field: str) -> None:
@@ -72,26 +90,37 @@ def _too_large(field: str) -> UsageError:
 
 
 def _schemas_in(schema: Any) -> list[Mapping[str, Any]]:
-    """Returns all objects in a schema but those of values."""
+    """Returns all schemas in a schema, and itself."""
     found: list[Mapping[str, Any]] = []
     left = [schema]
     while left:
         each = left.pop()
         if isinstance(each, Mapping):
             found.append(each)
-            left += [value for key, value in each.items() if key not in VALUES]
+            for key, value in each.items():
+                if key in NAMING and isinstance(value, Mapping):
+                    left += value.values()
+                elif key not in VALUES:
+                    left.append(value)
         elif isinstance(each, list):
             left += each
     return found
 
 
 def _combines(schema: Any) -> bool:
-    """Returns whether one object may have to fit several schemas, so that none of them names all of its properties."""
+    """Returns whether a value may have to fit several schemas in one place, or more than is compiled as it stands."""
     for each in _schemas_in(schema):
-        others = _COMBINING & each.keys()
-        if "allOf" in others or "if" in others or (others and "properties" in each):
+        if not _JOINING.isdisjoint(each):
             return True
-        if "$ref" in others and len(others) > 1:
+        choices = _CHOOSING & each.keys()
+        if len(choices) > 1 or (choices and not _BESIDE.isdisjoint(each)):
+            return True
+        if "$ref" in each and not _PLAIN_REFERENCE.fullmatch(str(each["$ref"])):
+            return True
+        patterns = each.get("patternProperties")
+        if isinstance(patterns, Mapping) and (
+            len(patterns) > 1 or each.get("properties") or any("(?" in name for name in patterns)
+        ):
             return True
     return False
 
@@ -102,11 +131,11 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: value if key in VALUES else _closed(value) for key, value in schema.items()}
+    found = replaced(schema, _closed)
     properties = found.get("properties")
     if (
         isinstance(properties, Mapping)
-        and properties
+        and any(each is not False for each in properties.values())
         and _OTHERS.isdisjoint(found)
         and set(_required(found)) <= set(properties)
     ):
@@ -115,31 +144,72 @@ def _closed(schema: Any) -> Any:
 
 
 class _Branches:
-    """Looks for each `oneOf` of a schema whose branches exclude each other, as long as that is not too much work."""
+    """Looks for each `oneOf` of a schema whose branches exclude each other, as long as that is not too much work; and
+    says what must not be by what may be."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root, self._left = root, _PAIRS
+        self._negation = Negation(root)
 
-    def apart(self, schema: Any) -> Any:
-        """Returns a schema with `anyOf` in place of each `oneOf` of which no value can fit two branches."""
+    def joined(self) -> Any:
+        """Returns the schema with what it wants of one value in one place; None: it cannot be said so."""
+        draft = str(self._root.get("$schema"))
+        old = draft.endswith((*UP_TO_7, "2019-09/schema")), draft.endswith(UP_TO_7)
+        made = Conjunctions(self._root, self.plain, self._negation.negated, old)
+        try:
+            return written(made.whole())
+        except (NotKnown, TypeError, ValueError, AttributeError, LookupError, RecursionError):
+            return None  # or its words have values of other kinds, which is refused by their names
+
+    def exclusive(self, schema: Any) -> Any:
+        """Returns a schema with `anyOf` in place of each `oneOf` of which no value fits two branches."""
         if isinstance(schema, list):
-            return [self.apart(each) for each in schema]
+            return [self.exclusive(each) for each in schema]
         if not isinstance(schema, Mapping):
             return schema
-        found = {
-            key: value if key in VALUES else self.apart(value) for key, value in schema.items()
-        }
+        found = replaced(schema, self.exclusive)
         branches = found.get("oneOf")
         if isinstance(branches, list) and "anyOf" not in found:
+            parted = branches if self._exclude(branches) else _parted(branches)
+            if parted is not None:
+                found["anyOf"] = parted
+                del found["oneOf"]
+        return found
+
+    def plain(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a schema without `not`, `if` and dependencies of its own, and with further choices in place of its
+        `oneOf`, where that can be said."""
+        found = self._negation.positive(schema)
+        branches = found.get("oneOf")
+        if isinstance(branches, list):
             if self._exclude(branches):
                 parted: Sequence[Any] | None = branches
             else:
                 parted = _parted(branches)
-                if parted is None and self._left >= 0:  # it adds a property for each pair
-                    parted = _by_members(branches)
+                if parted is None and self._left >= 0:  # it adds a schema for each pair
+                    parted = self._without_others(branches)
             if parted is not None:
-                found["anyOf"] = parted
                 del found["oneOf"]
+                found["allOf"] = [*found.get("allOf", []), {"anyOf": parted}]
+        return found
+
+    def _without_others(self, branches: Sequence[Any]) -> list[Any] | None:
+        """Returns branches without values that fit another one; None: for one of them none is known."""
+        known = [followed(each, self._root) for each in branches]
+        found = []
+        for at, branch in enumerate(branches):
+            others = []
+            for place, other in enumerate(branches):
+                if place == at or _differ(known[at], known[place], self._root):
+                    continue
+                no = self._negation.negated(other)
+                names = _further_names(known[at], known[place])
+                ways = [no] if no is not None and no is not False else []
+                ways += [self._negation.having(name) for name in names]
+                if not ways:
+                    return None
+                others.append(ways[0] if len(ways) == 1 else {"anyOf": ways})
+            found.append({"allOf": [branch, *others]})
         return found
 
     def _exclude(self, branches: Sequence[Any]) -> bool:
@@ -154,6 +224,10 @@ class _Branches:
 def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
     if (mine := _fixed(one)) is not None and (theirs := _fixed(other)) is not None:
         return mine.isdisjoint(theirs)
+    for listed, said in ((one, other), (other, one)):
+        if _fixed(listed) is not None and _is_scalar(said):
+            values = [listed["const"]] if "const" in listed else listed["enum"]
+            return not any(fits_scalars(value, types_of(said), [said]) for value in values)
     if (kinds := _types(one)) and (others := _types(other)):
         if {"integer", "number"} <= kinds | others and not kinds & others:
             kinds = kinds | {"number"} if "integer" in kinds else kinds
@@ -164,6 +238,12 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str,
             return False
     both = set(_required(one)) & set(_required(other))
     return any(_fixed_apart(one, other, name, root) for name in both)
+
+
+def _is_scalar(schema: Mapping[str, Any]) -> bool:
+    """Returns whether a schema says of texts and numbers what is looked at here, and nothing that may make it fit
+    fewer."""
+    return schema.keys() <= NOTES | {"type", "pattern", "minLength", "maxLength"}
 
 
 def _parted(branches: Sequence[Any]) -> list[Any] | None:
@@ -180,26 +260,24 @@ def _parted(branches: Sequence[Any]) -> list[Any] | None:
     if not all(own):
         return None
     return [
-        {**each, "type": [kind for kind in _KINDS if kind in left]}
+        {**each, "type": [kind for kind in KINDS if kind in left]}
         for each, left in zip(branches, own, strict=True)
     ]
 
 
-def _by_members(branches: Sequence[Any]) -> list[Any] | None:
-    """Returns branches that require different members, each without a member that another one requires; None: they
-    require none, or the same."""
-    if not all(isinstance(each, Mapping) and "$ref" not in each for each in branches):
-        return None
-    required = [_required(each) for each in branches]
-    found = []
-    for at, branch in enumerate(branches):
-        others = [names for other, names in enumerate(required) if other != at]
-        apart = [next((one for one in names if one not in required[at]), None) for names in others]
-        properties = branch.get("properties", {})
-        if not all(apart) or not isinstance(properties, Mapping):
-            return None
-        found.append({**branch, "properties": {**properties, **dict.fromkeys(apart, False)}})
-    return found
+def _further_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Returns names that objects of one schema may have, while those of another one must not."""
+    mine, theirs = one.get("properties"), other.get("properties", {})
+    if (
+        other.get("additionalProperties") is not False
+        or "patternProperties" in other
+        or not isinstance(mine, Mapping)
+        or not isinstance(theirs, Mapping)
+    ):
+        return []
+    return [name for name, each in mine.items() if name not in theirs and each is not False][
+        :_NAMES
+    ]
 
 
 def _fixed_apart(

@@ -27,7 +27,7 @@ class TokenPart(Enum):
 
 
 class TokenIndex:
-    """Some tokens in the order of their texts.
+    """Some tokens, sorted by their texts.
 
     Args:
         tokens: texts and ids.
@@ -43,7 +43,7 @@ class TokenIndex:
         return self._ids[first:end]
 
     def ending(self, number: bytes) -> list[int]:
-        """Returns the ids of the tokens that begin with the rest of a number and go on with what is none of it."""
+        """Returns the ids of the tokens that begin with the rest of a number and continue with something else."""
         if not number:
             return self._others
         first, end = self._range(number)
@@ -75,14 +75,14 @@ class TokenTable:
         self._indexes: dict[tuple[TokenPart, bool], TokenIndex] = {}
 
     def text(self, id: int, part: TokenPart) -> bytes:
-        """Returns a part of a token."""
+        """Returns the bytes of a part of a token."""
         if part is TokenPart.ALL:
             return self.tokens[id]
         text = self._without_blanks(id)
         return text.lstrip(b",") if part is TokenPart.NEXT else text
 
     def index(self, part: TokenPart, *, ends_number: bool) -> TokenIndex:
-        """Returns the tokens that can end a number, or a text, by a part of each."""
+        """Returns the tokens that can end a number, or a text, indexed by their parts."""
         found = self._indexes.get((part, ends_number))
         if found is None:
             marks = _ENDS if ends_number else b'"'

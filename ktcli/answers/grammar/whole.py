@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ktcli.answers.calls.styles import CallStyle
 from ktcli.answers.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
 from ktcli.answers.grammar.calls import WantedCalls, write_calls
@@ -14,6 +12,7 @@ from ktcli.answers.stream import ANSWER, THINK
 from ktcli.answers.templates.answers import Answers
 from ktcli.answers.templates.template import FieldRole
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.text.tokenizer import Tokenizer
 
 _CONSTRAIN = "<|constrain|>"
@@ -21,7 +20,7 @@ _CONSTRAIN = "<|constrain|>"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The marks of an answer's parts, each two texts: before and behind.
+    """The marks around the parts of an answer, two texts each: before and behind.
 
     Attributes:
         thought: around a thought; empty: there is none.
@@ -33,7 +32,7 @@ class Frame:
 
     @classmethod
     def of(cls, answers: Answers | None) -> Frame:
-        """Returns the marks of answers that the model's own template reads; None: it has none."""
+        """Returns the marks of answers that the model's own template recognises; None: it has none."""
         if answers is None:
             return USUAL
         needed = answers.template.field(FieldRole.ANSWER) is not answers.template.rest
@@ -46,7 +45,7 @@ USUAL = Frame()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an answer must be behind its thoughts.
+    """The form that an answer must have behind its thoughts.
 
     Attributes:
         form: what its text must be; None: there is no text, but calls.
@@ -58,7 +57,7 @@ class Shape:
 
     @property
     def field(self) -> str:
-        """What errors call it."""
+        """The name of the form in error messages."""
         if self.form is not None:
             return self.form.field
         return self.calls.field if self.calls is not None else "the form"
@@ -80,7 +79,7 @@ def grammar_of(
     prompt: str | None,
     frame: Frame = USUAL,
 ) -> str:
-    """Returns the grammar of an answer, as llguidance takes it.
+    """Returns the grammar of an answer, in llguidance's format.
 
     Args:
         style: how the model writes calls; None: in no way that is known.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktcli.answers.calls.styles import Arguments, CallStyle
 from ktcli.answers.templates.parser import AnswerParser, Closes, Event, Says
 from ktcli.answers.templates.patterns import Pattern
 from ktcli.answers.templates.template import AnswerTemplate, Field, FieldRole
+from ktcli.records import dataclass
 from ktcli.text.tokenizer import Tokenizer
 
 _TOOL, _KEY, _VALUE = (
@@ -23,7 +24,7 @@ _TOOL, _KEY, _VALUE = (
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How a model's answers are read by its own template.
+    """The parsing of a model's answers by the answer template in its files.
 
     Attributes:
         style: the style of calls that the template reads; calls are held to it. None: none is known.
@@ -64,6 +65,16 @@ class Answers:
         )
 
     @property
+    def has_thoughts(self) -> bool:
+        """Whether the template tells thoughts from the text for the reader."""
+        return self.template.field(FieldRole.THOUGHT) is not None
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the template reads calls of tools."""
+        return self.template.field(FieldRole.CALLS) is not None
+
+    @property
     def thought(self) -> tuple[str, str]:
         """The marks around a thought; empty where there is none, or none that is simple."""
         return _around(self.template.field(FieldRole.THOUGHT))
@@ -75,7 +86,9 @@ class Answers:
         return _around(found) if found is not self.template.rest else ("", "")
 
     def ending(self, last: Field | None) -> str:
-        """Returns the token at the end of an answer that a field needs, which the engine kept; empty: it needs none."""
+        """Returns the stop token that the parsing of a field needs and the engine did not pass on; empty: it needs
+        none.
+        """
         words = () if last is None or last is self.template.rest else last.words
         return next((text for text in self.endings if _is_in(text, words)), "")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.answers.templates.patterns import Pattern
 from ktcli.answers.templates.search import Finder
+from ktcli.records import dataclass
 
 KINDS = ("text", "int", "float", "bool", "json", "xml-inline", "kv-lines")
 STREAMED = frozenset(KINDS[:4])  # whose text is the value
@@ -24,7 +24,7 @@ _KEPT = re.compile("\x01([0-9]+)\x02")  # a text that was taken out
 
 @dataclass(frozen=True, slots=True)
 class FieldContent:
-    """How the text of a field is read.
+    """The content type of a field's text, and how it is parsed.
 
     Attributes:
         kind: one of `KINDS`.
@@ -56,7 +56,7 @@ class FieldContent:
 
 
 def read_content(kind: Any, args: Any, depth: int = 0) -> FieldContent:
-    """Returns the content of a kind, with its settings.
+    """Returns the parsed content type of a field: its kind, and the settings of that kind.
 
     Raises:
         ValueError: there is no such kind, or a setting makes no sense.
@@ -112,7 +112,7 @@ def _separator(value: Any) -> str:
 
 
 def value_of(text: str, content: FieldContent) -> Any:
-    """Returns what a text means.
+    """Returns the value of a field's text by its content type.
 
     Raises:
         ValueError: nothing.
@@ -177,7 +177,7 @@ def _inner(text: str, content: FieldContent) -> Any:
 
 
 class PairReader:
-    """Reads the pairs of a text of the kind xml-inline as it comes.
+    """An incremental parser of key-value pairs of the kind xml-inline.
 
     Raises:
         ValueError: a pair means nothing, or takes too long to find; from every call.
@@ -192,7 +192,7 @@ class PairReader:
         return [self._pair(found.groups) for found in self._finder.feed(text)]
 
     def finish(self) -> list[tuple[str, Any]]:
-        """Returns the other ones; no text follows."""
+        """Ends the text; returns the remaining pairs."""
         return [self._pair(found.groups) for found in self._finder.finish()]
 
     def _pair(self, groups: Mapping[str, str]) -> tuple[str, Any]:
@@ -226,7 +226,7 @@ def _lines(text: str, content: FieldContent) -> dict[str, Any]:
 
 
 def check_shape(shape: Any) -> None:
-    """Refuses a shape in which a text is half a placeholder.
+    """Raises BadCheckpoint if a text in a shape is only partly a placeholder.
 
     Raises:
         ValueError: it has one.
@@ -241,7 +241,7 @@ def check_shape(shape: Any) -> None:
 
 
 def shaped(shape: Any, names: Mapping[str, Any]) -> Any:
-    """Returns a shape with values in the place of their names.
+    """Returns a shape with its placeholders replaced by values.
 
     Raises:
         ValueError: a name means nothing.

@@ -33,7 +33,7 @@ class Opens(NamedTuple):
 
 
 class Says(NamedTuple):
-    """A piece of a field's text; None: of what is in no field."""
+    """A piece of a field's text; the field is None for text outside all fields."""
 
     field: Field | None
     text: str
@@ -59,7 +59,7 @@ _Kind = Literal["open", "close"]
 
 
 class AnswerParser:
-    """The reader of one answer.
+    """An incremental parser of one answer by an answer template.
 
     Args:
         once: whether no field begins any more behind the first letter of the one that is outside all others, as where
@@ -91,20 +91,20 @@ class AnswerParser:
         return self._field
 
     def prime(self, prompt: str) -> None:
-        """Takes what the prompt has of the answer; to be called before anything else."""
+        """Parses the part of the answer that is in the prompt; to be called before anything else."""
         begun = self._template.begun(prompt)
         self._origin = len(begun)
         self.feed(begun)
 
     def feed(self, text: str) -> list[Event]:
-        """Returns what a piece of the answer says."""
+        """Adds a piece of the answer; returns the events that it completes."""
         for at in range(0, len(text), _SLICE):
             self._text += text[at : at + _SLICE]
             self._read(ended=False)
         return self._told()
 
     def finish(self) -> list[Event]:
-        """Returns what was held back; no text follows, and a field that is open ends."""
+        """Ends the text, and a field that is open; returns the events that were held back."""
         self._read(ended=True)
         self._close("")
         return self._told()

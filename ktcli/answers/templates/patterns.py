@@ -28,7 +28,7 @@ _OF_WORDS = ("Nd", "Nl", "Pc")  # categories of letters in words, beside letters
 
 
 class TextPlace(Enum):
-    """The places that a pattern may ask for."""
+    """The positions that an anchor of a pattern can require."""
 
     BEGIN = auto()
     END = auto()
@@ -47,7 +47,7 @@ _PLACES = {
 
 
 class Match(NamedTuple):
-    """A match; its places are characters of the whole text.
+    """A match; its positions are characters of the whole text.
 
     Attributes:
         places: where each named group begins and ends, one after the other; -1: it is no part of the match.
@@ -98,12 +98,12 @@ class Pattern:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Pattern:
-        """Returns the pattern of some texts, of which the longest that is there counts."""
+        """Returns the pattern that matches any of some texts, the longest one first."""
         longest = sorted(dict.fromkeys(texts), key=len, reverse=True)
         return cls("|".join(map(re.escape, longest)))
 
     def groups(self, match: Match, text: Callable[[int, int], str]) -> dict[str, str]:
-        """Returns the named groups that are part of a match; `text` gives what stands between two places."""
+        """Returns the named groups that are part of a match; `text` returns the characters between two positions."""
         pairs = zip(self.names, match.places[::2], match.places[1::2], strict=True)
         return {name: text(start, end) for name, start, end in pairs if min(start, end) >= 0}
 
@@ -197,7 +197,7 @@ class Pattern:
         return self._begin
 
     def takes(self, node: int, letter: str) -> int:
-        """Returns the node behind a letter; -1: it is not taken."""
+        """Returns the node behind a letter; -1: the node does not match it."""
         here = self._nodes[node]
         return here.ways[0] if here.takes is not None and here.takes[letter] else -1
 

@@ -22,7 +22,7 @@ from ktcli.answers.templates.template import FieldRole
 
 
 class Telling:
-    """Tells one answer.
+    """Turns the parser's events of one answer into answer events.
 
     Args:
         tools: what may be called; None: nothing, and calls are a text.
@@ -43,7 +43,7 @@ class Telling:
         self.calls = 0
 
     def tell(self, events: Iterable[Event]) -> Added:
-        """Returns what some events add to the answer."""
+        """Returns the answer events for some events of the parser."""
         said, pieces = [], list[Read | AnswerPiece]()
         for event in events:
             role = FieldRole.OTHER if event.field is None else event.field.role

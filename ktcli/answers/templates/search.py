@@ -14,7 +14,7 @@ _AGAIN = 1 << 18  # characters that a finder may read again, a second's work
 
 
 class FoundMatch(NamedTuple):
-    """A match in a whole text: where it ends, and its named groups."""
+    """A match in a whole text: its end, and its named groups."""
 
     end: int
     groups: dict[str, str]
@@ -29,7 +29,7 @@ class _Thread(NamedTuple):
 
 
 class Search:
-    """Looks for the first match of a pattern in a text that comes in pieces.
+    """An incremental search for the first match of a pattern, in a text that comes in pieces.
 
     Args:
         at: the place in the whole text where it begins.
@@ -50,12 +50,12 @@ class Search:
 
     @property
     def hold(self) -> int:
-        """The first place that may be part of a match, as far as is known."""
+        """The first position that can still become part of a match."""
         begun = self._threads[0].start if self._threads else self.at
         return begun if self.match is None else min(begun, self.match.start)
 
     def take(self, text: str, index: int) -> None:
-        """Reads a text on from a place in it, as far as is needed."""
+        """Searches the text from a position on, as far as is needed."""
         asks = self._pattern.asks
         while index < len(text) and not self.done:
             if (fresh := self._skipped(text, index)) > index:
@@ -122,7 +122,7 @@ class Search:
 
 
 class Finder:
-    """Finds all matches in a text that comes in pieces, one behind the other.
+    """An incremental search for all matches in a text that comes in pieces.
 
     Raises:
         ValueError: too much of the text has to be read again; from every call.
@@ -140,7 +140,7 @@ class Finder:
         return self._found(ended=False)
 
     def finish(self) -> list[FoundMatch]:
-        """Returns the other ones; no text follows."""
+        """Ends the text; returns the remaining matches."""
         return self._found(ended=True)
 
     def _found(self, *, ended: bool) -> list[FoundMatch]:

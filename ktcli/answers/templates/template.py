@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -22,6 +21,7 @@ from ktcli.answers.templates.content import (
 )
 from ktcli.answers.templates.patterns import Pattern
 from ktcli.answers.templates.search import Finder
+from ktcli.records import dataclass
 
 TEMPLATE_CHARS = 65_536  # as JSON; published ones have about 1,000
 FIELDS = 16  # published ones have 3
@@ -38,7 +38,7 @@ _FIELD_KEYS = {
 
 
 class FieldRole(Enum):
-    """What fields are, by their names."""
+    """The roles of fields, by their names."""
 
     THOUGHT = ("reasoning_content", "reasoning", "thinking")
     ANSWER = ("content",)
@@ -82,8 +82,9 @@ class Field:
         return self.content.kind in STREAMED
 
     def called(self, groups: Mapping[str, str]) -> str:
-        """Returns the tool that the mark which opened it names, if its text is then the pairs of arguments; else
-        empty."""
+        """Returns the name of the tool in the mark that opened the field, if its text is then the pairs of arguments;
+        else empty.
+        """
         function = self.shape.get("function") if isinstance(self.shape, dict) else None
         match function:
             case {"name": str(name), "arguments": "{content}", **more} if not more:
@@ -92,7 +93,7 @@ class Field:
         return ""
 
     def value(self, body: str, groups: Mapping[str, str]) -> Any:
-        """Returns what its text means.
+        """Returns the field's value: its text, parsed.
 
         Args:
             groups: those of the mark that opened it.
@@ -111,7 +112,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnswerTemplate:
-    """How the answers of a model are made.
+    """The fields and marks of a model's answers, as its files declare them.
 
     Attributes:
         rest: the field that is what stands outside all others; None: that is nothing.
@@ -129,7 +130,9 @@ class AnswerTemplate:
         return next((field for field in self.fields if field.role is role), None)
 
     def begun(self, prompt: str) -> str:
-        """Returns what a prompt already has of the answer; empty as well where no mark tells where that begins."""
+        """Returns the part of the answer that a prompt already has; empty as well where no mark shows where that
+        begins.
+        """
         if self.starts:
             end = max(
                 (at + len(text) if (at := prompt.rfind(text)) >= 0 else -1) for text in self.starts
@@ -147,7 +150,7 @@ class AnswerTemplate:
 
 
 def read_template(value: Any) -> AnswerTemplate:
-    """Returns a template as a file has it.
+    """Returns the answer template in a file's contents.
 
     Raises:
         ValueError: it is wrong, beyond a limit, or asks for what is not supported; the message says what.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from ktcli.measure.routing import Rule
 from ktcli.measure.sizing import Choices, compare
 from ktcli.measure.trace_replay import SPILL, ReplaySpeed
 from ktcli.output import out
+from ktcli.records import dataclass
 from ktcli.settings import SIZES
 
 _RULES = [rule.value for rule in Rule]

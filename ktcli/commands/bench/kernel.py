@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ from ktcli.measure.shapes import SHAPES, LayerShape, Work
 from ktcli.native import Ceiling, Format, Pool
 from ktcli.output import out
 from ktcli.planner.memory import margin_bytes
+from ktcli.records import dataclass
 from ktcli.weights.formats import format_named
 
 WorkOpt = Annotated[

@@ -9,14 +9,9 @@ import typer
 
 from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
-from ktcli.commands.cli.options import (
-    DenseOpt,
-    ExpertsOpt,
-    JsonOpt,
-    LayersOpt,
-    ModelArg,
-)
+from ktcli.commands.cli.engine_options import EngineOptions
+from ktcli.commands.cli.option_groups import with_option_groups
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
 from ktcli.engine import Engine
 from ktcli.measure.clock import NOISY_SHARE, Others
@@ -36,15 +31,16 @@ PromptOpt = Annotated[
 ]
 
 
-@partial(with_engine_options, without=("kv",))
+@partial(with_option_groups, without=("kv",))
 def mixed(
+    *,
     model: ModelArg,
     layers: LayersOpt = None,
     streams: StreamsOpt = 4,
     tokens: PromptOpt = 4096,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    options: EngineOptions = NO_OPTIONS,
+    options: EngineOptions,
     json: JsonOpt = False,
 ) -> None:
     """Measure answers and a long prompt that run at the same time.

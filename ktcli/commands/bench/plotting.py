@@ -35,7 +35,8 @@ PlotOpt = Annotated[
 
 
 def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
-    """Draws into a file beside `path` and renames it, so that an older drawing stays until the new one is whole.
+    """Writes a drawing to a temporary file and renames it to `path`, so that an older drawing stays until the new one
+    is whole.
 
     Raises:
         KtError: it cannot be written.

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +23,8 @@ from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
 from ktcli.commands.bench.resume import resume
 from ktcli.commands.bench.serve import serve
-from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
+from ktcli.commands.cli.engine_options import EngineOptions
+from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
@@ -31,6 +32,7 @@ from ktcli.commands.cli.options import (
     LayersOpt,
     ModelArg,
     RunsOpt,
+    family,
     writable,
 )
 from ktcli.commands.view.device_figures import Used, device_figures
@@ -38,15 +40,7 @@ from ktcli.commands.view.figures import show_results
 from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
-from ktcli.measure.bench import (
-    BenchResult,
-    Ceilings,
-    Job,
-    Phase,
-    Yardstick,
-    run,
-    traced,
-)
+from ktcli.measure.bench import BenchResult, Ceilings, Job, Phase, Roofline, run, traced
 from ktcli.measure.clock import PAIRS
 from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import SPREAD_TOKENS
@@ -56,14 +50,11 @@ from ktcli.models import Spec, build
 from ktcli.native import PAGE_TOKENS
 from ktcli.output import out
 from ktcli.planner.plan import DevicePlan
+from ktcli.records import dataclass
 
 MOST_ANSWERS = 64  # of --batch
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Measure speed, even of models that are not downloaded.",
-)
+app = family("Measure speed, even of models that are not downloaded.")
 
 ProfileOpt = Annotated[
     bool, typer.Option("--profile", help="Also show where the time goes, by kind of operation.")
@@ -131,8 +122,9 @@ def _tokens(default: str) -> Any:
 
 
 @app.command()
-@with_engine_options
+@with_option_groups
 def decode(
+    *,
     model: ModelArg,
     layers: LayersOpt = None,
     tokens: Annotated[int, _tokens("They are generated one after the other.")] = 32,
@@ -140,7 +132,7 @@ def decode(
     batch: BatchOpt = "1",
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    options: EngineOptions = NO_OPTIONS,
+    options: EngineOptions,
     policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
@@ -166,21 +158,22 @@ def decode(
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, profile, trace)
-    if (batches := _batches(batch)) != (1,):
-        _refuse_with_batches(measured)
+    if (batches := _batches(batch)) != (1,) and trace is not None:
+        raise UsageError("--trace measures one answer only", hint="leave out --batch")
     _bench(find_with_adapter(model, experts, dense), options.wanted(), layers, measured, batches)
 
 
 @app.command()
-@with_engine_options
+@with_option_groups
 def prefill(
+    *,
     model: ModelArg,
     layers: LayersOpt = None,
     tokens: Annotated[int, _tokens("This is the length of the prompt.")] = 512,
     context: ContextOpt = 0,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
-    options: EngineOptions = NO_OPTIONS,
+    options: EngineOptions,
     policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
@@ -211,7 +204,7 @@ app.command()(cache)
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """The way in which a speed is measured.
+    """The options of a speed measurement.
 
     Attributes:
         runs: the number of runs of the job, each between two measurements of the ceiling.
@@ -231,23 +224,24 @@ class Measuring:
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
     def streams(self, spec: Spec, most: int) -> int:
-        """Returns the number of sequences that `most` answers take: each goes on from a context that stays as it is,
-        whose state is kept beside the answer's."""
+        """Returns the number of sequences needed for `most` answers: one for each, and one for the context that all of
+        them continue, if its state is copied.
+        """
         return 2 * most if spec.sequence_elements else most
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine that is measured, and the ceilings that it is compared with.
+    """A loaded engine to measure, and the ceilings to compare it with.
 
     Attributes:
-        ceilings: the ceilings of the CPU, also where the yardstick knows more.
+        ceilings: the ceilings of the CPU, also where the roofline knows more.
         used: what is known of the device; None: there is none.
     """
 
     engine: Engine
     ceilings: Ceilings
-    yardstick: Yardstick
+    roofline: Roofline
     used: Used | None = None
 
     def row(
@@ -285,22 +279,17 @@ def _bench(
     trace = _traced(made, how) if batches == (1,) else None
     rows = [made.row(subject, result, trace) for result in results]
     if how.profile:
-        rows[0]["profile_s"] = dict(results[0].profile.operations)
+        for row, result in zip(rows, results, strict=True):
+            row["profile_s"] = dict(result.profile.operations)
     pool, ceilings = made.engine.pool, made.ceilings
 
     def words() -> str:
         if batches == (1,):
             return speed_words(rows[0], results[0], pool, ceilings, how.profile)
-        return batch_words(rows, results, pool, ceilings)
+        return batch_words(rows, results, pool, ceilings, how.profile)
 
     show_results(planned.machine, pool, rows, words, ceilings)
     warn_about(results)
-
-
-def _refuse_with_batches(how: Measuring) -> None:
-    """Refuses options that several answers at once do not know."""
-    if given := [n for n, on in (("--profile", how.profile), ("--trace", how.trace)) if on]:
-        raise UsageError(f"{given[0]} measures one answer only", hint="leave out --batch")
 
 
 def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
@@ -308,7 +297,7 @@ def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
         return run(
             made.engine,
             how.job,
-            made.yardstick,
+            made.roofline,
             pairs=how.runs,
             progress=lambda done: bar.update(done=done),
         )
@@ -332,8 +321,8 @@ def _made_with_device(planned: PlannedTrial, policy: Policy, used: DevicePlan) -
     # While there is room for it.
     rates = slowest([measure_rates(torch_device(gpu.index)) for gpu in used.gpus])
     engine = planned.load_with_device(policy, out)
-    yardstick = DeviceCeilings.of(engine, rates)
-    return Made(engine, yardstick.cpu, yardstick, Used(engine, used, rates, policy))
+    roofline = DeviceCeilings.of(engine, rates)
+    return Made(engine, roofline.cpu, roofline, Used(engine, used, rates, policy))
 
 
 def _traced(made: Made, how: Measuring) -> Trace | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from ktcli import config
+from ktcli.commands.chat.options import ALWAYS, NEVER
+from ktcli.commands.cli.options import given_options
 from ktcli.config import Origin
 from ktcli.errors import KtError, UsageError
 from ktcli.output import out
+from ktcli.records import dataclass
 from ktcli.store.places import server_sockets
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from ktcli.server.attached.client import ServerPlace
     from ktcli.text.model import TextModel
 
-LOADED, ALWAYS, NEVER = "loaded", "always", "never"  # the setting attach
 # Parameters of kt chat that are about an engine of its own.
 _OWN = (
     "threads",
@@ -66,39 +67,34 @@ class Attaching:
 
     @classmethod
     def of(cls, here: typer.Context) -> Attaching:
-        """Reads them from the command line of `kt chat` and the environment; what the settings file says is for the
+        """Returns these options from the command line of `kt chat` and the environment; the settings file is for the
         server as well.
 
         Raises:
             UsageError: two options contradict each other.
         """
-
-        def given(name: str) -> bool:
-            return getattr(here.get_parameter_source(name), "name", "") == "COMMANDLINE"
-
-        options = {str(each.name): max(each.opts, key=len) for each in here.command.params}
-        values = here.params
-        if values["no_attach"] and given("attach") and values["attach"] != NEVER:
+        values, given = here.params, given_options(here)
+        if values["no_attach"] and "attach" in given and values["attach"] != NEVER:
             raise UsageError(
                 f"--no-attach and --attach {values['attach']} cannot be used together",
                 hint="leave one of them out",
             )
-        asked = [options[name] for name in _OWN if given(name)]
+        asked = [given[name] for name in _OWN if name in given]
         asked += [each.words for each in map(config.stated, _TRIALS) if each.text]
         said = [config.stated(name) for name in _SERVERS]
         return cls(
             NEVER if values["no_attach"] else values["attach"],
             next(iter(asked), ""),
             tuple(each.words for each in said if each.origin is Origin.ENVIRONMENT),
-            values["context"] if given("context") or _is_variable("context") else None,
+            values["context"] if "context" in given or _is_variable("context") else None,
             values["allow_special"],
         )
 
     def attach(
         self, ready: Ready, asked: str, hear: Callable[[TextModel], None] = lambda texts: None
     ) -> AttachedModel | None:
-        """Returns the model of a server; None: none has it, or it is not to be used. Somebody's server is made to load
-        a model only where the setting says so.
+        """Returns the model on a running server; None: no server has it, or servers are not to be used. Somebody's
+        server is made to load a model only where the setting says so.
 
         Args:
             asked: the name that finds the model again.

@@ -9,44 +9,26 @@ import typer
 
 from ktcli import config
 from ktcli.commands.chat import file as answer_file
-from ktcli.commands.chat.attaching import LOADED, Attaching
+from ktcli.commands.chat.attaching import Attaching
 from ktcli.commands.chat.form import asked_form
 from ktcli.commands.chat.options import (
-    AttachOpt,
+    ChatOptions,
     DraftOpt,
-    ExplainCache,
-    Format,
-    GoOn,
-    Greedy,
-    HideThinking,
-    JsonLines,
-    MaxTokens,
-    MinP,
+    ExplainCacheOpt,
+    FormOptions,
     NameArg,
-    NoAttach,
-    NoKvCache,
-    OutputFile,
-    Penalty,
+    NoKvCacheOpt,
     PromptArg,
-    Resume,
-    SchemaFile,
-    Seed,
-    ServerKeyFile,
-    ServerOpt,
-    Stats,
-    Stop,
-    System,
-    Temperature,
-    Think,
-    ThinkBudget,
-    TopK,
-    TopP,
+    ResumeOptions,
+    ServerOptions,
+    StatsOpt,
 )
 from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
-from ktcli.commands.cli.engine_options import NO_OPTIONS, EngineOptions, with_engine_options
-from ktcli.commands.cli.kv_store import InsecureOpt, KvStoreOpt, KvStoreSizeOpt, asked_store
+from ktcli.commands.cli.engine_options import EngineOptions
+from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
+from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import (
     AllowSpecialOpt,
     ContextOpt,
@@ -60,6 +42,7 @@ from ktcli.output import out
 from ktcli.store import aliases
 
 if TYPE_CHECKING:
+    from ktcli.assembly.request import Wanted
     from ktcli.assembly.talking import Opening
     from ktcli.chat.chat import Chat
     from ktcli.commands.chat.model_choice import ChatModel, ModelChoice
@@ -69,45 +52,25 @@ if TYPE_CHECKING:
     from ktcli.text.settings import Settings
 
 
-@with_engine_options
+@with_option_groups
 def chat(
     here: typer.Context,
+    *,
     name: NameArg = None,
     prompt: PromptArg = None,
-    greedy: Greedy = False,
-    max_tokens: MaxTokens = None,
-    system: System = None,
-    stop: Stop = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: Penalty = None,
-    seed: Seed = None,
-    think: Think = None,
-    think_budget: ThinkBudget = None,
-    hide_thinking: HideThinking = False,
-    go_on: GoOn = False,
-    resume: Resume = None,
+    answers: ChatOptions,
+    resumed: ResumeOptions,
     allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
-    options: EngineOptions = NO_OPTIONS,
+    options: EngineOptions,
     draft: DraftOpt = None,
-    no_kv_cache: NoKvCache = False,
-    kv_store: KvStoreOpt = None,
-    kv_store_size: KvStoreSizeOpt = None,
-    insecure: InsecureOpt = False,
-    attach: AttachOpt = LOADED,
-    no_attach: NoAttach = False,
-    server: ServerOpt = None,
-    server_key_file: ServerKeyFile = None,
-    stats: Stats = False,
-    explain_cache: ExplainCache = False,
+    no_kv_cache: NoKvCacheOpt = False,
+    store: KvStoreOptions,
+    place: ServerOptions,
+    stats: StatsOpt = False,
+    explain_cache: ExplainCacheOpt = False,
     json: JsonOpt = False,
-    jsonl: JsonLines = False,
-    output: OutputFile = None,
-    schema: SchemaFile = None,
-    format: Format = None,
+    form: FormOptions,
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -138,62 +101,47 @@ def chat(
 
       kt chat --server http://10.0.0.7:8000 --server-key-file ~/key
     """
-    from ktcli.assembly.kvpages import cache_quota
-    from ktcli.assembly.talking import Opening
-
-    given = {
-        "greedy": True if greedy else None,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    if greedy and temperature:
-        raise UsageError(
-            f"--greedy and --temperature {temperature:g} cannot be used together",
-            hint="leave out one of them",
-        )
-    if no_kv_cache and kv_store is not None:
+    sampling, needs_prompt = answers.sampling, form.needing_prompt(json=json)
+    if no_kv_cache and store.kv_store is not None:
         raise UsageError(
             "--no-kv-cache and --kv-store cannot be used together",
             hint="leave one of them out; KT_CACHE=0 turns off only the pages on this machine's disk",
         )
-    if json and jsonl:
-        raise UsageError(
-            "--json and --jsonl cannot be used together",
-            hint="--jsonl prints the answer as it is written, --json once it is complete",
-        )
     asked = AnswerRequest(
-        given, max_tokens, tuple(stop or ()), system, think, stats,
-        allow_special=allow_special, explain_cache=explain_cache,
-        kept=kept_chat(go_on, resume), draft=_draft_options(draft), think_budget=think_budget,
-        hides_thoughts=hide_thinking, streams_json=jsonl,
-        output=None if output is None else answer_file.checked(output),
-        form=asked_form(schema, format),
+        sampling, answers, stats, _draft_options(draft), allow_special, form.jsonl,
+        explain_cache=explain_cache, kept=kept_chat(resumed.go_on, resumed.resume),
+        output=None if form.output is None else answer_file.checked(form.output),
+        form=asked_form(form.schema, form.format),
     )  # fmt: skip
-    needs_prompt = "--output" if output else "--jsonl" if jsonl else "--json" if json else ""
-    if (served := asked_server(here, server, server_key_file, asked.kept)) is not None:
+    server = asked_server(here, place.server, place.server_key_file, asked.kept)
+    if server is not None:
         from ktcli.commands.chat.remote import chat_with
 
-        chat_with(served, name, prompt, asked, needs_prompt)
+        chat_with(server, name, prompt, asked, needs_prompt)
         return
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
     words = words_for_model(prompt, needs_prompt)
     with asked.telling_whose_model(model):
-        preset = aliases.preset_of(model)
-    how = Opening(
-        options.wanted(preset_context(here, preset, context)),
-        0 if no_kv_cache else cache_quota(),
-        config.records_heat(),
-        allow_special,
-        out,
-        None if no_kv_cache else asked_store(kv_store, kv_store_size, insecure=insecure),
-    )
-    attaching = Attaching.of(here)
+        tokens = preset_context(here, aliases.preset_of(model), context)
+    how = _opening(options.wanted(tokens), asked, None if no_kv_cache else store)
+    _talk(model, words, asked, how, Attaching.of(here))
+
+
+def _opening(wanted: Wanted, asked: AnswerRequest, store: KvStoreOptions | None) -> Opening:
+    """How the model is opened; `store`: where KV pages are kept; None: nowhere."""
+    from ktcli.assembly.kvpages import cache_quota
+    from ktcli.assembly.talking import Opening
+
+    quota, shared = (0, None) if store is None else (cache_quota(), asked_store(store))
+    return Opening(wanted, quota, config.records_heat(), asked.allow_special, out, shared)
+
+
+def _talk(
+    model: str, words: str | None, asked: AnswerRequest, how: Opening, attaching: Attaching
+) -> None:
+    """Opens the model and answers once, or talks until the user leaves where there are no words."""
     with asked.telling_whose_model(model):
         opened = _opened(model, asked, how, attaching)
     made = _begun(opened, asked)
@@ -226,12 +174,12 @@ def _opened(model: str, asked: AnswerRequest, how: Opening, attaching: Attaching
     def hear(texts: TextModel) -> None:
         """Says which options mean nothing to this model; refuses one that generates no text."""
         require_text(ready.name, embeds=texts.embeds)
-        if asked.thinking is not None and not texts.may_think:
-            flag = "--think" if asked.thinking else "--no-think"
+        if asked.answers.think is not None and not texts.may_think:
+            flag = "--think" if asked.answers.think else "--no-think"
             out.warn(
                 f"{flag}: the chat template of {ready.name} has no such option; it has no effect"
             )
-        if asked.think_budget is not None and not AnswerFormat.of(texts).thinks:
+        if asked.answers.think_budget is not None and not AnswerFormat.of(texts).thinks:
             out.warn(
                 f"--think-budget: {ready.name} does not think before it answers; it has no effect"
             )
@@ -264,7 +212,7 @@ def _settings(backend: ChatBackend, asked: AnswerRequest) -> Settings:
 def _system(backend: ChatBackend, asked: AnswerRequest) -> str:
     """The system text with which a chat with a model begins: the one asked for, its name's, the person's."""
     preset = aliases.preset_of(backend.model.asked)
-    said = (asked.system, preset.get("system"), config.value("system"))
+    said = (asked.answers.system, preset.get("system"), config.value("system"))
     return next((text for text in said if text is not None), "")
 
 

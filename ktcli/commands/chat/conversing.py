@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -> None:
-    """Talks to a person until they leave.
+    """Runs an interactive conversation until the user leaves.
 
     Args:
         place: where the model is, for people; empty: here.

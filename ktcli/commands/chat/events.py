@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class AnswerEvents:
-    """Writes one JSON object per event to a stream, in ASCII, each flushed: it stands where a `Screen` does.
+    """Writes one JSON object per event to a stream, in ASCII, each flushed; has the interface of a `Screen`.
 
     The events are `reading` (tokens of the prompt), `text` (a piece, and whether it is a thought), and at the end
     `answer`, with the keys of --json.
@@ -21,7 +21,7 @@ class AnswerEvents:
         self._stream = stream
 
     def begin(self, tokens: Callable[[], int], *, cut: Callable[[], bool]) -> None:
-        """Does nothing: a new answer is announced by no line."""
+        """Does nothing: the start of an answer has no event."""
 
     def reading(self, done: int, total: int) -> None:
         """Writes how many tokens of the prompt are read."""
@@ -35,7 +35,7 @@ class AnswerEvents:
         """Does nothing: `answer` writes the last line."""
 
     def answer(self, document: dict[str, Any]) -> None:
-        """Writes the whole answer: the last line."""
+        """Writes the whole answer as the last line."""
         self._write({"event": "answer", **document})
 
     def _write(self, event: dict[str, Any]) -> None:

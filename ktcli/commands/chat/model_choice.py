@@ -25,28 +25,33 @@ from ktcli.text.settings import Settings, carried
 
 
 class ChatModel(Protocol):
-    """A model that is open to chat, here or on a server."""
+    """The open model of a chat, here or on a server."""
 
     @property
-    def ready(self) -> Ready: ...
+    def ready(self) -> Ready:
+        """Its conversion."""
 
     @property
-    def backend(self) -> ChatBackend: ...
+    def backend(self) -> ChatBackend:
+        """What answers with it."""
 
     @property
     def place(self) -> str:
-        """Where it is, for people; empty: here."""
+        """The server that it is on, for people; empty: this process."""
 
     @property
-    def keeps_pages(self) -> bool: ...
+    def keeps_pages(self) -> bool:
+        """Whether the pages of conversations outlive it on disk or on its server."""
 
     @property
     def held_bytes(self) -> int:
-        """The memory that is free when it is left."""
+        """The bytes of memory that leaving it frees."""
 
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        """Drops the reference to the backend, so that its memory can be freed."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Writes the pages that are to be stored, and closes the model."""
 
 
 class ModelChoice:
@@ -71,7 +76,7 @@ class ModelChoice:
         self._settings_of, self._system_of, self._attach = settings_of, system_of, attach
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns the names of the library's models, each with a word about it, see `Models`."""
+        """Returns the names of the library's models, each with a short remark, see `Models`."""
         here = self._open
         known = {each.label: each.path for each in library.conversions()}
         if not any(path.samefile(here.ready.pack) for path in known.values()):
@@ -86,8 +91,8 @@ class ModelChoice:
         return [entry.label for entry in library.conversions()]
 
     def go_to(self, name: str) -> None:
-        """Lets the chat go on with another model, after its plan was looked at. Where both do not fit into memory the
-        present one makes room first, and is loaded again if the other one cannot be.
+        """Switches the chat to another model, after checking its plan. Where both do not fit into memory the present
+        one makes room first, and is loaded again if the other one cannot be.
 
         Raises:
             KtError: that cannot be; the chat goes on with the one it has.
@@ -115,8 +120,9 @@ class ModelChoice:
             self._how.listener.note(f"system: {now or '(none)'}")
 
     def outlives(self, error: DeviceError) -> bool:
-        """Tells whether the chat can go on after its GPU failed: not where the GPU was asked for, or a server has the
-        model. See `Models`."""
+        """Returns whether the chat can continue after its GPU failed: not if the GPU was asked for, or a server has the
+        model. See `Models`.
+        """
         where = "" if self._open.place else after_failure(error, self._how)
         if where:
             self._how.listener.warn(f"{error}: the chat continues {where}; ask again")
@@ -142,7 +148,7 @@ class ModelChoice:
         self._chat.go_to(self._open.backend, settings)
 
     def close(self) -> None:
-        """Gives the open model back; the chat can ask nothing more."""
+        """Closes the open model; the chat cannot be asked any more."""
         if self._chat.left:
             return  # what was open is closed
         if self._open.keeps_pages:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def answer_once(made: BaseChat, words: str, asked: AnswerRequest) -> None:
-    """Asks one question, shows its answer as the command line wants it, and says on stderr how it ended."""
+    """Asks one question, prints its answer in the format of the options, and reports on stderr how it ended."""
     from ktcli.chat.recorder import ChatRecorder
     from ktcli.commands.chat.events import AnswerEvents
     from ktcli.interrupt import Interrupt
@@ -97,7 +97,7 @@ def _remark(made: BaseChat, reply: Reply, asked: AnswerRequest) -> None:
 
 
 def document(made: BaseChat, reply: Reply, text: str, thinking: str) -> dict[str, Any]:
-    """Returns the answer for --json, its text and its thoughts apart."""
+    """Returns the answer as a document for --json, its text and its thoughts apart."""
     stats = reply.stats
     return {
         "text": text,
@@ -148,14 +148,14 @@ def _taken_over(recorder: ChatRecorder, made: BaseChat, asked: AnswerRequest) ->
 
 
 def put_over(made: BaseChat, asked: AnswerRequest) -> None:
-    """Puts the options of the command line over the settings and the system text of a kept conversation."""
+    """Overrides the settings and the system text of a saved conversation by the options of the command line."""
     made.settings = asked.over(made.settings)
-    if asked.system is not None:
-        made.conversation.system = asked.system
+    if asked.answers.system is not None:
+        made.conversation.system = asked.answers.system
 
 
 def screen_for(asked: AnswerRequest) -> Screen:
-    """Returns the screen that answers are shown on, as options and settings want them shown."""
+    """Returns the screen that prints answers as the options and settings want them."""
     from ktcli.commands.view.bars import can_draw
     from ktcli.terminal.screen import Screen
     from ktcli.terminal.thoughts import ThoughtsView
@@ -169,6 +169,6 @@ def screen_for(asked: AnswerRequest) -> Screen:
     screen.markdown = config.value("markdown") is not False
     screen.status = config.value("status") is not False
     screen.ascii = not can_draw(stream)
-    view = "hidden" if asked.hides_thoughts else config.value("thoughts")
+    view = "hidden" if asked.answers.hide_thinking else config.value("thoughts")
     screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
     return screen

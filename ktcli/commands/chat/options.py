@@ -1,14 +1,18 @@
-"""Declares the options of `kt chat`, as named types."""
+"""Declares the options of `kt chat`, as groups of those that are read together."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ktcli.commands.cli.options import preferred, setting_option
+from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS
+
+LOADED, ALWAYS, NEVER = "loaded", "always", "never"  # the setting attach
 
 NameArg = Annotated[
     str | None,
@@ -20,25 +24,22 @@ PromptArg = Annotated[
     str | None,
     typer.Argument(metavar="PROMPT", help="Question to answer once; - reads standard input."),
 ]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
-MaxTokens = Annotated[
-    int | None,
-    setting_option("max-tokens", "-n", min=1),
-]
+
+
 System = Annotated[str | None, setting_option("system", "-s")]
-Stop = Annotated[list[str] | None, setting_option("stop")]
-Number = float | None
-Temperature = Annotated[Number, setting_option("temperature")]
+Temperature = Annotated[float | None, setting_option("temperature")]
 TopK = Annotated[int | None, setting_option("top-k")]
-TopP = Annotated[Number, setting_option("top-p")]
-MinP = Annotated[Number, setting_option("min-p")]
+TopP = Annotated[float | None, setting_option("top-p")]
+MinP = Annotated[float | None, setting_option("min-p")]
 Penalty = Annotated[
-    Number,
+    float | None,
     typer.Option(
         "--repetition-penalty", metavar="X", help="Values above 1 discourage repetition; 1 is off."
     ),
 ]
 Seed = Annotated[int | None, setting_option("seed")]
+Stop = Annotated[list[str] | None, setting_option("stop")]
+MaxTokens = Annotated[int | None, setting_option("max-tokens", "-n", min=1)]
 Think = Annotated[
     bool | None,
     typer.Option(
@@ -47,15 +48,66 @@ Think = Annotated[
     ),
 ]
 ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
-HideThinking = Annotated[
-    bool,
-    typer.Option("--hide-thinking", help="Hide the model's thoughts entirely."),
-]
-DraftOpt = Annotated[
-    str | None,
-    setting_option("draft"),
-]
-NoKvCache = Annotated[
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How answers are made: the sampling, their length, what stands before them, the thoughts."""
+
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always choose the most likely token.")
+    ] = False
+    max_tokens: MaxTokens = None
+    system: System = None
+    stop: Stop = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: MinP = None
+    repetition_penalty: Penalty = None
+    seed: Seed = None
+    think: Think = None
+    think_budget: ThinkBudget = None
+    hide_thinking: Annotated[
+        bool,
+        typer.Option("--hide-thinking", help="Hide the model's thoughts entirely."),
+    ] = False
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The values of the sampling that are given, by the names of `Settings.sampled`; None: the model's own.
+
+        Raises:
+            UsageError: two of them contradict each other.
+        """
+        if self.greedy and self.temperature:
+            raise UsageError(
+                f"--greedy and --temperature {self.temperature:g} cannot be used together",
+                hint="leave out one of them",
+            )
+        names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
+        return {"greedy": self.greedy or None, **{name: getattr(self, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOptions:
+    """Which saved conversation is continued."""
+
+    go_on: Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")] = (
+        False
+    )
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="[CHAT]",
+            help="Continue a saved conversation (kt chats lists them). Without a name: choose one.",
+        ),
+    ] = None
+
+
+DraftOpt = Annotated[str | None, setting_option("draft")]
+NoKvCacheOpt = Annotated[
     bool,
     typer.Option(
         "--no-kv-cache",
@@ -69,42 +121,64 @@ def _attach(context: typer.Context, option: typer.CallbackParam, value: str) -> 
     return str(SETTINGS["attach"].read(value, "--attach", "leave it out"))
 
 
-AttachOpt = Annotated[str, setting_option("attach", callback=_attach)]
-NoAttach = Annotated[
-    bool, typer.Option("--no-attach", help="Load the model here: the same as --attach never.")
-]
-ServerOpt = Annotated[str | None, setting_option("server")]
-ServerKeyFile = Annotated[Path | None, setting_option("server-key-file")]
-GoOn = Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="[CHAT]",
-        help="Continue a saved conversation (kt chats lists them). Without a name: choose one.",
-    ),
-]
-ExplainCache = Annotated[
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Which process has the model: this one, a server of this library, or another one."""
+
+    attach: Annotated[str, setting_option("attach", callback=_attach)] = LOADED
+    no_attach: Annotated[
+        bool,
+        typer.Option("--no-attach", help="Load the model here: the same as --attach never."),
+    ] = False
+    server: Annotated[str | None, setting_option("server")] = None
+    server_key_file: Annotated[Path | None, setting_option("server-key-file")] = None
+
+
+StatsOpt = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
+ExplainCacheOpt = Annotated[
     bool,
     typer.Option(
         "--explain-cache",
         help="If cached tokens could not be used, say from which token on and why.",
     ),
 ]
-JsonLines = Annotated[
-    bool,
-    typer.Option("--jsonl", help="Print the answer as lines of JSON while it is written."),
-]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option("--output", metavar="FILE", help="Also write the answer's text to a new file."),
-]
-SchemaFile = Annotated[
-    Path | None,
-    typer.Option("--schema", metavar="FILE", help="Constrain answers to the JSON schema in FILE."),
-]
-Format = Annotated[
-    str | None,
-    typer.Option("--format", metavar="json", help="Constrain answers to a JSON object."),
-]
-Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
+
+
+@dataclass(frozen=True, slots=True)
+class FormOptions:
+    """How answers are written, and what form they have."""
+
+    jsonl: Annotated[
+        bool,
+        typer.Option("--jsonl", help="Print the answer as lines of JSON while it is written."),
+    ] = False
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", metavar="FILE", help="Also write the answer's text to a new file."
+        ),
+    ] = None
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            "--schema", metavar="FILE", help="Constrain answers to the JSON schema in FILE."
+        ),
+    ] = None
+    format: Annotated[
+        str | None,
+        typer.Option("--format", metavar="json", help="Constrain answers to a JSON object."),
+    ] = None
+
+    def needing_prompt(self, *, json: bool) -> str:
+        """Returns the option that needs a prompt, "--output" or the like; empty: none is given.
+
+        Raises:
+            UsageError: two of them contradict each other.
+        """
+        if json and self.jsonl:
+            raise UsageError(
+                "--json and --jsonl cannot be used together",
+                hint="--jsonl prints the answer as it is written, --json once it is complete",
+            )
+        asked = {"--output": self.output, "--jsonl": self.jsonl, "--json": json}
+        return next((option for option, given in asked.items() if given), "")

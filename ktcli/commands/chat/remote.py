@@ -28,7 +28,7 @@ def chat_with(
     asked: AnswerRequest,
     needs_prompt: str,
 ) -> None:
-    """Talks to a model of a server.
+    """Runs a chat with a model of a server.
 
     Args:
         name, prompt: as the command line has them.
@@ -46,7 +46,7 @@ def chat_with(
     settings = asked.over(preferred_settings(Settings(stated=frozenset())))
     made = RemoteChat(server, model, settings, out.warn)
     made.form = asked.form
-    said = (asked.system, config.value("system"))
+    said = (asked.answers.system, config.value("system"))
     made.conversation.system = next((text for text in said if text is not None), "")
     models.of(made)
     if words is None:
@@ -60,14 +60,14 @@ def chat_with(
 
 
 def _is_prompt(word: str, models: ServerModels) -> bool:
-    """Tells whether the only argument is a prompt: it is not a model of the server, and looks like a text."""
+    """Returns whether the only argument is a prompt: it is not a model of the server, and looks like a text."""
     if word == PIPE or not word.strip():
         return True
     return any(letter.isspace() for letter in word) and models.named(word) is None
 
 
 class ServerModels:
-    """The models of a server, with which its chat can go on: `/model`."""
+    """The models of a server, between which its chat can switch: `/model`."""
 
     def __init__(self, server: ServerClient) -> None:
         self._server = server
@@ -75,7 +75,7 @@ class ServerModels:
         self._chat: RemoteChat | None = None
 
     def of(self, chat: RemoteChat) -> None:
-        """Says which chat goes on with them."""
+        """Sets the chat that switches between them."""
         self._chat = chat
 
     def named(self, name: str) -> ListedModel | None:
@@ -86,8 +86,8 @@ class ServerModels:
         return next(exact, None) or next(alike, None)
 
     def chosen(self, name: str | None, asked: AnswerRequest) -> ListedModel:
-        """Returns the model that is named; else that of a kept conversation or of the settings, if the server has it;
-        else its only one.
+        """Returns the model that the options name; else that of a saved conversation or of the settings, if the server
+        has it; else its only one.
 
         Raises:
             NotFound: it has none of this name, or none at all. UsageError: it has several, and none is named.
@@ -113,7 +113,7 @@ class ServerModels:
         return self._listed[0]
 
     def names(self) -> Sequence[tuple[str, str]]:
-        """Returns the names of the models, see `Models`; they are asked for again."""
+        """Returns the names of the models, see `Models`; asks the server again."""
         self._listed = self._server.models()
         now = self._chat.model.name if self._chat is not None else ""
         listed = [each.name for each in self._listed or ()]
@@ -125,7 +125,7 @@ class ServerModels:
         return [each.name for each in self._listed or ()]
 
     def go_to(self, name: str) -> None:
-        """Lets the chat go on with another model of the server, see `Models`."""
+        """Switches the chat to another model of the server, see `Models`."""
         assert self._chat is not None
         self._listed = self._server.models()
         found = ListedModel(name) if self._listed is None else self._required(name)
@@ -135,11 +135,11 @@ class ServerModels:
         out.note(f"{found.name} answers from now on")
 
     def outlives(self, error: DeviceError) -> bool:
-        """Tells whether the chat can go on after its GPU failed: it has none, see `Models`."""
+        """Returns whether the chat can continue after its GPU failed: it has no GPU, see `Models`."""
         return False
 
     def recover(self) -> None:
-        """Raises: KtError: there is nothing to load again, see `Models`."""
+        """Raises KtError: there is nothing to load again, see `Models`."""
         raise KtError("the model is on a server")
 
     def _required(self, name: str) -> ListedModel:
@@ -153,7 +153,7 @@ class ServerModels:
 
     @property
     def _names(self) -> str:
-        """Returns the names for a sentence."""
+        """The names for a sentence."""
         found = [each.name[:100] for each in self._listed or ()]
         more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
         return ", ".join(found[:_SHOWN]) + more

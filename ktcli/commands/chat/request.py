@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktcli import config
 from ktcli.errors import NotFound, UsageError
 from ktcli.output import out
+from ktcli.records import dataclass
 from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 
 if TYPE_CHECKING:
     from ktcli.answers.grammar.form import Form
+    from ktcli.commands.chat.options import ChatOptions
     from ktcli.engine.drafting import DraftOptions
     from ktcli.text.settings import Settings
 
@@ -24,7 +26,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")  # that are setti
 
 @dataclass(frozen=True, slots=True)
 class KeptChat:
-    """A kept conversation to go on with.
+    """A saved conversation to continue.
 
     Attributes:
         model: the name of its model.
@@ -37,20 +39,20 @@ class KeptChat:
 
 
 def kept_chat(last: bool, name: str | None) -> KeptChat | None:
-    """Returns the conversation that --continue or --resume means; None without them.
+    """Returns the saved conversation that --continue or --resume means; None without them.
 
     Raises:
         UsageError: both were given, or the file is no conversation. NotFound: there is none.
     """
-    from ktcli.chat.chats import chats_folder, find, load, newest_readable
-    from ktcli.commands.chats import chosen
-
     if last and name is not None:
         raise UsageError(
             "--continue and --resume cannot be used together", hint="leave out one of them"
         )
     if not last and name is None:
         return None
+    from ktcli.chat.chats import chats_folder, find, load, newest_readable
+    from ktcli.commands.chats import chosen
+
     if last:
         path, saved, aside = newest_readable()
         for other in aside:
@@ -67,7 +69,7 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
 
 
 def preferred_settings(settings: Settings) -> Settings:
-    """Returns the settings of a model with those of the person put over them: options come before both.
+    """Returns the settings of a model, overridden by those of the user; options override both.
 
     Raises:
         UsageError: a variable of the environment makes no sense.
@@ -88,18 +90,13 @@ def preferred_settings(settings: Settings) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """The options of the command line about the answers."""
+    """The options of the command line for answers."""
 
     sampling: dict[str, Any]
-    max_tokens: int | None
-    stops: tuple[str, ...]
-    system: str | None
-    thinking: bool | None
+    answers: ChatOptions
     stats: bool
     draft: DraftOptions
     allow_special: bool = False
-    think_budget: int | None = None
-    hides_thoughts: bool = False
     streams_json: bool = False
     output: Path | None = None  # the file for the answer's text
     explain_cache: bool = False
@@ -107,24 +104,26 @@ class AnswerRequest:
     form: Form | None = None  # what answers are held to
 
     def over(self, settings: Settings) -> Settings:
-        """Returns the model's settings, or those of a kept conversation, with those that were asked for put over
-        them."""
+        """Returns the model's settings, or those of a saved conversation, overridden by these options."""
+        given = self.answers
         return replace(
             settings.sampled(**self.sampling),
-            max_tokens=self.max_tokens or settings.max_tokens,
-            stops=self.stops or settings.stops,
-            thinking=settings.thinking if self.thinking is None else self.thinking,
-            think_budget=self.think_budget or settings.think_budget,
+            max_tokens=given.max_tokens or settings.max_tokens,
+            stops=tuple(given.stop or ()) or settings.stops,
+            thinking=settings.thinking if given.think is None else given.think,
+            think_budget=given.think_budget or settings.think_budget,
         )
 
     @property
     def model(self) -> str:
-        """The model for whoever names none."""
+        """The model if the command line names none."""
         return self.kept.model if self.kept else config.value("model") or BUILTIN
 
     @contextmanager
     def telling_whose_model(self, model: str) -> Iterator[None]:
-        """Adds to an error about a model that nobody named on the command line who named it."""
+        """Opens a context in which an error about a model also names the setting or conversation that named the
+        model.
+        """
         said = config.stated("model")
         try:
             yield
@@ -134,7 +133,7 @@ class AnswerRequest:
             raise
 
     def require_model(self) -> None:
-        """Checks that the model of a kept conversation is here; nothing is downloaded because a file says so.
+        """Raises an error unless the model of a saved conversation is in the library; a file must not cause a download.
 
         Raises:
             NotFound: it is not.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from ktcli import config
+from ktcli.commands.cli.options import given_options
 from ktcli.errors import UsageError
 from ktcli.output import out
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from ktcli.client.address import ServerAddress
@@ -41,8 +42,8 @@ class AskedServer:
 def asked_server(
     here: typer.Context, server: str | None, key_file: Path | None, kept: KeptChat | None
 ) -> AskedServer | None:
-    """Returns the server that a command line of `kt chat`, a kept conversation or the settings mean; None: the model is
-    loaded on this machine, or a server of its library has it.
+    """Returns the server that the command line of `kt chat`, a saved conversation or the settings name; None: the model
+    is loaded in this process, or a server of its library has it.
 
     A kept conversation goes on where it was, unless --server says otherwise. The key file of the settings is for the
     server of the settings, or for that of --server where the settings have none; to another server no key is sent that
@@ -77,7 +78,7 @@ def asked_server(
 
 
 def _is_for(stated: config.Stated, address: ServerAddress, *, chosen: bool) -> bool:
-    """Tells whether the key file of the settings is for a server.
+    """Returns whether the key file of the settings is for a server.
 
     Args:
         stated: the server of the settings.
@@ -90,10 +91,8 @@ def _is_for(stated: config.Stated, address: ServerAddress, *, chosen: bool) -> b
 
 def _refuse_local(here: typer.Context, address: ServerAddress) -> None:
     """Raises: UsageError: the command line has an option about a model loaded here."""
-    for each in here.command.params:
-        source = here.get_parameter_source(str(each.name))
-        if each.name in _LOCAL and source is not None and source.name == "COMMANDLINE":
-            option = max(each.opts, key=len)
+    for name, option in given_options(here).items():
+        if name in _LOCAL:
             raise UsageError(
                 f"{option} applies only to a model loaded here, not to one of the server {address.url}",
                 hint=f"leave out {option}, or chat without a server: --server off",

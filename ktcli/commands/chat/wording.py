@@ -18,7 +18,7 @@ PIPE = "-"  # a prompt that is all on standard input
 def who_and_what(
     name: str | None, prompt: str | None, default: str = BUILTIN
 ) -> tuple[str, str | None]:
-    """Returns the model and the prompt of a command line; a prompt of None: ask for it.
+    """Returns the model and the prompt that a command line names; the prompt is None in an interactive chat.
 
     One argument is a model if it can be one, else a prompt for the default model if it contains white
     space.
@@ -46,7 +46,8 @@ def who_and_what(
 
 
 def words_for_model(prompt: str | None, option: str) -> str | None:
-    """Returns the text for the model: the prompt, and below it the text on standard input; None: ask a person.
+    """Returns the prompt for the model: that of the command line, with the text on standard input below it; None: an
+    interactive chat.
 
     Args:
         option: one that needs a prompt; empty: none.

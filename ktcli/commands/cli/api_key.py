@@ -11,6 +11,7 @@ import typer
 from ktcli import smallfiles
 from ktcli.commands.cli.options import preferred, setting_option
 from ktcli.errors import UsageError
+from ktcli.server.http.access import is_loopback
 from ktcli.server.http.keys import DEFAULT, FILE_BYTES_MOST, NamedKey, keys_in
 
 KeyOpt = Annotated[
@@ -42,12 +43,12 @@ def key_in(file: Path, option: str) -> str:
 
 
 def given_key(key: str | None, file: Path | None) -> str:
-    """Returns the key that the options give, the first one of a file; empty: none. Raises: as `given_keys`."""
+    """Returns the API key in the options, or the first one in a file; empty: none. Raises: as `given_keys`."""
     return next((each.key for each in given_keys(key, file)), "")
 
 
 def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
-    """Returns the keys that the options give.
+    """Returns the API keys in the options.
 
     Raises:
         UsageError: one is malformed, both options are given, or others can read the file.
@@ -59,6 +60,21 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
     if file is not None:
         return keys_of_file(file)
     return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
+
+
+def require_key(host: str, *, has_key: bool, who: str = "--host") -> None:
+    """Raises an error if other machines can reach an address without a key.
+
+    Args:
+        who: what names the address.
+    Raises:
+        UsageError: they can.
+    """
+    if not has_key and not is_loopback(host.lower()):
+        raise UsageError(
+            f"{who} {host[:100]} is reachable from other machines and needs an API key",
+            hint="put one into a file that only you can read, and pass it with --api-key-file",
+        )
 
 
 def _checked_key(key: str, where: str) -> str:

@@ -14,13 +14,13 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the keys and values among words, and the other words."""
+    """Returns the key=value pairs among some words, and the other words."""
     pairs = {found[1]: found[2] for word in words if (found := _ASSIGNMENT.fullmatch(word))}
     return pairs, [word for word in words if not _ASSIGNMENT.fullmatch(word)]
 
 
 def settings_file(word: str) -> Given | None:
-    """Returns what the file that a word names says; None: the word does not look like a file of settings.
+    """Returns the contents of the settings file that a word names; None: the word does not look like such a file.
 
     Raises:
         NotFound, UsageError: see `finetune.document.read_document`.

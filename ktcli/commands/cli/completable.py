@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.commands.cli.table import COMMANDS, load
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS, TABLE
 
 SHELLS = ("bash", "zsh", "fish")
@@ -125,8 +125,9 @@ def _argument(words: str, metavar: str) -> Values:
 
 
 def values_of(metavar: str | None) -> Values:
-    """Returns the values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed;
-    one in brackets may be left out."""
+    """Returns the possible values in a metavar: "auto|cpu|cuda|cuda:N" are three words and a free one; one in brackets
+    is optional.
+    """
     found = Values()
     for word in (metavar or "").strip("[]").split("|"):
         if word in _MEANINGS:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields
-from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ktcli.commands.cli.options import NumaOpt, ThreadsOpt, preferred, setting_option
 from ktcli.hardware.gpu import AUTO, gpu_numbers, parse_device
 from ktcli.hardware.numa import Numa, asked_numa
+from ktcli.records import dataclass
 from ktcli.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ class EngineOptions:
         streams: int = 1,
         served: bool = False,
     ) -> Wanted:
-        """The engine that is asked for.
+        """Returns the options to load the engine.
 
         Args:
             numa: the teams and their memory; None: as --numa, else this machine's setting, says.
@@ -124,37 +122,3 @@ class EngineOptions:
             numa=asked_numa(self.numa) if numa is None else numa,
             device=device,
         )
-
-
-NO_OPTIONS = EngineOptions()
-
-
-def with_engine_options(
-    command: Callable[..., None], without: Collection[str] = ()
-) -> Callable[..., None]:
-    """Returns a command that has these options one by one where `command` has its parameter `options`.
-
-    Args:
-        without: those that it does not have.
-    """
-    hints = get_type_hints(EngineOptions, include_extras=True)
-    options = {
-        each.name: Parameter(
-            each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
-        )
-        for each in fields(EngineOptions)
-        if each.name not in without
-    }
-    shape, parameters = signature(command, eval_str=True), list[Parameter]()
-    for own in shape.parameters.values():
-        together = own.annotation is EngineOptions
-        parameters += options.values() if together else [own.replace(kind=Parameter.KEYWORD_ONLY)]
-
-    def run(**given: Any) -> None:
-        asked = EngineOptions(**{name: given.pop(name) for name in options})
-        command(**given, options=asked)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__signature__ = shape.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run

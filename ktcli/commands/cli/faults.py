@@ -12,13 +12,13 @@ from ktcli.store.reference import Reference, vision_left_out
 
 
 def warn_of_faults() -> None:
-    """Warns of each of the user's profiles that cannot be read; the other models are shown all the same."""
+    """Prints a warning for each of the user's profiles that cannot be read; the other models are still shown."""
     for fault in catalog.faults():
         out.warn(str(fault), hint=fault.hint)
 
 
 def note_what_is_unused(reference: Reference, entry: Entry) -> None:
-    """Notes what is not used of a model in Ollama's store, and warns if its GGUF file has no chat template."""
+    """Prints which parts of a model in Ollama's store are not used, and warns if its GGUF file has no chat template."""
     if not reference.stored:
         return
     for said in ollama.find(reference.stored).unused:
@@ -35,7 +35,7 @@ def note_what_is_unused(reference: Reference, entry: Entry) -> None:
 
 
 def note_what_is_beside(entry: Entry | None) -> None:
-    """Notes the vision files that lie beside a GGUF file, and are left out."""
+    """Prints the names of the vision files next to a GGUF file, which are not used."""
     if entry is None or entry.path.suffix.lower() != GGUF:
         return
     if said := vision_left_out(each.name for each in entry.path.parent.iterdir()):

@@ -9,10 +9,11 @@ from typing import Any
 import typer
 
 from ktcli.commands.chat.wording import lasting_name
+from ktcli.commands.cli.options import is_given
 
 
 def given_words(context: typer.Context, without: Collection[str] = ()) -> list[str]:
-    """Returns the command and what its command line gave, in the order of its help; paths are absolute.
+    """Returns the command and its arguments, in the order of its help; paths are absolute.
 
     Args:
         context: of the command that runs.
@@ -21,8 +22,7 @@ def given_words(context: typer.Context, without: Collection[str] = ()) -> list[s
     words, arguments = [str(context.command.name)], []
     for parameter in context.command.params:
         name = str(parameter.name)
-        source = getattr(context.get_parameter_source(name), "name", "")
-        if source != "COMMANDLINE" or name in without:
+        if not is_given(context, name) or name in without:
             continue
         value = context.params[name]
         values = list(value) if isinstance(value, (list, tuple)) else [value]

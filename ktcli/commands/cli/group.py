@@ -11,11 +11,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ktcli import __version__
-from ktcli.commands.cli import front, help
+from ktcli.commands.cli import front, help, version
 from ktcli.commands.cli.table import COMMANDS, CONTEXT, load, trusted
 from ktcli.errors import ExitCode, NoMemoryLeft, UsageError, gib
-from ktcli.output import out
 
 # What other programs for models call a command of kt.
 _ELSEWHERE = {
@@ -25,7 +23,7 @@ _ELSEWHERE = {
 
 
 class Commands(TyperGroup):
-    """The table as a group of commands."""
+    """The click group of all commands, from the table."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Returns the parameters of the group, of which typer checks only what was typed."""
@@ -40,7 +38,9 @@ class Commands(TyperGroup):
         return load(cmd_name) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Resolves the command's name; an unknown name, or too little memory for the command, is an error."""
+        """Returns the command that the arguments name; raises an error if the name is unknown or there is too little
+        memory.
+        """
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             raise UsageError(f"unknown command {name!r}", hint=_nearest(name))
@@ -49,7 +49,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the front page as the help of the group."""
+        """Writes the front page of the help."""
         formatter.write(front.page(help.columns()) + "\n")
 
 
@@ -74,7 +74,7 @@ def _nearest(name: str) -> str:
 
 def _version(value: bool) -> None:
     if value:
-        out.result({"version": __version__}, f"kt {__version__}")
+        version.show()
         raise typer.Exit
 
 
@@ -87,7 +87,7 @@ app = typer.Typer(
 @app.callback(help=front.SUMMARY)
 def kt(
     ctx: typer.Context,
-    version: bool = typer.Option(
+    shows_version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help=front.VERSION
     ),
 ) -> None:
@@ -151,7 +151,7 @@ def _near(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
 
 
 def _is_text(argument: str) -> bool:
-    """Whether an argument that begins with a minus is a text rather than an option."""
+    """Returns whether an argument that begins with a minus is a text rather than an option."""
     return re.match(r"-(?=[0-9.]|[^-].*\s)", argument) is not None
 
 

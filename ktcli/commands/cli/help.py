@@ -27,7 +27,7 @@ def columns() -> int:
 
 
 def usage(command: Any) -> str:
-    """Returns what follows the words of a command: '[OPTIONS] NAME'."""
+    """Returns the usage of a command behind its name: '[OPTIONS] NAME'."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     shown = [_argument(each) for each in arguments]
     if not shown and getattr(command, "commands", {}):
@@ -42,7 +42,7 @@ def _argument(parameter: Any) -> str:
 
 
 def meaning(parameter: Any) -> tuple[str, str]:
-    """Returns the names of a parameter with the word for its value; and what it means, with its default."""
+    """Returns the names of a parameter with its metavar; and its help text, with its default."""
     if parameter.param_type_name == "argument":
         names = str(parameter.metavar).strip("[]")
     else:
@@ -112,7 +112,9 @@ def wrapped(text: str, width: int, indent: str = "") -> str:
 
 
 def example(line: str, width: int) -> str:
-    """Returns an example, below two spaces; one that is too long goes on in lines that a shell joins again."""
+    """Returns an example, indented by two spaces; one that is too long is continued on further lines with
+    backslashes.
+    """
     command, _, comment = line.partition(_COMMENT)
     if len(line) + 2 <= width:
         return f"  {line}"

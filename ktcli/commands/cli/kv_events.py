@@ -15,7 +15,7 @@ KvEventsOpt = Annotated[str | None, setting_option("kv-events")]
 
 
 def asked_events(address: str | None) -> EventsAddress | None:
-    """Returns the address that the option means, or the setting where it is not given; None: there is none.
+    """Returns the address in the option, or in the setting where the option is not given; None: there is none.
 
     Raises:
         UsageError: it is not an address.

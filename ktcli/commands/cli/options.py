@@ -39,7 +39,7 @@ def _yes(value: bool) -> bool:
     return value
 
 
-def _source(value: str | None) -> str | None:
+def _hub(value: str | None) -> str | None:
     """Returns the short name of a hub."""
     if value is None:
         return None
@@ -50,21 +50,47 @@ def _source(value: str | None) -> str | None:
     return found
 
 
+def family(help: str, **more: Any) -> typer.Typer:
+    """Returns a command whose verbs are to be declared."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, help=help, **more)
+
+
 def setting_option(name: str, *short: str, **more: Any) -> Any:
-    """Returns the option of a setting, with the words of its row."""
+    """Returns the command-line option for a setting, with the texts of its row."""
     setting = SETTINGS[name]
     words = f"{setting.help} Default: {setting.default}."
     return typer.Option(setting.option, *short, metavar=setting.metavar, help=words, **more)
 
 
+def is_default(context: typer.Context, name: str) -> bool:
+    """Returns whether nobody gave a value for a parameter of a command."""
+    return _source(context, name) == "DEFAULT"
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Returns whether the command line has a value for a parameter of its command."""
+    return _source(context, name) == "COMMANDLINE"
+
+
+def given_options(context: typer.Context) -> dict[str, str]:
+    """Returns the options that the command line has, in their long form, by the names of their parameters."""
+    return {
+        name: max(each.opts, key=len)
+        for each in context.command.params
+        if is_given(context, name := str(each.name))
+    }
+
+
+def _source(context: typer.Context, name: str) -> str:
+    return getattr(context.get_parameter_source(name), "name", "")
+
+
 def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
-    """Returns the value of an option, or of the setting of its name where the command line does not have it.
+    """Returns the value of an option, or of the setting of its name if the option is not given.
 
     A plan for another machine has nothing to do with the settings of this one.
     """
-    source = context.get_parameter_source(str(option.name))
-    is_default = source is not None and source.name == "DEFAULT"
-    if not is_default or context.params.get("machine") is not None:
+    if not is_default(context, str(option.name)) or context.params.get("machine") is not None:
         return value
     said = config.value(str(option.name).replace("_", "-"))
     return value if said is None else said
@@ -72,14 +98,14 @@ def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -
 
 def preset_context(here: typer.Context, preset: Preset, context: int | None) -> int | None:
     """Returns the context that is asked for: of the command line, else of the name's preset, else of the settings."""
-    source = here.get_parameter_source("context")
-    is_default = source is not None and source.name == "DEFAULT"
-    said = preset.get("context") if is_default else None
+    said = preset.get("context") if is_default(here, "context") else None
     return context if said is None else int(said)
 
 
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refuses a path that cannot be written before a measurement, which takes minutes, and not after it."""
+    """Returns a path that can be written; raises for others: before a measurement, which takes minutes, and not after
+    it.
+    """
     if path is None:
         return None
     try:
@@ -119,7 +145,7 @@ QuietOpt = Annotated[
 ]
 FromOpt = Annotated[
     str | None,
-    typer.Option("--from", metavar="hf|modelscope", help="Use only this hub.", callback=_source),
+    typer.Option("--from", metavar="hf|modelscope", help="Use only this hub.", callback=_hub),
 ]
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", callback=_yes)]
 PullOpt = Annotated[

@@ -15,7 +15,7 @@ from typing import Any
 from ktcli.errors import UsageError
 from ktcli.output import out
 
-PATIENCE_S = 1.0  # how long standard input may say nothing before something is said of it
+SILENCE_S = 1.0  # how long standard input may say nothing before something is said of it
 MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
 _WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -37,7 +37,7 @@ def is_piped() -> bool:
 
 
 def standard_input(*, beside: bool = False) -> str:
-    """Reads the text on standard input to its end; empty if it is closed.
+    """Returns the text on standard input, read to its end; empty if it is closed.
 
     Args:
         beside: whether there is a prompt without it. A pipe on which nobody can write any more, since only programs
@@ -70,7 +70,7 @@ _MARKS = {
 
 
 def text_of(data: bytes) -> str:
-    """Returns the text that bytes mean: UTF-8, or what a byte order mark says, as shells of Windows write it."""
+    """Returns bytes decoded as UTF-8, or by their byte order mark, as shells of Windows write it."""
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
     return data.decode(encoding, "replace")
 
@@ -78,7 +78,7 @@ def text_of(data: bytes) -> str:
 def _speaks(stream: Any) -> bool:
     """Returns whether a stream has something to read, or its end, before long; true if it cannot be asked."""
     try:
-        return bool(select.select([stream.fileno()], [], [], PATIENCE_S)[0])
+        return bool(select.select([stream.fileno()], [], [], SILENCE_S)[0])
     except (AttributeError, OSError, ValueError):
         return True
 

@@ -16,7 +16,7 @@ from ktcli.output import out
 def start_in_background(
     here: typer.Context, title: str, port: int, what: str = "server", unit: str = "B"
 ) -> None:
-    """Starts this command again as a process that goes on alone, and says how to end it.
+    """Starts this command again as a background process, and prints how to end it.
 
     Args:
         title: of the progress bar.
@@ -47,7 +47,7 @@ def print_as_unit(
     reloads: bool = False,
     routes: bool = False,
 ) -> None:
-    """Prints this command line as a systemd unit.
+    """Prints a systemd unit with this command line.
 
     Args:
         arguments: the names or addresses that it serves, as they mean the same in any folder.

@@ -4,11 +4,11 @@ again. Other lines of that file are left as they are."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import KtError, UsageError
+from ktcli.records import dataclass
 
 MARK = "# kt completion"  # ends the line in a startup file
 _MOST_BYTES = 4 << 20  # of a startup file
@@ -17,7 +17,7 @@ _MADE = b"made by: kt completion"  # in the first lines of every script
 
 @dataclass(frozen=True, slots=True)
 class ScriptPlace:
-    """Where the completion of a shell goes.
+    """The location of a shell's completion script.
 
     Attributes:
         script: the file of the script.
@@ -32,7 +32,7 @@ class ScriptPlace:
 
 
 def place_of(shell: str) -> ScriptPlace:
-    """Returns the place of a shell's completion, by the variables that the shell itself heeds."""
+    """Returns the location of a shell's completion script, by the shell's own environment variables."""
     home = Path(os.path.expanduser("~"))
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
@@ -53,7 +53,7 @@ def place_of(shell: str) -> ScriptPlace:
 
 
 def install(place: ScriptPlace, script: str) -> list[Path]:
-    """Writes the script and the line; returns the files that it changed.
+    """Installs the completion script and the line that loads it; returns the files that it changed.
 
     Raises:
         UsageError: another program's script is there. KtError: a file cannot be read or written.
@@ -73,7 +73,7 @@ def install(place: ScriptPlace, script: str) -> list[Path]:
 
 
 def uninstall(place: ScriptPlace) -> list[Path]:
-    """Removes the script and the line; returns the files that it changed.
+    """Removes the completion script and the line that loads it; returns the files that it changed.
 
     Raises:
         UsageError: another program's script is there. KtError: a file cannot be read or written.

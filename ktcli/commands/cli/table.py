@@ -7,9 +7,10 @@ family of verbs. Order and headings are those of `kt --help`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_type_hints
+
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from typer.core import TyperCommand
@@ -20,7 +21,7 @@ CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A command: where its code is, its line in `kt --help`, and the heading it stands under."""
+    """A command: its module, its line in `kt --help`, and its heading there."""
 
     target: str  # "module:function"
     summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
@@ -43,25 +44,27 @@ COMMANDS: dict[str, Row] = {
         least_bytes=_ENGINE,
     ),
     "serve": Row(
-        "ktcli.commands.serve:serve",
+        "ktcli.commands.serve.serve:serve",
         "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
         "Start",
         least_bytes=_ENGINE,
     ),
     "route": Row(
-        "ktcli.commands.route:route",
+        "ktcli.commands.serve.route:route",
         "Route requests to several servers, by what each has in its cache.",
         "Start",
         least_bytes=_ARRAYS,
     ),
     "store": Row(
-        "ktcli.commands.store:app",
+        "ktcli.commands.serve.store:app",
         "Run a KV store for several servers.",
         "Start",
         least_bytes=_ARRAYS,
     ),
-    "ps": Row("ktcli.commands.servers:ps", "List the running servers of this library.", "Start"),
-    "stop": Row("ktcli.commands.servers:stop", "Stop servers of this library.", "Start"),
+    "ps": Row(
+        "ktcli.commands.serve.servers:ps", "List the running servers of this library.", "Start"
+    ),
+    "stop": Row("ktcli.commands.serve.servers:stop", "Stop servers of this library.", "Start"),
     "doctor": Row(
         "ktcli.commands.doctor:doctor",
         "Show what this machine is and can do.",
@@ -92,9 +95,11 @@ COMMANDS: dict[str, Row] = {
         "Models",
         least_bytes=_ENGINE,
     ),
-    "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
+    "list": Row(
+        "ktcli.commands.library.list:list_models", "List the models in the library.", "Models"
+    ),
     "alias": Row(
-        "ktcli.commands.alias:alias",
+        "ktcli.commands.library.alias:alias",
         "Give a model a name of your own, or list these names.",
         "Models",
     ),
@@ -105,23 +110,29 @@ COMMANDS: dict[str, Row] = {
         least_bytes=_ARRAYS,
     ),
     "verify": Row(
-        "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
+        "ktcli.commands.library.verify:verify",
+        "Check a model's files against their hashes.",
+        "Models",
     ),
-    "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
+    "rm": Row("ktcli.commands.library.rm:rm", "Remove a model and free its space.", "Models"),
     "prune": Row(
-        "ktcli.commands.prune:prune", "Remove what interrupted work left behind.", "Models"
+        "ktcli.commands.library.prune:prune", "Remove what interrupted work left behind.", "Models"
     ),
-    "du": Row("ktcli.commands.du:du", "Show how much disk space each model takes.", "Models"),
+    "du": Row(
+        "ktcli.commands.library.du:du", "Show how much disk space each model takes.", "Models"
+    ),
     "path": Row(
-        "ktcli.commands.path:path", "Print the folder of a model, or of the library.", "Models"
+        "ktcli.commands.library.path:path",
+        "Print the folder of a model, or of the library.",
+        "Models",
     ),
     "export": Row(
-        "ktcli.commands.bundle:export",
+        "ktcli.commands.library.bundle:export",
         "Write a model to a file, for machines without a network.",
         "Models",
     ),
     "import": Row(
-        "ktcli.commands.bundle:import_bundle",
+        "ktcli.commands.library.bundle:import_bundle",
         "Import a model from a file written by kt export.",
         "Models",
     ),
@@ -149,7 +160,7 @@ COMMANDS: dict[str, Row] = {
         "Models",
     ),
     "cache": Row(
-        "ktcli.commands.cache:app",
+        "ktcli.commands.library.cache:app",
         "Show, check and remove the KV pages on disk.",
         "Models",
         least_bytes=_ARRAYS,
@@ -167,7 +178,7 @@ COMMANDS: dict[str, Row] = {
         least_bytes=_ENGINE,
     ),
     "eval": Row(
-        "ktcli.commands.eval:evaluate",
+        "ktcli.commands.eval.eval:evaluate",
         "Measure how well a model predicts text and answers questions.",
         "Measure",
         least_bytes=_ENGINE,
@@ -184,7 +195,7 @@ COMMANDS: dict[str, Row] = {
 
 
 def load(name: str) -> Any:
-    """Returns the click command of one row."""
+    """Returns the click command of one row, with its module imported."""
     import typer
 
     module, _, attribute = COMMANDS[name].target.partition(":")
@@ -231,8 +242,10 @@ def _filled(args: list[str], options: tuple[str, ...]) -> list[str]:
 
 
 def trusted(parameters: Iterable[Any], texts: Collection[str] = ()) -> list[Any]:
-    """Lets typer check only what was typed and is no text: defaults, and the parameters named as `texts`, are what they
-    should be. Later versions check with a library whose import takes longer than all else before a command runs."""
+    """Returns the parameters with typer's checks limited to what was typed and is not text: defaults, and the
+    parameters named as `texts`, are valid. Later versions check with a library whose import takes longer than all else
+    before a command runs.
+    """
     found = list(parameters)
     for parameter in found:
         if "process_value" not in vars(parameter):

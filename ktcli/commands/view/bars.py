@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
 from ktcli.errors import gib
 from ktcli.ops.part import ModelPart
 from ktcli.output import out
-from ktcli.planner.hybrid_account import ON_GPU
-from ktcli.planner.plan import Line, Plan
+from ktcli.planner.plan import ON_GPU, Line, Plan
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from ktcli.assembly.disk import DiskNeed
@@ -36,7 +35,7 @@ _LIMIT = ("\u2502", "|")  # stands where the memory ends, in a bar of more than 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBar:
-    """One memory of a machine, and what of it a plan takes.
+    """One memory of a machine, and the parts of it that a plan takes.
 
     Attributes:
         label: its name.
@@ -54,8 +53,7 @@ class MemoryBar:
         return sum(self.parts)
 
     def draw(self, cells: int, glyphs: Sequence[str], limit: str) -> str:
-        """Returns the bar in `cells` characters: its parts, then what stays free; `limit` marks where the memory
-        ends."""
+        """Returns the bar in `cells` characters: its parts, then the free rest; `limit` marks where the memory ends."""
         scale = max(self.need_bytes, self.have_bytes, 1)
         drawn, done = "", 0
         for size, glyph in zip(self.parts, glyphs, strict=False):
@@ -69,7 +67,7 @@ class MemoryBar:
 
 
 def can_draw(stream: TextIO | None = None) -> bool:
-    """Tells whether a stream (stdout) shows block characters."""
+    """Returns whether a stream's encoding (stdout) has block characters."""
     # Python writes UTF-8 under LC_ALL=C too, and who says C has asked for ASCII.
     if os.environ.get("TERM") == "dumb" or os.environ.get("LC_ALL") in ("C", "POSIX"):
         return False
@@ -121,7 +119,7 @@ def _parts(lines: Sequence[Line]) -> tuple[int, ...]:
 
 
 def draw(bars: Sequence[MemoryBar]) -> str:
-    """Returns the bars below each other and what their shades mean."""
+    """Returns the bars below each other, and a legend of their shades."""
     width, plain = out.width or _WIDTH, not can_draw()
     glyphs = [kind[2 if plain else 1] for kind in (*KINDS, _FREE)]
     amounts = [f"{gib(bar.need_bytes)}, {gib(bar.have_bytes)} free" for bar in bars]

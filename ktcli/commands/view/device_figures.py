@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from ktcli.measure.bench import BenchResult
 from ktcli.measure.policy import COPIES, GPU_EXPERTS, SEQUENTIAL, Policy
 from ktcli.measure.trace import CPU, DEVICE, Trace
 from ktcli.planner.plan import DevicePlan
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from ktcli.engine.device.engine import DeviceEngine

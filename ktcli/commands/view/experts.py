@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
 from typing import Any, TextIO
@@ -23,6 +22,7 @@ from ktcli.errors import UsageError
 from ktcli.models import build
 from ktcli.ops.tensors import Role
 from ktcli.output import out, safe
+from ktcli.records import dataclass
 from ktcli.store import heat
 from ktcli.store.heat import Heat
 
@@ -40,7 +40,7 @@ F64Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """The look of a cell that has at least `least` even shares."""
+    """The appearance of a cell whose share is at least `least` times the average."""
 
     least: float
     glyph: str
@@ -201,7 +201,7 @@ def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class HeatMapLayout:
-    """The way in which the experts of a layer share its row.
+    """The widths of the cells in the rows of a heat map.
 
     Attributes:
         per_cell: the experts of a cell; the last may have fewer.

@@ -12,11 +12,7 @@ from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import TensorKind, format_of_kind
 
-WORDS = {
-    TensorKind.EXPERTS: "experts",
-    TensorKind.DOWN: "experts' down",
-    TensorKind.DENSE: "dense",
-}
+WORDS = {TensorKind.EXPERTS: "experts", TensorKind.DOWN: "experts' down", TensorKind.DENSE: "dense"}
 
 _HASH = re.compile("[0-9a-f]{64}")
 _HASH_DIGITS = 12  # of a hash, for people
@@ -25,13 +21,14 @@ AGAIN = ": to convert it again, run kt rm {name}, then kt convert {name}"
 
 
 def calibrated_by(identity: str) -> str:
-    """Returns what a manifest says of a calibration, for people, with short hashes."""
+    """Returns a phrase about the calibration in a manifest, with short hashes."""
     return f"calibrated by {_HASH.sub(lambda found: found[0][:_HASH_DIGITS], safe(identity))}"
 
 
 def error_report(path: Path) -> dict[str, Any] | None:
-    """Returns the number formats, what they were calibrated by, the errors of the whole model, by file the errors and
-    cosines of each kind, and whether its int8 is that of before; None if the pack cannot be read."""
+    """Returns the number formats of a pack, its calibration, the errors of the whole model, the errors and cosines of
+    each kind by file, and whether its int8 is that of before; None if the pack cannot be read.
+    """
     from ktcli.models import build
     from ktcli.weights.losses import overall
     from ktcli.weights.pack import weight_files
@@ -66,7 +63,7 @@ def error_report(path: Path) -> dict[str, Any] | None:
 def render_report(
     name: str, report: dict[str, Any], *, layers: bool = False, again: bool = False
 ) -> str:
-    """Returns the report in words, a line per kind: over all layers, and its worst one. Older packs have no cosines.
+    """Returns the report as text, a line per kind: over all layers, and the worst layer. Older packs have no cosines.
 
     Args:
         layers: whether a line per layer follows.

@@ -28,7 +28,7 @@ def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
 
 
 def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
-    """Returns the fields with which a row of results begins: the work, and the engine that it was done on."""
+    """Returns the first fields of a row of results: the work, and the engine that did it."""
     return {
         "work": work,
         "model": name,
@@ -40,7 +40,7 @@ def engine_figures(work: str, name: str, engine: Engine) -> dict[str, Any]:
 
 
 def measured_figures(measured: Measurement) -> dict[str, Any]:
-    """Returns the fields with which a row ends whose runs stood between ceilings."""
+    """Returns the last fields of a row of results whose runs were measured between ceilings."""
     return {
         "runs": len(measured.runs),
         "noisy": measured.noisy,
@@ -57,7 +57,7 @@ def show_results(
     *,
     front: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints what a benchmark found: rows of figures below the machine and its ceilings, or words.
+    """Prints the results of a benchmark: as rows of figures below the machine and its ceilings, or as text.
 
     Args:
         ceilings: what the rows are compared with; None: with nothing of the machine's.
@@ -85,7 +85,7 @@ def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
 
 
 def ceiling_words(ceilings: Ceilings) -> str:
-    """Returns the ceilings in words."""
+    """Returns the ceilings as text."""
     rates = ceiling_figures(ceilings)
     int8, bf16 = 1e9 * rates["int8_gop_s"], 1e9 * rates["bf16_gflop_s"]
     return (
@@ -102,7 +102,7 @@ def ops_words(rate: float, what: str = "OP") -> str:
 
 
 def warn_noisy(others_shares: Iterable[float]) -> None:
-    """Warns if other processes used more of the cores in one of the measurements than they may."""
+    """Prints a warning if other processes used more of the cores in one of the measurements than they may."""
     others_share = max(others_shares, default=0.0)
     if others_share <= NOISY_SHARE:
         return

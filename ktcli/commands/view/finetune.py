@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as xml
 
 from ktcli.commands.view.picture import COLOUR, GREY, line, new_picture, step_of, words, write
-from ktcli.errors import counted, gib, predicted
+from ktcli.errors import counted, duration, gib, predicted
 from ktcli.output import out, safe
 
 if TYPE_CHECKING:
@@ -47,8 +47,12 @@ def plan_words(plan: FinetunePlan) -> str:
         f"{safe(plan.model)}, rank {plan.rank}",
         out.table(trained, ("TRAINED", "MATRICES", "PARAMETERS"), right=(1, 2)),
         out.table(memory, ("MEMORY", "SIZE"), right=(1,)),
-        out.table(_rows(plan)),
     ]
+    if (gpu := plan.gpu) is not None:
+        on_it = [(each.name, gib(each.size_bytes)) for each in gpu.memory if each.size_bytes]
+        on_it.append(("total", f"{gib(gpu.need_bytes)} of {gib(gpu.available_bytes)}"))
+        blocks.append(out.table(on_it, ("MEMORY OF THE GPU", "SIZE"), right=(1,)))
+    blocks.append(out.table(_rows(plan)))
     if not plan.fits:
         blocks.append(f"This does not fit. {plan.advice[:1].upper()}{plan.advice[1:]}")
     return "\n\n".join(blocks)
@@ -57,6 +61,9 @@ def plan_words(plan: FinetunePlan) -> str:
 def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
     step = f"{counted(plan.documents, 'document')}, at most {plan.step_tokens:,} tokens"
     rows = [("step", step)]
+    if (gpu := plan.gpu) is not None:
+        stay = f"the weights of {gpu.resident} of {counted(gpu.layers, 'layer')} stay there"
+        rows.append(("GPU", f"attention and dense parts on {safe(gpu.name)}: {stay}"))
     if plan.steps is not None and plan.per_epoch is not None:
         held = f", {plan.evaluated:,} for evaluation" if plan.evaluated else ""
         rows += [
@@ -108,25 +115,15 @@ def step_words(report: StepReport) -> str:
 
 
 def step_figures(report: StepReport) -> str:
-    """Returns the figures of a step, as they stand beside a progress bar."""
+    """Returns the figures of a step for the progress bar."""
     return (
         f"loss {report.loss:.4f}  lr {report.rate:.2e}  {report.tok_s:,.0f} tokens/s  "
         f"{gib(report.memory_bytes)}"
     )
 
 
-def duration(seconds: float) -> str:
-    """Returns a duration for people: "0.3 s", "45 s", "12 min", "3 h 20 min"."""
-    minutes = round(seconds / 60)
-    if seconds < 3:
-        return f"{seconds:.1f} s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
-    """Draws the losses of a run, and those of its evaluations, over the steps.
+    """Draws the training and evaluation losses of a run over its steps.
 
     Raises:
         OSError: it cannot be written.
@@ -162,7 +159,7 @@ def draw_losses(path: Path, losses: Points, evaluations: Points) -> None:
 
 
 def draw_losses_with_matplotlib(path: Path, losses: Points, evaluations: Points) -> None:
-    """Draws the same into a file of any kind that matplotlib can write, without a display.
+    """Draws the losses into a file of any format that matplotlib can write, without a display.
 
     Raises:
         OSError: it cannot be written.

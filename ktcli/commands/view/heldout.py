@@ -1,4 +1,4 @@
-"""Shows what `kt eval --data` found: the loss of rows, beside that of the first way, and of a text."""
+"""Shows what `kt eval --data` found: the loss of rows, beside that of the first variant, and of a text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dic
         },
         "complete": loss.complete,
         "method": METHOD,
-        "first": loss.results[0].way.label,
+        "first": loss.results[0].variant.label,
         "results": [_result(each) for each in loss.results],
         "rows": [
             {
@@ -59,8 +59,8 @@ def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dic
 
 def _result(result: HeldOutResult) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "name": result.way.label,
-        "model": result.way.ready.name,
+        "name": result.variant.label,
+        "model": result.variant.ready.name,
         "loss": _figures(result.loss),
     }
     if (against := result.against) is not None:
@@ -100,13 +100,17 @@ def words(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> str:
         f" {counted(int(loss.tokens.sum()), 'trained token')}{left}"
     )
     first, *others = loss.results
-    rows = [(each.way.label, _shown(each.loss), f"{_exp(each.loss.mean)}") for each in loss.results]
+    rows = [
+        (each.variant.label, _shown(each.loss), f"{_exp(each.loss.mean)}") for each in loss.results
+    ]
     table = out.table(rows, ("", "loss, nats per token", "perplexity"), right=(1, 2))
     lines = [*wrap(head, out.width or 1000), "", table]
     if others:
-        compared = [(each.way.label, *_compared(each.against)) for each in others if each.against]
+        compared = [
+            (each.variant.label, *_compared(each.against)) for each in others if each.against
+        ]
         top = (
-            f"against {safe(first.way.label)}", "loss", "KL", "same top token", "rows better", "worse",
+            f"against {safe(first.variant.label)}", "loss", "KL", "same top token", "rows better", "worse",
         )  # fmt: skip
         lines += ["", out.table(compared, top, right=(1, 2, 3, 4, 5)), "", *_worst(loss)]
     method = METHOD
@@ -119,11 +123,11 @@ def words(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> str:
 
 
 def _worst(loss: HeldOutLoss) -> list[str]:
-    """The rows that the last way predicts worst."""
+    """The rows that the last variant predicts worst."""
     last = loss.results[-1]
     order = sorted(range(len(loss.where)), key=lambda n: -last.rows[n])[:_WORST]
     said = ", ".join(f"{safe(loss.where[n])} ({last.rows[n]:.4f})" for n in order)
-    return wrap(f"highest loss of {safe(last.way.label)}: {said}", out.width or 1000)
+    return wrap(f"highest loss of {safe(last.variant.label)}: {said}", out.width or 1000)
 
 
 def _compared(against: RowDifference) -> tuple[str, ...]:

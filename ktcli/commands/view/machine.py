@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ktcli.assembly.survey import Surveyed
@@ -17,11 +17,12 @@ from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import cpu_text, numbered
 from ktcli.measure import tiles
 from ktcli.output import out, safe
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TeamsHere:
-    """The teams that a command would start now, and the settings that ask for them."""
+    """The teams of threads that a command would start now, and the settings that ask for them."""
 
     teams: tuple[NodeTeam, ...]
     numa: Numa
@@ -56,7 +57,7 @@ def _team_words(team: NodeTeam) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TilesHere:
-    """The report on AMX: its conditions, and where its use begins (None: KT_TILE_MIN is wrong)."""
+    """The report on AMX: its conditions, and the batch size from which it is used (None: KT_TILE_MIN is wrong)."""
 
     verdict: amx.Verdict
     choice: tiles.Choice | None
@@ -106,7 +107,7 @@ def _begin_words(choice: tiles.Choice) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Everything that `kt doctor` found; findings are in the order in which they are shown."""
+    """The findings of `kt doctor`, in the order in which they are shown."""
 
     machine: Machine
     kernels: tuple[Kernel, ...]
@@ -130,12 +131,12 @@ class Examination:
 
     @property
     def has_tiles(self) -> bool:
-        """Tells whether this CPU could have AMX."""
+        """Whether this CPU could have AMX."""
         return self.begin is not None and self.begin.verdict.possible
 
 
 def render(found: Examination) -> str:
-    """Returns the verdict, a few rows, and what is wrong."""
+    """Returns the verdict, a few rows, and the problems found."""
     notes = [problem for problem in found.problems if problem.level is Level.NOTE]
     shown = [problem for problem in found.problems if problem.level is not Level.NOTE]
     words = [found.verdict, out.table(_short_rows(found))]

@@ -22,7 +22,7 @@ def new_picture(width: float, height: float) -> xml.Element:
 
 
 def write(picture: xml.Element, path: Path) -> None:
-    """Writes a picture; the same picture gives the same file.
+    """Writes a picture as an SVG file; the same picture gives the same file.
 
     Raises:
         OSError: it cannot be written.
@@ -50,6 +50,6 @@ def line(
 def words(
     picture: xml.Element, text: str, x: float, y: float, *, size: int, anchor: str = "middle"
 ) -> None:
-    """Writes words whose base line is at a height."""
+    """Writes text with its baseline at a height."""
     place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "font-size": f"{size}", "text-anchor": anchor}
     xml.SubElement(picture, "text", place).text = text

@@ -13,9 +13,8 @@ from ktcli.errors import gib
 from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import numbered
 from ktcli.output import out, safe, table
-from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.planner.plan import Lever, Line, Plan, early_position
+from ktcli.planner.plan import ON_GPU, Lever, Line, Plan, early_position
 
 _NARROW = 70  # columns below which the table of parts is short
 
@@ -62,7 +61,7 @@ def document(name: str, made: Plan) -> dict[str, Any]:
 
 
 def lever_document(lever: Lever) -> dict[str, Any]:
-    """Returns what could be asked for instead, for --json."""
+    """Returns the options that would help a plan, for --json."""
     plan = lever.plan
     assert plan is not None
     return {

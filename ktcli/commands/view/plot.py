@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, floor
 from pathlib import Path
 from xml.etree import ElementTree as xml
@@ -12,6 +11,7 @@ from ktcli.commands.view.picture import COLOUR, line, new_picture, step_of, word
 from ktcli.commands.view.quality import Found
 from ktcli.measure.intervals import Interval
 from ktcli.output import safe
+from ktcli.records import dataclass
 
 _MOST_LABEL = 60  # characters
 _LEAST_BAR, _MOST_BAR = 20, 60  # columns of the drawing in text
@@ -53,15 +53,15 @@ class Chart:
         return cls(title, named, ticks[0], ticks[-1], ticks)
 
     def share(self, value: float) -> float:
-        """Returns the place of a value on the axis, 0 to 1."""
+        """Returns the position of a value on the axis, 0 to 1."""
         return (value - self.low) / (self.high - self.low)
 
 
 def charts(found: Found) -> list[Chart]:
-    """Returns the charts of a result: likelihoods where there is one way only, else the losses of the others."""
-    pairs = [(result.way.label, result.against) for result in found.results if result.against]
+    """Returns the charts of a result: likelihoods where there is one variant only, else the losses of the others."""
+    pairs = [(result.variant.label, result.against) for result in found.results if result.against]
     if not pairs:
-        alone = [(result.way.label, result.nll) for result in found.results]
+        alone = [(result.variant.label, result.nll) for result in found.results]
         return [Chart.of("nats per token", alone, zero=False)]
     lost = [(label, against.nll) for label, against in pairs]
     apart = [(label, against.kl) for label, against in pairs if against.kl is not None]
@@ -88,7 +88,7 @@ def draw(found: Found, path: Path) -> None:
     width = 2 * _MARGIN + len(panels) * (label + _PANEL) + (len(panels) - 1) * 2 * _MARGIN
     height = _TOP + _ROW * max(len(chart.rows) for chart in panels) + _BOTTOM
     picture = new_picture(width, height)
-    first = safe(found.results[0].way.label)[:_MOST_LABEL]
+    first = safe(found.results[0].variant.label)[:_MOST_LABEL]
     title = f"{safe(found.passage.name)[:_MOST_LABEL]}, {found.tokens:,} tokens" + (
         f"; against {first}" if len(found.results) > 1 else ""
     )

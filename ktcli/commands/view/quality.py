@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from textwrap import wrap
 from typing import Any
 
-from ktcli.assembly.ways import EvalRequest, SplitPart, Way
+from ktcli.assembly.variants import EvalRequest, SplitPart, Variant
 from ktcli.commands.view.fidelity import calibrated_by
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
 from ktcli.output import out, safe
+from ktcli.records import dataclass
 from ktcli.text.passage import Passage, Reading
 
 METHOD = (
@@ -22,16 +22,16 @@ METHOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class WayResult:
-    """The result of one way of running a model.
+class VariantResult:
+    """The result of one variant of an evaluation.
 
     Attributes:
         tokens: the number of tokens that it predicted.
         nll: the negative log-likelihood, nats per token.
-        against: the difference from the first way, in pairs of tokens; None: this is the first.
+        against: the difference from the first variant, in pairs of tokens; None: this is the first.
     """
 
-    way: Way
+    variant: Variant
     tokens: int
     nll: Interval
     against: Difference | None
@@ -39,13 +39,13 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The results of all ways, and the text.
+    """The results of all variants of an evaluation, and the text.
 
     Attributes:
-        complete: whether all ways read all of the text.
+        complete: whether all variants read all of the text.
     """
 
-    results: tuple[WayResult, ...]
+    results: tuple[VariantResult, ...]
     passage: Passage
     reading: Reading
     asked: EvalRequest
@@ -54,19 +54,22 @@ class Found:
     @classmethod
     def of(
         cls,
-        ways: Sequence[Way],
+        variants: Sequence[Variant],
         scores: Sequence[Scores],
         passage: Passage,
         reading: Reading,
         asked: EvalRequest,
         complete: bool,
     ) -> Found:
-        """Makes the results of the ways that predicted enough for an interval."""
+        """Returns the results of the variants that predicted enough tokens for an interval."""
         results = tuple(
-            WayResult(
-                way, len(each.nll), interval(each.nll), difference(each, scores[0]) if i else None
+            VariantResult(
+                variant,
+                len(each.nll),
+                interval(each.nll),
+                difference(each, scores[0]) if i else None,
             )
-            for i, (way, each) in enumerate(zip(ways, scores, strict=True))
+            for i, (variant, each) in enumerate(zip(variants, scores, strict=True))
             if len(each.nll) >= LEAST_VALUES
         )
         return cls(results, passage, reading, asked, complete)
@@ -95,7 +98,7 @@ def document(found: Found) -> dict[str, Any]:
         "predicted_tokens": found.tokens,
         "complete": found.complete,
         "method": METHOD,
-        "first": found.results[0].way.label,
+        "first": found.results[0].variant.label,
         "results": [_row(result, found.reading) for result in found.results],
         **({"split": _splits(found)} if found.asked.split else {}),
     }
@@ -105,35 +108,35 @@ def _splits(found: Found) -> list[dict[str, Any]]:
     """The parts of each conversion's loss, one document for each conversion and cache."""
     return [
         {
-            "conversion": whole.way.conversion,
-            "kv": whole.way.cache,
+            "conversion": whole.variant.conversion,
+            "kv": whole.variant.cache,
             **{
-                str(each.way.part): _part(each)
+                str(each.variant.part): _part(each)
                 for each in found.results
-                if each.way.beside(whole.way)
+                if each.variant.beside(whole.variant)
             },
         }
         for whole in found.results
-        if whole.way.part is SplitPart.TOGETHER
+        if whole.variant.part is SplitPart.TOGETHER
     ]
 
 
-def _part(result: WayResult) -> dict[str, Any]:
+def _part(result: VariantResult) -> dict[str, Any]:
     against = result.against
     return {"nll": _figures(result.nll)} if against is None else _differences(against)
 
 
-def _row(result: WayResult, reading: Reading) -> dict[str, Any]:
-    way, against = result.way, result.against
+def _row(result: VariantResult, reading: Reading) -> dict[str, Any]:
+    variant, against = result.variant, result.against
     row: dict[str, Any] = {
-        "name": way.label,
-        "model": way.ready.name,
-        "experts": way.recipe.experts_name,
-        "dense": way.recipe.dense.name,
-        "calibration": way.calibration or None,
-        "defer": way.defer,
-        "kv": way.cache,
-        "part": way.part,
+        "name": variant.label,
+        "model": variant.ready.name,
+        "experts": variant.recipe.experts_name,
+        "dense": variant.recipe.dense.name,
+        "calibration": variant.calibration or None,
+        "defer": variant.defer,
+        "kv": variant.cache,
+        "part": variant.part,
         "nll": _figures(result.nll),
         "perplexity": _figures(result.nll.exp()),
         "nll_per_byte": _figures(result.nll.scaled(1 / reading.bytes_per_token)),
@@ -159,7 +162,7 @@ def _figures(value: Interval) -> dict[str, float]:
 
 
 def words(found: Found) -> str:
-    """Returns the table for people, and what its columns mean."""
+    """Returns the table for people, and a legend of its columns."""
     asked, reading = found.asked, found.reading
     width = min(80, out.width or 80)
     lines = wrap(
@@ -170,7 +173,7 @@ def words(found: Found) -> str:
     first, *others = found.results
     rows = [
         (
-            result.way.label,
+            result.variant.label,
             _shown(result.nll),
             _perplexity(result.nll.exp().mean),
             f"{result.nll.mean / reading.bytes_per_token:.4f}",
@@ -181,11 +184,15 @@ def words(found: Found) -> str:
     lines += ["", out.table(rows, head, right=(1, 2, 3))]
     if others:
         rows = [
-            (result.way.label, *_compared(result.against)) for result in others if result.against
+            (result.variant.label, *_compared(result.against))
+            for result in others
+            if result.against
         ]
-        head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
+        head = (f"against {safe(first.variant.label)}", "nats per token", "KL", "same top token")
         lines += ["", out.table(rows, head, right=(1, 2, 3))]
-    calibrated = {r.way.conversion: r.way.calibration for r in found.results if r.way.calibration}
+    calibrated = {
+        r.variant.conversion: r.variant.calibration for r in found.results if r.variant.calibration
+    }
     for name, identity in calibrated.items():
         lines += ["", *wrap(f"{safe(name)} was {calibrated_by(identity)}", width)]
     return "\n".join([*lines, "", *wrap(f"± {METHOD}", width)])

@@ -29,7 +29,7 @@ def record_machine(machine: Machine, path: Path) -> None:
 
 
 def write_report(found: Mapping[str, Any], path: Path) -> None:
-    """Writes what `kt doctor --json` prints and the versions beside it, without names, folders and tokens.
+    """Writes the output of `kt doctor --json` and the versions to a file, without names, folders and tokens.
 
     Raises:
         UsageError: it cannot be written.

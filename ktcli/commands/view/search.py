@@ -96,7 +96,7 @@ def published_table(published: Sequence[Published]) -> str:
 
 
 def hub_table(judged: Sequence[Judged]) -> str:
-    """Returns a table of what the hubs found; the last column says why kt cannot run a model."""
+    """Returns a table of the hubs' results; the last column has the reason why kt cannot run a model."""
     columns = _columns(2, 5, 5)
     head = ("REPOSITORY", "HERE", "PARAMETERS", "DOWNLOADS", "FAMILY")
     rows = []

@@ -66,7 +66,7 @@ def serving_document(
 
 
 def servers_document(driven: Driven) -> list[dict[str, Any]]:
-    """Returns what each server behind a router did; [] where no router names any."""
+    """Returns the counts and times of each server behind a router; [] where no router names any."""
     routed = by_server(driven)
     total = sum(map(len, routed.values()))
     return [_server_document(name, answers, total) for name, answers in routed.items()]

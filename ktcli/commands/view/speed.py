@@ -6,12 +6,7 @@ from typing import Any
 
 from ktcli.assembly.subject import Subject
 from ktcli.commands.view.device_figures import device_rows
-from ktcli.commands.view.figures import (
-    ceiling_words,
-    measured_figures,
-    threads_words,
-    warn_noisy,
-)
+from ktcli.commands.view.figures import ceiling_words, measured_figures, threads_words, warn_noisy
 from ktcli.engine import Engine
 from ktcli.errors import counted, gib, predicted
 from ktcli.measure.bench import BenchResult, Ceilings, Phase
@@ -21,7 +16,7 @@ from ktcli.output import out
 
 
 def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
-    """Returns the row of one result, led by the keys that every benchmark of kt has."""
+    """Returns the row of one result, which begins with the keys of all of kt's benchmarks."""
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it
     row: dict[str, Any] = {
@@ -63,7 +58,7 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
 def speed_words(
     row: dict[str, Any], result: BenchResult, pool: Pool, ceilings: Ceilings, profile: bool
 ) -> str:
-    """Returns the speed in words."""
+    """Returns the speed as text."""
     of = "read bandwidth" if result.job.kind is Phase.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     experts = f"{row['format']} experts, " if row["format"] else ""
@@ -109,17 +104,20 @@ def _profile_table(result: BenchResult) -> str:
     seconds = result.measured.seconds
     operations = [*result.profile.operations]
     operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
-    rows = [
-        (name, f"{1e3 * s / result.job.tokens:.3f} ms", f"{s / seconds:.1%}")
-        for name, s in operations
-    ]
-    return out.table(rows, ("operation", "per token", "share"), right=(1, 2))
+    steps = result.job.tokens / result.job.batch
+    rows = [(name, f"{1e3 * s / steps:.3f} ms", f"{s / seconds:.1%}") for name, s in operations]
+    per = "per token" if result.job.batch == 1 else f"per step of {result.job.batch} answers"
+    return out.table(rows, ("operation", per, "share"), right=(1, 2))
 
 
 def batch_words(
-    rows: list[dict[str, Any]], results: list[BenchResult], pool: Pool, ceilings: Ceilings
+    rows: list[dict[str, Any]],
+    results: list[BenchResult],
+    pool: Pool,
+    ceilings: Ceilings,
+    profile: bool,
 ) -> str:
-    """Returns the speeds of several numbers of answers, in words."""
+    """Returns the speeds of several numbers of answers, as text."""
     first = speed_words(rows[0], results[0], pool, ceilings, profile=False).split("\n")
     head = [line for line in first if line.startswith(("Model", "Threads", "Ceiling"))]
     lines = [
@@ -133,12 +131,13 @@ def batch_words(
         )
         for row in rows
     ]
-    titles = ("answers", "tokens/s", "each", "gain", "experts", "of the slower limit")
-    return "\n".join(head) + "\n\n" + out.table(lines, titles, right=(0, 1, 2, 3, 4, 5))
+    titles = ("answers", "tokens/s", "each", "gain", "experts", "of the limit")
+    speeds = "\n".join(head) + "\n\n" + out.table(lines, titles, right=(0, 1, 2, 3, 4, 5))
+    return "\n\n".join([speeds, *(map(_profile_table, results) if profile else [])])
 
 
 def warn_about(results: list[BenchResult]) -> None:
-    """Warns of what makes the figures worth less."""
+    """Prints warnings about conditions that make the figures less reliable."""
     warn_noisy(result.measured.others_share for result in results)
     result = results[0]
     if result.spread is not None and not result.spread.even:

@@ -36,7 +36,7 @@ def survey_document(host: Host, found: Sequence[Surveyed]) -> dict[str, Any]:
 
 
 def surveyed_document(each: Surveyed) -> dict[str, Any]:
-    """One model of a survey for --json."""
+    """Returns one model of a survey for --json."""
     profile, plan = each.profile, each.plan
     speed = plan.speed if plan else None
     return {
@@ -117,10 +117,7 @@ def _next(fits: Sequence[Surveyed], disk: Disk | None) -> list[str]:
             f" (kt pull --stream); {gib(free)} is free."
         )
         words.append(out.fold(lack, "  "))
-    return [
-        *words,
-        f"Next: {out.style(f'kt chat {name}', 'bold')}, or kt plan {name} for details",
-    ]
+    return [*words, f"Next: {out.style(f'kt chat {name}', 'bold')}, or kt plan {name} for details"]
 
 
 def _machine_words(host: Host) -> str:

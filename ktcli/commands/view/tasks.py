@@ -96,7 +96,7 @@ def _choice(answered: Answered, model: int) -> str | None:
 
 
 def words(found: Sequence[TaskVerdict], max_tokens: int) -> str:
-    """Returns a table for each data file, and what its rows mean."""
+    """Returns a table for each data file, and a legend of its rows."""
     width = min(80, out.width or 80)
     blocks = [_table(each, max_tokens) for each in found]
     blocks.append("\n".join(wrap(METHOD, width)))

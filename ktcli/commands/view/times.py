@@ -6,7 +6,7 @@ _UNITS = ((86_400 * 365, "years"), (86_400, "days"), (3_600, "hours"), (60, "min
 
 
 def age(seconds: float) -> str:
-    """Returns how long ago a time is, for people; a clock that went back makes nothing younger than now."""
+    """Returns how long ago a time is, for people; never a time in the future."""
     for length, unit in _UNITS:
         if seconds >= length:
             count = int(seconds // length)

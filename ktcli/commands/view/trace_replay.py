@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import isfinite
 from pathlib import Path
@@ -16,6 +16,7 @@ from ktcli.measure.routing import Rule
 from ktcli.measure.sizing import WAITING_PERCENT, Compared, Need, Recommendation, recommend
 from ktcli.measure.trace_replay import USUAL_LOAD, Fleet, Replayed
 from ktcli.output import out
+from ktcli.records import dataclass
 
 _ROUTING = {
     Rule.ROUND_ROBIN: "round robin",
@@ -40,7 +41,7 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class ReplaySubject:
-    """What was replayed.
+    """The trace that was replayed, and the assumptions of the replay.
 
     Attributes:
         model: the name of the model that servers have; empty: none was named.
@@ -120,7 +121,7 @@ def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, 
 
 
 def replay_words(about: ReplaySubject, compared: Compared) -> str:
-    """Returns the results in words: the trace, the table, and the answer."""
+    """Returns the results as text: the trace, the table, and the answer."""
     trace, speed = about.trace, compared.speed
     stretched = (
         f", replayed over {seconds(speed.stretch * trace.span_s)}"
@@ -188,7 +189,7 @@ def _cells(about: ReplaySubject, compared: Compared, each: Replayed) -> list[str
 
 
 def answer(about: ReplaySubject, compared: Compared, found: Recommendation) -> list[str]:
-    """Returns the answer to what is needed, a sentence or two each; depends on nothing but what it is given."""
+    """Returns a sentence or two on each thing that would help; a pure function of its arguments."""
     lines = [_need_words(about, compared, found)]
     lines += _routing_words(about, compared)
     lines += _size_words(about, compared)

@@ -105,7 +105,7 @@ class DeviceCache:
 
 
 class PageCopy:
-    """Copies pages in the stream in which they are read and written.
+    """Copies pages in the stream that reads and writes them.
 
     Args:
         parts: the parts of the layers' pages of one kind, see `DeviceCache.parts`.
@@ -128,8 +128,9 @@ class PageCopy:
 
 
 def cached_parts(recording: Recording, layers: int, fmt: CacheFormat = BF16) -> list[list[int]]:
-    """Returns the elements of a position in each part of each layer's pages, as the operations have cut them, and
-    the scales of each part if the format has any."""
+    """Returns the elements per position of each part of each layer's pages, as the operations have split them, and the
+    scales of each part if the format has any.
+    """
     scales: list[list[int]] = [[] for _ in range(layers)]
     cuts: list[set[int]] = [{0} for _ in range(layers)]
     for each in recording.records:

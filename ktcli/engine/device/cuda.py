@@ -63,7 +63,7 @@ def await_flag(stream: int, address: int) -> None:
 
 
 def register(address: int, size_bytes: int) -> None:
-    """Pins host memory that is not torch's, for copies that run beside other work.
+    """Pins host memory that torch did not allocate, for copies that run beside other work.
 
     Raises:
         DeviceError: the system does not allow so much pinned memory.
@@ -97,8 +97,8 @@ def loaded_library(name: str, maps: str) -> str | None:
 
 
 def own_runtime(torch_folder: Path, maps: str) -> Any:
-    """Returns the CUDA runtime library that torch calls: the one that torch's library links, whatever else is in
-    the process; else the first that is loaded.
+    """Returns the path of the CUDA runtime library that torch's library links, whatever else is loaded; else of the
+    first that is loaded.
 
     Raises:
         DeviceError: there is none.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -29,6 +28,7 @@ from ktcli.native import BLOCK_COLUMNS, Run
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.summary import Summarize, summarize
 from ktcli.planner.device import captured_sizes
+from ktcli.records import dataclass
 
 # forward(embedded [T, hidden], rows) -> logits [outputs, vocab], on the device; of a segment, the residual before it ->
 # the residual behind it, or logits behind the last one
@@ -61,7 +61,7 @@ class Sizes:
 
 
 class DecodeStep:
-    """The captured decode step of one token of each of B sequences.
+    """A captured decode step for one token of each of B sequences.
 
     Args:
         forwards: the forward of each segment.
@@ -110,7 +110,7 @@ class DecodeStep:
         self._replay = self._warmed() if captured else self._works()
 
     def run(self, runs: Sequence[Run]) -> None:
-        """Computes runs of one token each, at most as many as it was made for; results are read with `summary`.
+        """Computes runs of one token each, at most B; `summary` returns their results.
 
         Raises:
             DeviceError: the device failed.
@@ -141,12 +141,12 @@ class DecodeStep:
         temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
 
     def logits(self) -> NDArray[np.float32]:
-        """Returns the logits [B, vocab] of the last step, in place."""
+        """Returns the logits [B, vocab] of the last step, as a view."""
         found: NDArray[np.float32] = self._logits.numpy()
         return found
 
     def summary(self, row: int, temperature: float) -> Logits:
-        """Returns the logits of one sequence of the last step with their summary, in place."""
+        """Returns a view of the logits of one sequence of the last step, with their summary."""
         return Logits(
             self._logits[row].numpy(),
             int(self._best[row]),
@@ -236,8 +236,7 @@ class DecodeSteps:
         self._made: dict[int, DecodeStep | None] = {1: make(1)}
 
     def of(self, n: int) -> DecodeStep | None:
-        """Returns the captured step for n sequences; None: there is none, as they are too many or the device's
-        memory is full."""
+        """Returns the captured step for n sequences; None: n is too large or the device's memory is full."""
         size = next((size for size in self._sizes if size >= n), None)
         if size is None:
             return None
@@ -253,7 +252,7 @@ class DecodeSteps:
 def fill_tables(
     tables: NDArray[np.int32], given: Sequence[NDArray[np.int32] | None], nobody: int = 0
 ) -> None:
-    """Writes the page tables of runs, as much of each as there is room for.
+    """Writes the page tables of runs, cut to the space for each.
 
     Args:
         tables: [n, P], perhaps more than runs.

@@ -10,14 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ktcli.engine.adapters import Adapters
 from ktcli.engine.arenas import refusals
+from ktcli.engine.device.adapters import DeviceUpdates, run_by_adapter
+from ktcli.engine.device.blocks import host_blocks
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
@@ -31,7 +35,7 @@ from ktcli.engine.device.slabs import SlabStream, slabs_of, spans_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
 from ktcli.engine.device.stream import device_errors, device_name
 from ktcli.engine.device.weights import DeviceModel, load_device
-from ktcli.engine.loader import Progress, TensorSource, load
+from ktcli.engine.loader import Progress, Tensors, TensorSource, expert_rows, load
 from ktcli.engine.logits import Logits
 from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.pools import Pools
@@ -39,10 +43,11 @@ from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
-from ktcli.errors import KernelFails
+from ktcli.errors import KernelFails, KtError
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.ops.kvformat import F32_CACHE, FORMATS, CacheFormat
+from ktcli.ops.part import ModelPart
 from ktcli.ops.recording import record
 from ktcli.ops.state import state_slots
 from ktcli.ops.tensors import Role
@@ -62,7 +67,11 @@ from ktcli.planner.cost import PieceTimes
 from ktcli.planner.deferral import depth_at
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe, stored_bytes
+
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,12 +84,14 @@ class DeviceEngine:
         memory: its pages and states, from which they can be stored.
         segments: its layers in sequence over devices.
         pinned: the experts in main memory, as far as they are pinned.
+        adapters: those that are attached; None: there is room for none.
 
     Args:
         devices: the devices, for which the placement has borders.
         max_outputs: the number of rows of a chunk that can give logits.
         exact: whether activations and cache are f32, to compare with a reference.
         known_failures: what is known to fail on the devices, and who is told of more.
+        adapter: the adapter of all sequences that name none; the placement has room for it.
     """
 
     def __init__(
@@ -96,6 +107,7 @@ class DeviceEngine:
         exact: bool = False,
         progress: Progress | None = None,
         known_failures: KnownFailures = NONE_YET,
+        adapter: PackedAdapter | None = None,
     ) -> None:
         self.exact, self._known, self._kept = exact, known_failures, known_failures.known
         # Why steps are not captured; a list, for what makes them refers to no engine.
@@ -127,6 +139,9 @@ class DeviceEngine:
             windows=self._window_pages(cache.parts(widths, windowed=True)),
             latent=self.spec.latent,
         )
+        if adapter is not None:
+            assert self.adapters is not None, "the plan has no room for it"
+            self.pools.adapter = self.adapters.attach(adapter)
 
     def _window_pages(self, parts: Several[Tensor]) -> WindowPages | None:
         """The pages of the layers with a window, whose parts these are."""
@@ -170,7 +185,7 @@ class DeviceEngine:
         return self._ways.host
 
     def sequence(self) -> Sequence:
-        """Returns a new sequence, which takes pages as it grows; close it in the end."""
+        """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
         return Sequence(self.pools)
 
     def session(self) -> Session:
@@ -188,16 +203,26 @@ class DeviceEngine:
             KtError: the CPU's share failed.
         """
         try:
-            logits = self._steps.run(batch)
+            logits = self._run(batch)
         except KernelFails as error:
             self._prepare(error)
             self._say()
-            logits = self._steps.run(batch)
+            logits = self._run(batch)
         if self.failures != self._kept:
             self._say()
             self._kept = self.failures
             self._known.keep(self._kept)
         return logits
+
+    def _run(self, batch: Batch) -> list[Logits]:
+        """Computes a batch, the runs of each adapter in a step of their own."""
+        most = 0 if self.adapters is None else self.adapters.room.most
+        for number in {run.adapter for run in batch.runs}:
+            if not 0 <= number <= most:
+                raise KtError(f"adapter is {number}, outside 0..{most}")
+        if self._updates is None:
+            return self._steps.run(batch)
+        return run_by_adapter(batch, self._steps.run, self._updates.use)
 
     def forget_choices(self) -> None:
         """Resets the counts of chosen experts to 0, after steps that only measure."""
@@ -221,10 +246,6 @@ class DeviceEngine:
         """Whether logits have the same bits in any batch: False, as kernels of the device round otherwise for other
         numbers of rows."""
         return False
-
-    @property
-    def adapters(self) -> None:
-        """None: adapters are for engines on the CPU alone."""
 
     @property
     def step_times(self) -> None:
@@ -263,8 +284,9 @@ class DeviceEngine:
             fmt=self.cache_format,
         )
         self._on_device: DeviceModel = load_device(
-            self.model, self.recipe, source, mask, devices, first
+            self.model, self.recipe, source, mask, devices, first, self.placement.apart
         )
+        apart = self.placement.apart
         loaded = load(
             self.model,
             self.recipe,
@@ -272,22 +294,50 @@ class DeviceEngine:
             self.pool,
             then,
             skip=mask,
-            only=Role.EXPERTS,
+            only=lambda tensor: tensor.role is Role.EXPERTS or tensor.layer_part in apart,
             experts_on=self.placement.experts_on,
         )
         self.warnings = tuple(refusals(self.pool, loaded.unbound))
-        # In each layer gate_up comes before down.
-        slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
-        pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
-        found = [LayerWeights(gate_up, down, stack.extras) for gate_up, down, stack in pairs]
+        found = self._expert_layers(loaded)
+        self._blocks = host_blocks(
+            self.model,
+            apart,
+            loaded.by_name,
+            self._on_device.weights.vectors,
+            {n: each.stream for each in self.segments for n in each.layers},
+            self.placement.rows,
+        )
         self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
         self.pinned = self._pinned_weights()
         biases = sum(layer.extras.bias_bytes for layer in self._layers if layer)  # copied back
         self._host_bytes = loaded.size_bytes + biases
+        self._make_room_for_adapters()
         self._chosen = [
             torch.zeros((len(each.routed), mask.shape[1]), dtype=torch.int64, device=each.device)
             for each in self.segments
         ]
+
+    def _expert_layers(self, loaded: Tensors) -> list[LayerWeights]:
+        """The experts of each layer that has some, as they lie in main memory."""
+        # In each layer gate_up comes before down.
+        names = [tensor.name for tensor in self.model.tensors if tensor.role is Role.EXPERTS]
+        slices = [(name, each) for name in names if isinstance(each := loaded.by_name[name], tuple)]
+        pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
+        rows = self.placement.rows
+        of_experts = [rows.get((n, ModelPart.EXPERTS)) for n in expert_rows(self.model)]
+        return [
+            LayerWeights(gate_up, down, stack.extras, names=(wide, narrow), row=row)
+            for ((wide, gate_up), (narrow, down), stack), row in zip(pairs, of_experts, strict=True)
+        ]
+
+    def _make_room_for_adapters(self) -> None:
+        self._updates: DeviceUpdates | None = None
+        self.adapters: Adapters | None = None
+        room, beside = self.placement.adapters, self._on_device.weights
+        if room is not None:
+            self._updates = DeviceUpdates(self.model, room, beside, self.segments)
+            self.adapters = Adapters(self._updates, room)
+            self._on_device = replace(self._on_device, weights=self._updates.weights)
 
     # -- how steps run -------------------------------------------------------------------------------
 
@@ -327,7 +377,7 @@ class DeviceEngine:
 
     @property
     def failures(self) -> Failures:
-        """The faster ways that are known to fail here, from the start or by now."""
+        """The faster ways that are known to fail here, from the start or found by now."""
         early = self._known.known.early or early_starts_fail(self.segments[0].device)
         return Failures(self._kernels_fail, early, self._refused[0] if self._refused else "")
 
@@ -345,7 +395,9 @@ class DeviceEngine:
 
     def _make_ways(self) -> Ways:
         placement = self.placement
-        host = self._host_experts() if any(self._layers) else None
+        host = self._host_experts() if any(self._layers) or self._blocks else None
+        if self._updates is not None:
+            self._updates.accompany(host)
         resident = Resident(self._kernels, self._on_device.stacks)
         runner = self._runner(host, resident)
         forwards = [
@@ -403,7 +455,7 @@ class DeviceEngine:
         return steps
 
     def _host_experts(self) -> HostExperts:
-        spec, placement = self.spec, self.placement
+        spec, placement, room = self.spec, self.placement, self.placement.adapters
         most = max(min(PREFILL_CHUNK, self.context), MOST_CAPTURED)
         shape = ExpertShape(spec.expert_hidden, spec.experts, spec.top_k, most)
         elsewhere = placement.mask.astype(np.uint8)
@@ -413,9 +465,11 @@ class DeviceEngine:
             shape,
             elsewhere,
             [each.stream for each in self.segments for _ in each.routed],
+            self._blocks,
             deferral=placement.deferral and spec.deferrable > 0,
             handoff=placement.handoff,
             exact=self.exact,
+            adapters=room if room is not None and room.experts_bytes else None,
         )
 
     def _runner(self, host: HostExperts | None, resident: Resident) -> TimedRunner:

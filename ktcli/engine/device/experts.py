@@ -1,10 +1,11 @@
-"""The routed experts in main memory, as work that a device's stream starts and waits for.
+"""The routed experts in main memory, and the MLPs there, as work that a device's stream starts and waits for.
 
 One program holds all of them: for each layer a part that computes its experts at once, and one for those that are
-deferred (kt.h, "offload"). Its buffers are pinned, so the layer's input and routing go straight into them and the
-result out: of few rows, the kernel that chooses the experts writes all three, rows of each in their own part of one
-pinned range, as the program reads them; of many, they are copied. A thread of the native library runs the parts in
-between, while the stream goes on with the device's share.
+deferred (kt.h, "offload"); behind them a part for each MLP (`blocks`), which counts as a layer of its own. Its buffers
+are pinned, so the layer's input and routing go straight into them and the result out: of few rows, the kernel that
+chooses the experts writes all three, rows of each in their own part of one pinned range, as the program reads them; of
+many, they are copied. A thread of the native library runs the parts in between, while the stream goes on with the
+device's share.
 
 The stream may overwrite a buffer only when nothing reads it any more. Parts run in the order they were
 submitted, so when a layer has been waited for, all of the layer before it is done, deferred experts
@@ -16,23 +17,28 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from enum import Enum
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ktcli.engine.device.stream import Stream, stream_on
+from ktcli.engine.adapters import ProgramUpdates
+from ktcli.engine.device.blocks import HostBlock, SharedBuffers
+from ktcli.engine.device.handoff import Handoff, fastest_handoff, fetch, send
+from ktcli.engine.device.stream import Stream
 from ktcli.errors import DeviceError
 from ktcli.native import Offload, PartSpan, Pool, Program, View, Weight
+from ktcli.ops.part import LayerPart
 from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras
+from ktcli.planner.memory import AdapterRoom
+from ktcli.records import dataclass
 
 Depths = NDArray[np.int32]  # of each token of a step
 
@@ -44,50 +50,21 @@ SENT_ROWS = 16  # of more rows, copies take less of the device's time than the r
 _SPIN_CROWDED_US = 200  # where threads have to share them
 
 
-class Handoff(Enum):
-    """The way in which a stream tells the CPU to begin, and waits for it."""
-
-    CALLS = "calls"  # host functions in the stream
-    FLAGS = "flags"  # words in pinned memory: the stream writes and waits, the CPU polls
-
-
-def fastest_handoff(devices: Sequence[torch.device]) -> Handoff:
-    """Returns flags where the streams of all devices can write and await words of main memory, else calls.
-
-    On an H200 beside 15 cores a step of 48 layers took 14.9 ms by flags and 17.9 ms by calls: the launch of a graph
-    with host functions keeps a core busy for half the step.
-    """
-    return Handoff.FLAGS if all(map(_can_flag, dict.fromkeys(devices))) else Handoff.CALLS
-
-
-@cache
-def _can_flag(device: torch.device) -> bool:
-    """Tells whether a GPU's stream wrote and awaited a word when it was tried."""
-    if device.type != "cuda":
-        return False
-    stream = stream_on(device)
-    word = stream.pinned(4).view(torch.int32)
-    word[0] = 0
-    try:
-        stream.write_flag(word.data_ptr())
-        stream.await_flag(word.data_ptr())
-        stream.synchronize()
-    except DeviceError:
-        return False
-    return int(word[0]) == 0
-
-
 @dataclass(frozen=True)
 class LayerWeights:
     """The weights of one layer's experts in main memory: the rows of gate_up and the columns of down of each node.
 
     Attributes:
         extras: the extras, which lie on the device.
+        names: the names of both tensors.
+        row: their row of kernels; None: the pool's.
     """
 
     gate_up: Sequence[Weight]
     down: Sequence[Weight]
     extras: Extras = NO_EXTRAS
+    names: tuple[str, str] = ("", "")
+    row: str | None = None
 
     @cached_property
     def slice_extras(self) -> tuple[Extras, ...]:
@@ -115,6 +92,27 @@ class ExpertShape:
     max_tokens: int
 
 
+class _HostParts(NamedTuple):
+    """The experts of a program: inputs and result, and for each layer that is here the part computed at once, the
+    deferred part (-1: none) and the routing."""
+
+    inputs: Sequence[View]
+    out: Sequence[View]
+    immediate: Sequence[int]
+    deferred: Sequence[int]
+    routings: Sequence[int]
+
+
+class _BlockEntry(NamedTuple):
+    """An MLP of the offload: its number, stream, rows, output, and the columns of that."""
+
+    number: int
+    stream: Stream
+    x: Tensor
+    out: Tensor
+    width: int
+
+
 class HostExperts:
     """The experts of all layers in main memory, computed by the CPU beside a device's stream.
 
@@ -123,9 +121,13 @@ class HostExperts:
         elsewhere: 1 for an expert that the CPU leaves to the device, uint8 [layers, experts]; may be changed between
             steps.
         streams: the stream in which each layer runs.
+        blocks: the MLPs in main memory.
         deferral: whether layers may defer experts to the next one.
         handoff: None: the fastest that works here.
         exact: whether the products read f32 activations.
+        adapters: the room for adapters that change experts; None: there is none.
+    Attributes:
+        updates: what adapters add to the products; None: there is no room for any.
     """
 
     def __init__(
@@ -135,44 +137,67 @@ class HostExperts:
         shape: ExpertShape,
         elsewhere: NDArray[np.uint8],
         streams: Sequence[Stream],
+        blocks: Sequence[HostBlock] = (),
         *,
         deferral: bool = False,
         handoff: Handoff | None = None,
         exact: bool = False,
+        adapters: AdapterRoom | None = None,
     ) -> None:
-        self.shape, self.elsewhere, self._streams = shape, elsewhere, streams
+        self.shape, self.elsewhere, self._of_layer = shape, elsewhere, streams
+        self._streams = tuple(dict.fromkeys([*streams, *(block.stream for block in blocks)]))
         self._rehearses = False
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
         self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
-        inputs, out, immediate, deferred, routings = self._record(layers, deferral)
+        if adapters is not None:
+            self._program.take_adapters(adapters.most, adapters.ranks)
+        self._products: dict[str, list[tuple[int, int]]] = {}
+        recorded = self._record(layers, deferral)
+        views = self._record_blocks(blocks)
         self._program.finish()
-        self._inputs = [self._rows(view) for view in inputs]
-        self._out = self._rows(out)
-        self._ids, self._gate = self._routings(routings)
+        self.updates: ProgramUpdates | None = None
+        if adapters is not None:
+            self.updates = ProgramUpdates(self._program, self._products, {}, adapters.ranks)
+        self._inputs = [self._rows(view) for view in recorded.inputs]
+        self._out = [self._rows(view) for view in recorded.out]
+        self._ids, self._gate = self._routings(recorded.routings)
+        self._blocks = {
+            block.part: _BlockEntry(
+                len(present) + i, block.stream, self._rows(x), self._rows(y), y.width
+            )
+            for i, (block, (_, x, y)) in enumerate(zip(blocks, views, strict=True))
+        }
         self._pin()
-        self.handoff = handoff or fastest_handoff([stream.device for stream in streams])
+        self.handoff = handoff or fastest_handoff([stream.device for stream in self._streams])
+        immediate = [*recorded.immediate, *(part for part, *_ in views)]
+        deferred = [*recorded.deferred, *(-1 for _ in views)]
         self._flags: NDArray[np.int32] | None = None
         if self.handoff is Handoff.FLAGS:
-            self._flags = streams[0].pinned(2 * len(present) * 4).view(torch.int32).numpy()
+            flags = self._streams[0].pinned(2 * len(immediate) * 4)
+            self._flags = flags.view(torch.int32).numpy()
             self._flags[:] = 0
         self._offload = Offload(
             self._program,
             immediate,
             deferred,
             timeout_ms=WATCHDOG_MS,
-            spin_us=spin_us(streams[0].device, pool.threads),
+            spin_us=spin_us(self._streams[0].device, pool.threads),
             flags=self._flags,
         )
 
+    def use_adapter(self, number: int) -> None:
+        """Gives the tokens of the steps from now on the updates of adapter `number`; 0: of none."""
+        self._offload.use_adapter(number)
+
     def has(self, layer: int) -> bool:
-        """Tells whether the CPU has experts of a layer."""
+        """Returns whether some experts of a layer are computed by the CPU."""
         return layer in self._numbers
 
     # -- of a step -----------------------------------------------------------------------------------
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Prepares a step; call it before the step's work is given to the stream.
+        """Prepares a step; to be called before the step's work is enqueued.
 
         Args:
             defer: the most experts of each token that may be deferred; None: none.
@@ -181,8 +206,9 @@ class HostExperts:
 
     @contextmanager
     def rehearsed(self) -> Iterator[None]:
-        """Keeps the CPU out of the block: it is neither told nor awaited, while kernels are compiled, longer than
-        the watchdog allows a step to take."""
+        """Opens a context in which steps run without the CPU: it is neither started nor awaited, while kernels are
+        compiled, longer than the watchdog allows a step to take.
+        """
         self._rehearses = True
         try:
             yield
@@ -202,9 +228,42 @@ class HostExperts:
     ) -> None:
         """Starts the CPU on a layer's experts of x [T, hidden] f32, ids and gate [T, top_k], all on the device, or
         already written to the outbox if `sent`."""
-        i, stream = self._numbers[layer], self._streams[layer]
+        i, stream = self._numbers[layer], self._of_layer[layer]
         if not sent:
             self._copy(i, stream, x, ids, gate)
+        self._submit(i, stream)
+
+    def _copy(self, i: int, stream: Stream, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        n = x.shape[0]
+        send(stream, x, self._inputs[i % 2])
+        stream.copy(self._ids[i][:n], ids)
+        stream.copy(self._gate[i][:n], gate)
+
+    def leave(self, layer: int, n_tokens: int) -> Tensor:
+        """Waits for the CPU and returns its sum of the experts [T, hidden] f32, on the device."""
+        stream = self._of_layer[layer]
+        self._await(self._numbers[layer], stream)
+        return fetch(stream, self._out[0], n_tokens, self.shape.hidden)
+
+    def has_block(self, part: LayerPart) -> bool:
+        """Returns whether an MLP is computed by the CPU."""
+        return part in self._blocks
+
+    def compute(self, part: LayerPart, x: Tensor, meanwhile: Callable[[], object]) -> Tensor:
+        """Returns what an MLP of the CPU's makes of x [T, hidden] f32, on the device.
+
+        Args:
+            meanwhile: gives the device what it can do until then.
+        """
+        block = self._blocks[part]
+        send(block.stream, x, block.x)
+        self._submit(block.number, block.stream)
+        meanwhile()
+        self._await(block.number, block.stream)
+        return fetch(block.stream, block.out, x.shape[0], block.width)
+
+    def _submit(self, i: int, stream: Stream) -> None:
+        """Tells the CPU to begin with a layer, or an MLP, when the stream comes to it."""
         if self._rehearses:
             return
         if self._flags is None:
@@ -212,30 +271,14 @@ class HostExperts:
         else:
             stream.write_flag(self._flags[i:].ctypes.data)
 
-    def _copy(self, i: int, stream: Stream, x: Tensor, ids: Tensor, gate: Tensor) -> None:
-        n, copy = x.shape[0], stream.copy
-        target = self._copied_part(self._inputs[i % 2], n)
-        with stream.running():
-            x = pad(x, (0, gap)) if (gap := target.shape[1] - x.shape[1]) else x.contiguous()
-        copy(target, x)
-        copy(self._ids[i][:n], ids)
-        copy(self._gate[i][:n], gate)
-
-    def leave(self, layer: int, n_tokens: int) -> Tensor:
-        """Waits for the CPU and returns its sum of the experts [T, hidden] f32, on the device."""
-        i, stream = self._numbers[layer], self._streams[layer]
+    def _await(self, i: int, stream: Stream) -> None:
+        """Lets the stream wait for the CPU to be done with a layer, or an MLP."""
         if self._rehearses:
-            pass
-        elif self._flags is None:
+            return
+        if self._flags is None:
             stream.call(self._offload.wait, self._offload.ticket(i))
         else:
-            done = self._offload.layers + i
-            stream.await_flag(self._flags[done:].ctypes.data)
-        source = self._copied_part(self._out, n_tokens)
-        with stream.running():
-            result = torch.empty(source.shape, device=stream.device)
-        stream.copy(result, source)
-        return result[:, : self.shape.hidden]
+            stream.await_flag(self._flags[self._offload.layers + i :].ctypes.data)
 
     def check(self) -> None:
         """Raises the error that the CPU had in a step; call it after the stream was synchronized.
@@ -246,9 +289,20 @@ class HostExperts:
         self._offload.result()
 
     def spans(self) -> Sequence[PartSpan]:
-        """Returns the times of the last step's parts; their layers are counted among those of `layers` that are not
-        None."""
-        return self._offload.spans()
+        """Returns the times of the last step's parts with experts; their layers are counted among those of `layers`
+        that are not None."""
+        return [span for span in self._offload.spans() if span.layer < len(self._numbers)]
+
+    def block_spans(self) -> Sequence[tuple[LayerPart, PartSpan]]:
+        """Returns the times of the last step's MLPs."""
+        parts, first = tuple(self._blocks), len(self._numbers)
+        spans = self._offload.spans()
+        return [(parts[span.layer - first], span) for span in spans if span.layer >= first]
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the CPU has any MLP."""
+        return bool(self._blocks)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -269,23 +323,23 @@ class HostExperts:
 
     # -- recording -----------------------------------------------------------------------------------
 
-    def _record(
-        self, layers: Sequence[LayerWeights | None], deferral: bool
-    ) -> tuple[tuple[View, View], View, list[int], list[int], list[int]]:
-        """Records the program; returns inputs, result, and for each layer that is here the part computed at once,
-        the deferred part (-1: none) and the routing."""
+    def _record(self, layers: Sequence[LayerWeights | None], deferral: bool) -> _HostParts:
+        """Records the experts of the layers that are here."""
         p, shape = self._program, self.shape
-        inputs = p.buffer(shape.hidden), p.buffer(shape.hidden)
-        out, kept = p.buffer(shape.hidden), p.buffer(shape.hidden)
         immediate: list[int] = []
         deferred: list[int] = []
         routings: list[int] = []
+        if not self._numbers:
+            return _HostParts((), (), (), (), ())
+        inputs = p.buffer(shape.hidden), p.buffer(shape.hidden)
+        out, kept = p.buffer(shape.hidden), p.buffer(shape.hidden)
         for layer, i in self._numbers.items():
             weights, x = layers[layer], inputs[i % 2]
             assert weights is not None
             # Deferred experts are added by the very next layer, so that one must come here too.
             defers = deferral and self.has(layer + 1)
             immediate.append(p.part() if i else 0)
+            p.use_row(weights.row)
             p.input(x)
             routings.append(p.given(shape.experts, shape.top_k))
             mask = self.elsewhere[layer]
@@ -300,17 +354,27 @@ class HostExperts:
                 "gate_up_bias": gate_up_bias,
                 "down_bias": down_bias,
             }
-            p.append("experts", (out, x), routing=at_once, **experts)
+            self._append(weights, (out, x), routing=at_once, **experts)
             if i and deferred[-1] >= 0:
                 p.append("carry", (out, kept))
             deferred.append(p.part() if defers else -1)
             if defers:
-                p.append("experts", (kept, x), routing=at_once + 1, **experts)
-        return inputs, out, immediate, deferred, routings
+                self._append(weights, (kept, x), routing=at_once + 1, **experts)
+        return _HostParts(inputs, (out,), immediate, deferred, routings)
 
-    def _copied_part(self, rows: Tensor, n: int) -> Tensor:
-        """The part of an n-row buffer to copy, in one piece: with the gaps between rows if there are several."""
-        return rows[:1, : self.shape.hidden] if n == 1 else rows[:n]
+    def _append(self, weights: LayerWeights, views: tuple[View, View], **experts: Any) -> None:
+        """Appends the experts of a layer, and notes where their products are."""
+        for part, name in enumerate(weights.names):
+            self._products.setdefault(name, []).append((len(self._program.labels), part))
+        self._program.append("experts", views, **experts)
+
+    def _record_blocks(self, blocks: Sequence[HostBlock]) -> list[tuple[int, View, View]]:
+        """Records the MLPs; returns the part of each with the views of its rows and its output."""
+        buffers, found = SharedBuffers(self._program), []
+        for block in blocks:
+            part = self._program.part() if self._program.labels else 0
+            found.append((part, *buffers.append(block)))
+        return found
 
     def _rows(self, view: View) -> Tensor:
         """The rows of a buffer, with the gaps that the program leaves between them."""
@@ -327,7 +391,8 @@ class HostExperts:
 
     def _pin(self) -> None:
         """Pins one range around everything the stream copies: ranges that share a page cannot both be pinned."""
-        tensors = [*self._inputs, self._out, *self._ids, *self._gate]
+        of_blocks = chain.from_iterable((each.x, each.out) for each in self._blocks.values())
+        tensors = [*self._inputs, *self._out, *self._ids, *self._gate, *of_blocks]
         first = min(t.data_ptr() for t in tensors)
         last = max(t.data_ptr() + t.untyped_storage().nbytes() for t in tensors)
         self._streams[0].pin(first, last - first)

@@ -8,12 +8,13 @@ engine may keep it, and gives it to the next one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The ways that fail, each with the reason as a clause; "": it is not known to fail.
+    """The faster ways that fail, each with the reason as a clause; "": it is not known to fail.
 
     Attributes:
         kernels: Triton's kernels.

@@ -8,10 +8,10 @@ only so many tokens at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ktcli.native import Run
 from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.records import dataclass
 
 # A run, or a piece of one, with its number in the batch.
 Numbered = tuple[int, Run]
@@ -32,7 +32,7 @@ class LongPrompts:
     short: int = PREFILL_CHUNK
 
     def streams(self, n_tokens: int) -> bool:
-        """Tells whether a chunk of `n_tokens` has its experts brought to the device."""
+        """Returns whether a chunk of `n_tokens` has its experts brought to the device."""
         return self.threshold is not None and n_tokens >= max(2, self.threshold)
 
     @property
@@ -85,12 +85,12 @@ def passes(runs: Sequence[Run], rule: LongPrompts, most: int) -> list[Pass]:
 
 
 def is_single(run: Run) -> bool:
-    """Tells whether a run has one token, which is no piece of a chunk."""
+    """Returns whether a run has one token, which is no piece of a chunk."""
     return run.ids.size == 1 and (run.chunk is None or run.chunk[1] == 1)
 
 
 def _is_prompt(run: Run) -> bool:
-    """Tells whether a run may be computed where nothing is deferred, in a pass for many tokens."""
+    """Returns whether a run may be computed where nothing is deferred, in a pass for many tokens."""
     return run.ids.size > 1 and not run.defer
 
 

@@ -68,7 +68,7 @@ class PinnedWeights:
         return sum(last - first for (first, last), there in pinned if there)
 
     def begin(self) -> None:
-        """Starts the thread that pins, unless it was started before."""
+        """Starts the thread that pins the weights, unless it was started before."""
         if self._thread is not None or not self._blocks or not self.wanted:
             return
         work = self._blocks, self._pinned, self._streams[0], self._stop, self.finished

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.ops.kvformat import BF16
-from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.ops.part import LayerPart, RowOf
+from ktcli.planner.memory import PREFILL_CHUNK, AdapterRoom
 from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.planner.slices import ExpertTeams
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,9 @@ class Placement:
         borders: the first layer of each device but the first.
         streams: the sequences that can have the whole context, and be decoded, at the same time.
         experts_on: the teams that have the experts of some layers that are in main memory.
+        adapters: the room for adapters; None: there is none.
+        apart: the MLPs that are in main memory, and computed by the CPU.
+        rows: the rows of kernels of some parts that the CPU computes.
     """
 
     mask: NDArray[np.bool_]
@@ -44,10 +49,13 @@ class Placement:
     cache: str = BF16.name
     borders: tuple[int, ...] = ()
     experts_on: ExpertTeams = field(default_factory=dict)
+    adapters: AdapterRoom | None = None
+    apart: frozenset[LayerPart] = frozenset()
+    rows: RowOf = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:
-        """Returns the placement that a plan says."""
+        """Returns the placement in a plan."""
         threshold = device.prefill_threshold if device.streams else None
         short = device.chunk if device.mask.all() else PREFILL_CHUNK
         streams = [each.need.stream for each in device.segments]
@@ -61,4 +69,7 @@ class Placement:
             cache=plan.use.cache_format.name,
             borders=device.borders,
             experts_on=plan.experts_on,
+            adapters=plan.use.adapters,
+            apart=device.apart,
+            rows=plan.rows,
         )

@@ -8,8 +8,8 @@ Each is a `Runner`. The ways of other programs, one phase after the other, are i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, cast
 
@@ -18,25 +18,27 @@ from torch import Tensor
 
 from ktcli.engine.device.experts import Depths, HostExperts
 from ktcli.engine.device.slabs import SlabStream
+from ktcli.ops.part import LayerPart
 from ktcli.ops.torch.backend import ExpertRunner, OwnExperts
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.merged import Mlp, Sent
 from ktcli.ops.torch.packed import PackedStack
 from ktcli.ops.torch.parts import Parts
+from ktcli.records import dataclass
 
 
 class Runner(ExpertRunner, Protocol):
-    """Computes the routed experts of a step, on CPU and device."""
+    """The interface of what computes the routed experts of a step, on CPU and device."""
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
-        """Prepares a step; call it before the step's work is given to the stream.
+        """Prepares a step; to be called before the step's work is enqueued.
 
         Args:
             defer: the most experts of each token that may be deferred; None: none.
         """
 
     def check(self) -> None:
-        """Raises the error of work beside the stream; call it after the step is done."""
+        """Raises the error of work beside the stream; to be called after the step is done."""
 
 
 class TimedRunner(Runner, Protocol):
@@ -48,7 +50,7 @@ class TimedRunner(Runner, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Computes the experts that lie on the device.
+    """Computes the experts that are in device memory.
 
     Attributes:
         stacks: the stacks of each layer, perhaps of no experts.
@@ -58,12 +60,12 @@ class Resident:
     stacks: Sequence[PackedStack]
 
     def run(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | None:
-        """Returns the weighted sum of the chosen experts that are here, [T, hidden]; None if the layer has none."""
+        """Returns the weighted sum of the chosen experts in device memory, [T, hidden]; None if the layer has none."""
         stacks = self.stacks[layer]
         return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> OwnExperts | None:
-        """Returns the chosen experts that are here, not computed yet; None if the layer has none."""
+        """Returns the chosen experts in device memory, not computed yet; None if the layer has none."""
         stacks = self.stacks[layer]
         return OwnExperts(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
@@ -82,6 +84,7 @@ class Coupled(Runner):
 
     def __init__(self, host: HostExperts | None, resident: Resident) -> None:
         self._host, self._resident = host, resident
+        self._own: OwnExperts | None = None  # started and not finished
 
     def begin(self, n_tokens: int, defer: Depths | None = None) -> None:
         """Prepares the CPU for a step; does nothing if no experts are in main memory."""
@@ -93,19 +96,30 @@ class Coupled(Runner):
         return None if self._host is None else self._host.outbox(layer, n_tokens)
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
-        """Starts the CPU on its experts of a layer and returns a handle for `along` and `finish`."""
+        """Starts the CPU on its experts of a layer; returns a handle for `along` and `finish`."""
         if self._host is not None and self._host.has(layer):
             self._host.enter(layer, x, ids, gate, sent=sent)
-        return layer, x.shape[0], self._resident.start(layer, x, ids, gate)
+        self._own = self._resident.start(layer, x, ids, gate)
+        return layer, x.shape[0], self._own
+
+    def elsewhere(self, part: LayerPart) -> Callable[[Tensor], Tensor] | None:
+        """Returns the function that lets the CPU compute an MLP, while the device computes the experts that were
+        started; None: it is not in main memory."""
+        host = self._host
+        if host is None or not host.has_block(part):
+            return None
+        own = self._own
+        return lambda x: host.compute(part, x, lambda: own and own.sum())
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
-        """Computes the device's experts together with an MLP and returns its output; None: it was not computed."""
+        """Computes the device's experts together with an MLP; returns its output; None: it was not computed."""
         own: OwnExperts | None = pending[2]
         return None if own is None else own.along(mlp)
 
     def finish(self, pending: Any) -> Tensor | Parts:
         """Waits for the CPU and returns the weighted sum of its and the device's experts, [T, H]."""
         layer, n_tokens, chosen = pending
+        self._own = None
         own = None if chosen is None else chosen.sum()
         if self._host is None or not self._host.has(layer):
             return cast(Tensor | Parts, own)
@@ -144,11 +158,11 @@ class Streamed(Runner):
         """Does nothing: the CPU computes no experts."""
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool = False) -> Any:
-        """Computes the experts that lie on the device and returns a handle for `finish`."""
+        """Computes the experts in device memory; returns a handle for `finish`."""
         return layer, x, ids, gate, self._resident.run(layer, x, ids, gate)
 
     def finish(self, pending: Any) -> Tensor:
-        """Computes the streamed experts slab by slab and returns the weighted sum of all experts, [T, H]."""
+        """Computes the streamed experts slab by slab; returns the weighted sum of all experts, [T, H]."""
         layer, x, ids, gate, total = pending
         for slices in chain.from_iterable(slabs.of_layer(layer) for slabs in self._slabs):
             for stacks in slices:

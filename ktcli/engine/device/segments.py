@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -17,11 +16,12 @@ from torch import Tensor
 from ktcli.engine.device.stream import Stream, stream_on
 from ktcli.engine.loader import expert_rows
 from ktcli.models import Model
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Neighbouring layers on one device.
+    """Consecutive layers on one device.
 
     Attributes:
         layers: their numbers.
@@ -69,7 +69,9 @@ def layer_devices(segments: Sequence[Segment]) -> list[torch.device]:
 
 @contextmanager
 def running(streams: Iterable[Stream]) -> Iterator[None]:
-    """Makes torch's own operations in the block go to the stream of their device; the last stream is current."""
+    """Opens a context in which torch's own operations go to the streams of their devices; the last stream is
+    current.
+    """
     with ExitStack() as stack:
         for stream in streams:
             stack.enter_context(stream.running())
@@ -97,7 +99,7 @@ class Border:
         self._before.copy(self._host, x.contiguous())
 
     def cross(self) -> None:
-        """Makes the second stream wait for the work that the first has been given."""
+        """Makes the second stream wait for the work enqueued in the first so far."""
         self._behind.after(self._before.mark())
 
     def enter(self) -> Tensor:
@@ -108,7 +110,9 @@ class Border:
 
 
 def brought(x: Tensor, before: Stream, behind: Stream) -> Tensor:
-    """Returns rows that the first stream makes, copied to the second stream's device once they are made."""
+    """Returns a copy of rows that the first stream computes, on the second stream's device, made once they are
+    computed.
+    """
     behind.after(before.mark())
     with before.running(), behind.running():
         return x.to(behind.device, non_blocking=True)

@@ -11,7 +11,6 @@ slices' results are added up; so nothing is put together again on the way.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from ktcli.engine.loader import runs_of
 from ktcli.native import Pool, Weight, packed_bytes
 from ktcli.ops.tensors import ceil_to
 from ktcli.ops.torch.packed import Packed, PackedStack
+from ktcli.records import dataclass
 
 _LINE_BYTES = 256  # each stack in a slab begins where loads of any width are aligned
 
@@ -47,7 +47,7 @@ class Slab:
         return sum(padded for _, _, padded in self._places())
 
     def gather(self, memory: Tensor, pool: Pool) -> None:
-        """Copies the experts to host memory, one stack behind the other, with all threads of the pool."""
+        """Copies the experts to host memory, one stack after the other, with all threads of the pool."""
         assert memory.nbytes >= self.size_bytes
         to = memory.data_ptr()
         pool.copy([(to + first, source, size) for first, source, size in self.pieces()])
@@ -91,8 +91,9 @@ class Slab:
 
 
 def spans_of(layer: LayerWeights, experts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yields the addresses of the chosen experts [E] of a layer in main memory: first byte, and the one behind the
-    last."""
+    """Yields the address ranges of the chosen experts [E] of a layer in main memory: first byte, and the one behind the
+    last.
+    """
     ids = tuple(np.flatnonzero(experts).tolist())
     for _, address, size in Slab(0, layer, ids).pieces():
         yield address, address + size
@@ -143,7 +144,9 @@ class SlabStream:
         self._loaded = self._taken = 0
 
     def begin(self) -> None:
-        """Starts the copies of the first two slabs; all will be taken once more. The compute stream must be idle."""
+        """Starts the copies of the first two slabs, for another pass over all slabs. The compute stream must be
+        idle.
+        """
         self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
         self._loaded = self._taken = 0
         self._pinned.begin()

@@ -8,7 +8,6 @@ short way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -25,6 +24,7 @@ from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.pagetable import pages_for
 from ktcli.native import Batch, Run
 from ktcli.ops.torch.functions import Rows
+from ktcli.records import dataclass
 
 # forward(embedded [T, hidden], parts, outputs, runner) -> logits [outputs, vocab]; see `StepInputs`. Of a segment: the
 # residual before it -> the residual behind it, or logits behind the last one.
@@ -54,7 +54,7 @@ class Ways:
 
 
 class DeviceSteps:
-    """Runs batches on a device: decode by a captured step, everything else anew."""
+    """Runs batches on a device: decode by a captured step, everything else uncaptured."""
 
     def __init__(self, ways: Ways) -> None:
         self._ways = ways
@@ -131,7 +131,7 @@ def depths(runs: Sequence[Run]) -> Depths:
 
 
 def parts_of(runs: Sequence[Run], device: torch.device) -> Iterator[Rows]:
-    """Yields the rows of a step in parts: neighbouring runs of one token together, each other run by itself."""
+    """Yields the rows of a step in parts: consecutive runs of one token together, each other run by itself."""
     for single, some in groupby(runs, key=is_single):
         for group in [list(some)] if single else [[run] for run in some]:
             yield _rows(group, device)

@@ -39,10 +39,11 @@ class Mark(Protocol):
 
 
 class Stream(Protocol):
-    """Work on one device that runs in the order in which it was given."""
+    """Work on one device that runs in the order in which it was enqueued."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """The device that it belongs to."""
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Enqueues a copy of `source` to `target`, of one shape and dtype, without gaps; either may lie in pinned
@@ -67,14 +68,14 @@ class Stream(Protocol):
         """Returns newly allocated pinned host memory, uint8."""
 
     def mark(self) -> Mark:
-        """Returns a mark at the end of the work that was given to the stream so far."""
+        """Returns a mark at the end of the work enqueued so far."""
 
     def after(self, mark: Mark) -> None:
         """Makes all further work wait for a mark of another stream of the device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures `work`, which must always touch the same memory and never look at a result, and returns a function
-        that repeats it.
+        """Captures `work`, which must always touch the same memory and never read a result; returns a function that
+        replays it.
 
         `work` has run before: kernels are compiled and workspaces taken by then."""
 
@@ -262,7 +263,7 @@ class CudaStream:
             return pinned_memory(self.device, size_bytes)
 
     def mark(self) -> Mark:
-        """Records an event at the end of the work enqueued so far and returns it."""
+        """Records an event at the end of the work enqueued so far; returns it."""
         return _Event(self._stream)
 
     def after(self, mark: Mark) -> None:
@@ -271,7 +272,7 @@ class CudaStream:
         self._stream.wait_event(mark.event)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Captures `work` as a CUDA graph and returns a function that replays it."""
+        """Captures `work` as a CUDA graph; returns a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         if self._graphs is None:
             self._graphs = torch.cuda.graph_pool_handle()
@@ -360,8 +361,8 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def one_step(streams: Sequence[Stream]) -> Iterator[None]:
-    """Encloses a step in these streams: nothing of the one before is in flight, nor anything of this one if it is
-    interrupted; the buffers that steps share are free.
+    """Opens a context for a step in these streams: it begins when no work of the step before is in flight, and waits
+    for its own work if it is interrupted, so that the buffers that steps share are free.
 
     Raises:
         DeviceError: the device failed.
@@ -384,13 +385,13 @@ def stream_on(device: torch.device, number: int = 0) -> Stream:
 
 
 def device_name(device: torch.device) -> str:
-    """Returns the name of a device's kind: two devices of one kind give results of the same bits."""
+    """Returns the name of a device's model: two devices of one model give results of the same bits."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @contextmanager
 def device_errors(doing: str) -> Iterator[None]:
-    """Turns torch's errors about a failed device into `DeviceError`.
+    """Opens a context in which torch's errors about a failed device become `DeviceError`.
 
     Raises:
         OutOfDeviceMemory: the device's memory is full.

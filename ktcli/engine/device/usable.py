@@ -10,7 +10,7 @@ INSTALL = "pip install 'ktcli[gpu]' installs the torch that GPUs need"
 
 
 def why_not(torch_name: str = "torch") -> str:
-    """Returns the reason why torch can use no GPU, as one clause: "torch is not installed (…)"; "" if it can.
+    """Returns the reason why torch cannot use a GPU, as one clause: "torch is not installed (…)"; "" if it can.
 
     Args:
         torch_name: the module, for tests.

@@ -1,4 +1,5 @@
-"""A model's tensors in device memory: everything except the embedding and the experts that a mask excludes.
+"""A model's tensors in device memory: everything except the embedding, the experts that a mask excludes, and the parts
+of layers that are in main memory.
 
 All of it lies in one allocation, whose size is known before a byte is read; the bytes come from the same
 sources as the CPU's, in pieces of whole panels through pinned memory, and each piece that is needed is read once.
@@ -6,25 +7,17 @@ sources as the CPU's, in pieces of whole panels through pinned memory, and each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ktcli.engine.device.stream import pinned_memory
-from ktcli.engine.loader import (
-    Mask,
-    Progress,
-    TensorSource,
-    as_array,
-    expert_rows,
-    require_ids,
-)
+from ktcli.engine.loader import Mask, Progress, TensorSource, as_array, expert_rows, require_ids
 from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Format, Weight, packed_bytes
-from ktcli.ops.part import ModelPart
+from ktcli.ops.part import LayerPart, ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.packed import (
@@ -37,6 +30,7 @@ from ktcli.ops.torch.packed import (
     unpack,
 )
 from ktcli.planner.stack import plain_bytes
+from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
 _ALIGNMENT = 256  # bytes; a separate allocation would begin at a multiple of it
@@ -96,9 +90,11 @@ class _Part:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
-def device_bytes(model: Model, recipe: Recipe, mask: Mask) -> int:
+def device_bytes(
+    model: Model, recipe: Recipe, mask: Mask, apart: Collection[LayerPart] = ()
+) -> int:
     """Returns the bytes of device memory that the weights take."""
-    return sum(ceil_to(part.size_bytes, _ALIGNMENT) for part in _parts(model, recipe, mask))
+    return sum(ceil_to(part.size_bytes, _ALIGNMENT) for part in _parts(model, recipe, mask, apart))
 
 
 def load_device(
@@ -108,29 +104,24 @@ def load_device(
     mask: Mask,
     devices: Sequence[torch.device],
     progress: Progress | None = None,
+    apart: Collection[LayerPart] = (),
 ) -> DeviceModel:
     """Loads the weights into device memory and returns them.
 
     Args:
         mask: true for the experts on the device, bool [MoE layers, E].
         devices: the device of each layer; the last one's has the head.
+        apart: the parts of layers that are in main memory.
     Raises:
         torch.OutOfMemoryError: the device has not so much; nothing was read.
         BadPack: the files are damaged.
     """
-    parts = _parts(model, recipe, mask)
+    parts = _parts(model, recipe, mask, apart)
     places = {part.tensor.name: _device_of(part.tensor, devices) for part in parts}
-    memory = {
-        device: _Memory(
-            sum(
-                ceil_to(part.size_bytes, _ALIGNMENT)
-                for part in parts
-                if places[part.tensor.name] == device
-            ),
-            device,
-        )
-        for device in dict.fromkeys(devices)
-    }
+    needs = dict.fromkeys(devices, 0)
+    for part in parts:
+        needs[places[part.tensor.name]] += ceil_to(part.size_bytes, _ALIGNMENT)
+    memory = {device: _Memory(size_bytes, device) for device, size_bytes in needs.items()}
     table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
     table_bytes = stored_bytes(table, recipe)
     total = table_bytes + sum(part.matrix_bytes * len(part.indices) for part in parts)
@@ -145,19 +136,26 @@ def load_device(
     for device in memory:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    matrices: dict[str, Matrix] = {}
-    vectors: dict[str, torch.Tensor] = {}
-    for part in parts:
-        found, name = data[part.tensor.name], part.tensor.name
-        if part.format is None:
-            if part.tensor.below:
-                require_ids(part.tensor, found.cpu().numpy())
-            vectors[name] = found
-        else:
-            matrices[name] = _matrix(part, found, part.format)
+    matrices, vectors = _by_kind(parts, data)
     stacks = _stacks(model, matrices, vectors, mask)
     size_bytes = sum(each.size_bytes for each in memory.values())
     return DeviceModel(Weights(matrices, vectors), embedding, stacks, size_bytes)
+
+
+def _by_kind(
+    parts: Sequence[_Part], data: dict[str, torch.Tensor]
+) -> tuple[dict[str, Matrix], dict[str, torch.Tensor]]:
+    """The matrices and the vectors in the data of tensors; ids in a table of experts are checked."""
+    matrices, vectors = dict[str, Matrix](), dict[str, torch.Tensor]()
+    for part in parts:
+        name = part.tensor.name
+        if part.format is not None:
+            matrices[name] = _matrix(part, data[name], part.format)
+            continue
+        if part.tensor.below:
+            require_ids(part.tensor, data[name].cpu().numpy())
+        vectors[name] = data[name]
+    return matrices, vectors
 
 
 def _device_of(tensor: Tensor, devices: Sequence[torch.device]) -> torch.device:
@@ -165,7 +163,7 @@ def _device_of(tensor: Tensor, devices: Sequence[torch.device]) -> torch.device:
     return devices[-1 if tensor.layer is None else tensor.layer]
 
 
-def _parts(model: Model, recipe: Recipe, mask: Mask) -> list[_Part]:
+def _parts(model: Model, recipe: Recipe, mask: Mask, apart: Collection[LayerPart]) -> list[_Part]:
     """The tensors of a device, in the order of the model."""
     rows = expert_rows(model)
     parts = []
@@ -174,7 +172,7 @@ def _parts(model: Model, recipe: Recipe, mask: Mask) -> list[_Part]:
         indices = tuple(range(tensor.count))
         if tensor.role is Role.EXPERTS and tensor.layer is not None:
             indices = tuple(np.flatnonzero(mask[rows[tensor.layer]]).tolist())
-        if tensor.role is not Role.TABLE:
+        if tensor.role is not Role.TABLE and tensor.layer_part not in apart:
             parts.append(_Part(tensor, fmt, indices, _dtype(tensor, fmt)))
     return parts
 

@@ -1,8 +1,6 @@
 """Rows of the table for attention over cached positions, and for the choice of these positions."""
 
-from __future__ import annotations
-
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 from ktcli.native import PAGE_TOKENS
@@ -21,6 +19,7 @@ from ktcli.ops.operation import (
     Widths,
 )
 from ktcli.ops.tensors import ceil_to
+from ktcli.records import dataclass
 
 
 def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
@@ -35,7 +34,7 @@ def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GqaShape:
-    """The facts of one layer's grouped-query attention.
+    """The sizes and constants of one layer's grouped-query attention.
 
     Attributes:
         window: positions that a token sees, its own included; 0: all before it.
@@ -107,7 +106,8 @@ class Gqa(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ChooseShape:
-    """The facts of the choice of positions that a token attends to; see kt_program_choose for the exact rule.
+    """The sizes and constants of the selection of positions that a token attends to; see kt_program_choose for the
+    exact rule.
 
     Attributes:
         heads, dim: number and width of the index queries; the one index key has `dim` columns, too.
@@ -176,7 +176,7 @@ class Choose(Operation):
 
 @dataclass(frozen=True, slots=True)
 class MlaShape:
-    """The facts of one layer's multi-head latent attention: widths per head, and of the latent.
+    """The sizes and constants of one layer's multi-head latent attention: widths per head, and of the latent.
 
     Attributes:
         beside: elements that the layer caches for each position behind the latent: an indexer's key.
@@ -238,8 +238,8 @@ class Mla(Operation):
 
 @dataclass(frozen=True, slots=True)
 class MqaShape:
-    """The facts of multi-query attention whose key is its value, over a window and pooled rows; see kt_program_mqa for
-    the exact rule.
+    """The sizes and constants of multi-query attention whose key is its value, over a window and pooled rows; see
+    kt_program_mqa for the exact rule.
 
     Attributes:
         window: positions that a token sees, its own included.

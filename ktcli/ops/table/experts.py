@@ -1,8 +1,6 @@
 """Rows of the table for routed experts and their deferral."""
 
-from __future__ import annotations
-
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from enum import IntEnum
 
 from ktcli.native import SILU, Glu
@@ -17,6 +15,7 @@ from ktcli.ops.operation import (
     Vector,
     Widths,
 )
+from ktcli.records import dataclass
 
 
 class Score(IntEnum):
@@ -39,7 +38,7 @@ class GroupScore(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The facts of the choice of a token's experts; see kt_program_route for the exact rule.
+    """The sizes and constants of the choice of a token's experts; see kt_program_route for the exact rule.
 
     Attributes:
         experts, top_k: the number of experts, and of those that a token chooses.

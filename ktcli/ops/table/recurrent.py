@@ -1,10 +1,8 @@
 """Rows of the table for operations with a fixed-size state per sequence: convolutions, linear attention, state space
 models, and pooling of windows of positions."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated
 
 from ktcli.ops.operation import (
@@ -18,6 +16,7 @@ from ktcli.ops.operation import (
     Widths,
 )
 from ktcli.ops.tensors import ceil_to
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ class Conv(Operation):
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The facts of pooling: windows of positions become one row of `dim` columns each; see kt_program_pooling.
+    """The sizes and constants of pooling: windows of positions become one row of `dim` columns each; see
+    kt_program_pooling.
 
     Attributes:
         every: the number of positions of a window.
@@ -101,8 +101,8 @@ class Pooling(Operation):
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The facts of one layer's gated delta rule: a state [dk, dv] for each of `heads`, of which heads / key_heads
-    consecutive ones share a key head.
+    """The sizes and constants of one layer's gated delta rule: a state [dk, dv] for each of `heads`, of which heads /
+    key_heads consecutive ones share a key head.
 
     Attributes:
         by_channel: whether each of a head's dk rows has a decay of its own; else they share one.
@@ -163,8 +163,8 @@ class Delta(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScanShape:
-    """The facts of one layer's state space model (Mamba-2): a state [state_dim, head_dim] for each of `heads`, of which
-    heads / groups consecutive ones share b and c.
+    """The sizes and constants of one layer's state space model (Mamba-2): a state [state_dim, head_dim] for each of
+    `heads`, of which heads / groups consecutive ones share b and c.
 
     Attributes:
         dt_min, dt_max: the bounds of the time step; dt_max may be infinite.
@@ -221,7 +221,7 @@ class Scan(Operation):
 
 @dataclass(frozen=True, slots=True)
 class LightningShape:
-    """The facts of one layer's lightning attention: a state [head_dim, head_dim] for each of `heads`.
+    """The sizes and constants of one layer's lightning attention: a state [head_dim, head_dim] for each of `heads`.
 
     Attributes:
         rates: the rate of each head's decay: a token multiplies its state by e^-rate.

@@ -1,12 +1,11 @@
 """Rows of the table for operations on single rows, including products with matrices."""
 
-from __future__ import annotations
-
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from enum import IntEnum
 
 from ktcli.native import BLOCK_COLUMNS, SILU, Glu
 from ktcli.ops.operation import Implied, Matrix, Operation, Rows, Table, Vector, Widths
+from ktcli.records import dataclass
 
 
 class Reads(IntEnum):

@@ -1,15 +1,13 @@
 """Rows of the table for hyper-connections, a residual of several parallel streams."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 from ktcli.ops.operation import Implied, Operation, Rows, Vector, Widths
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class MixShape:
-    """The facts of hyper-connections, a residual of several streams; see kt_program_mix for the exact rule.
+    """The sizes and constants of hyper-connections, a residual of several streams; see kt_program_mix for the exact
+    rule.
 
     Attributes:
         streams: the number of streams, side by side in a row of the residual.

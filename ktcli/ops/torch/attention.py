@@ -180,8 +180,10 @@ def _expand(
 
     def through(w: Packed) -> Tensor:
         of_heads = unpack_whole(Packed(w.format, w.n, w.k, w.data[heads]), read_type(exact))
-        wide = product(latent, of_heads.flatten(0, 1), exact=exact).to(held.dtype)
-        return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
+        wide = product(latent, of_heads.flatten(0, 1), exact=exact)
+        if w.update is not None:
+            wide += w.update.heads(heads).of_heads(latent).flatten(1)
+        return torch.unflatten(wide.to(held.dtype), -1, (n, w.n)).transpose(0, 1)
 
     _, uk_out, uv = weights
     rotated = held[:, s.lora :].expand(n, -1, -1)
@@ -198,8 +200,8 @@ def absorb(
     *,
     written: bool = False,
 ) -> Tensor:
-    """Returns latent attention in its absorbed form: one query per sequence, [S, heads, nope + rope], attends to
-    the latents `held` themselves.
+    """Returns latent attention in its absorbed form: one query per sequence, [S, heads, nope + rope], attends to the
+    cached latents `held` directly.
 
     Args:
         held: [S, L, lora + rope] f32.
@@ -209,21 +211,28 @@ def absorb(
     Returns:
         [S, heads * v] f32.
     """
-    uk_in, _, uv = (unpack_whole(w, read_type(exact)).float() for w in weights)
-    absorbed = torch.einsum("shn,hcn->shc", rounded(query[..., : s.nope], exact), uk_in)
+    uk_in, _, uv = weights
+    absorbed = _of_heads(query[..., : s.nope], uk_in, exact)
     asked = rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
     scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
     chance = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
     values = held[..., : s.lora]
     if not written:  # it may hold anything, and 0 times NaN is NaN
         values = values.masked_fill(~seen[:, :, None], 0.0)
-    mixed = rounded(torch.einsum("shl,slc->shc", chance, values), exact)
-    return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
+    return _of_heads(torch.einsum("shl,slc->shc", chance, values), uv, exact).flatten(1)
+
+
+def _of_heads(x: Tensor, w: Packed, exact: bool) -> Tensor:
+    """The product of each head's rows, x [S, heads, K], with its own matrix -> [S, heads, N]."""
+    matrices = unpack_whole(w, read_type(exact)).float()
+    made = torch.einsum("shk,hnk->shn", rounded(x, exact), matrices)
+    return made if w.update is None else made + w.update.of_heads(x)
 
 
 def seen_by(rows: Rows, shape: GqaShape | None = None) -> Tensor:
-    """Returns the mask bool [S, L] of the cached positions that the one row of each sequence may attend to: all before
-    it, or those that the shape's window shows."""
+    """Returns the mask bool [S, L] of the cached positions that the single row of each sequence may attend to: all
+    before it, or those in the shape's window.
+    """
     length = rows.pages.shape[1] * PAGE_TOKENS
     lowest = shape.first_seen(rows.positions) if shape and shape.window else None
     return _visible(torch.arange(length, device=rows.pages.device), rows.positions, lowest)

@@ -10,16 +10,16 @@ is not decided here: an `ExpertRunner` takes a layer's rows and gives back their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from ktcli.ops.backend import Backend
+from ktcli.ops.backend import Backend, Block
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.part import LayerPart
 from ktcli.ops.table.experts import Experts
-from ktcli.ops.table.rowwise import Embed, Select
+from ktcli.ops.table.rowwise import Embed, Linear, Select
 from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
@@ -29,32 +29,42 @@ from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.recurrent import States
+from ktcli.records import dataclass
 
 Value = torch.Tensor
 Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
 
 
 class ExpertRunner(Protocol):
-    """Computes the chosen experts of a layer, wherever they lie. `layer` counts the layers with experts from 0."""
+    """The interface of what computes the chosen experts of a layer, on whichever device they are. `layer` counts the
+    layers with experts from 0.
+    """
 
     def outbox(self, layer: int, n_tokens: int) -> Sent | None:
         """Returns the buffers into which the router of a layer writes its rows x, ids and gates [n_tokens, ...]
-        directly, for whoever computes experts elsewhere; None: there are none, and `start` copies what is needed."""
+        directly, where experts are computed elsewhere; None: there are none, and `start` copies the rows.
+        """
         return None
 
     def start(
         self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor, *, sent: bool = False
     ) -> Any:
-        """Starts computing the experts ids [T, K] of x [T, H], weighted by gate [T, K], and returns a handle that
-        `along` and `finish` take.
+        """Starts computing the experts ids [T, K] of x [T, H], weighted by gate [T, K]; returns a handle for `along`
+        and `finish`.
 
         Args:
             sent: whether all three have been written to the outbox.
         """
 
     def along(self, pending: Any, mlp: Mlp) -> Parts | None:
-        """Computes the experts that are on the device together with an MLP of the same rows, in the same kernels,
-        and returns the MLP's output; None: the MLP was not computed."""
+        """Computes the experts that are on the device together with an MLP of the same rows, in the same kernels;
+        returns the MLP's output; None: the MLP was not computed.
+        """
+        return None
+
+    def elsewhere(self, part: LayerPart) -> Callable[[Value], Value] | None:
+        """Returns the function that computes a part of a layer whose weights are not on the device, [T, H] f32 of rows
+        [T, H]; None: the device has them."""
         return None
 
     def finish(self, pending: Any) -> Value | Parts:
@@ -74,8 +84,9 @@ class OwnExperts:
         self._sum: Value | Parts | None = None
 
     def along(self, mlp: Mlp) -> Parts | None:
-        """Computes the experts together with an MLP of x, in the same kernels, and returns the MLP's output; None:
-        the MLP was not computed."""
+        """Computes the experts together with an MLP of x, in the same kernels; returns the MLP's output; None: the MLP
+        was not computed.
+        """
         merged = self._kernels.merged
         if self._sum is not None or merged is None:
             return None
@@ -96,7 +107,7 @@ class OwnExperts:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model's tensors on the device, by name; experts and embedding are not among them.
+    """A model's tensors on the device, by name; without experts and embedding.
 
     Attributes:
         matrices: dense matrices and the router, and latent attention's, packed, with one matrix per head.
@@ -146,7 +157,7 @@ class TorchBackend(Backend):
         self._chosen: Sequence[Chosen | None] = ()  # of each part
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
-        """Runs the forward pass and returns its logits [outputs, vocab]."""
+        """Runs the forward pass; returns its logits [outputs, vocab]."""
         return forward(self)
 
     def do(self, operation: Operation) -> Any:
@@ -163,7 +174,9 @@ class TorchBackend(Backend):
             case Experts(x, routed):  # the runner has the weights of experts
                 return self._runner.start(self._layer - 1, x, *routed)
         if not operation.reads_step:
-            return self._kernels[operation.name](**dict(self._given(operation)))
+            given = dict(self._given(operation))
+            made = self._kernels[operation.name](**given)
+            return _updated(made, **given) if isinstance(operation, Linear) else made
         of_parts = self._of_parts(operation)
         if FieldKind.CHOICE in operation.gives:
             self._chosen = of_parts
@@ -183,7 +196,7 @@ class TorchBackend(Backend):
         return torch.split(x, list(widths), dim=-1)
 
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """Multiplies runs of columns of x by one weight each, and returns the results side by side."""
+        """Multiplies runs of columns of x by one weight each; returns the results side by side."""
         return torch.cat(self._groups(x, weights), -1)
 
     def _groups(self, x: Value, weights: tuple[Tensor, ...]) -> list[Value]:
@@ -191,8 +204,17 @@ class TorchBackend(Backend):
         columns = self.split(x, *(weight.k for weight in weights))
         return [self.linear(part, w) for part, w in zip(columns, weights, strict=True)]
 
+    def block(self, part: LayerPart, x: Value, compute: Block) -> Value:
+        """Returns what a part of a layer makes of x, computed here or where its weights are."""
+        elsewhere = self._runner.elsewhere(part)
+        return compute(self, x) if elsewhere is None else elsewhere(self._value(x))
+
+    def _value(self, x: Any) -> Any:
+        """A value as a tensor."""
+        return x
+
     def collect(self, started: Any) -> Value:
-        """Finishes the started experts, and returns their weighted sum [T, hidden]."""
+        """Finishes the started experts; returns their weighted sum [T, hidden]."""
         made = self._runner.finish(started)
         assert not isinstance(made, Parts)
         return made
@@ -242,6 +264,11 @@ class TorchBackend(Backend):
         if kind in (FieldKind.VECTOR, FieldKind.IDS) and value is not None:
             return self._weights.vectors[value.name]
         return value
+
+
+def _updated(y: Value, x: Value, weight: Matrix, **_: Any) -> Value:
+    """The product y of x with a matrix, with what an adapter adds."""
+    return y if weight.update is None else weight.update.added(y, x)
 
 
 def _joined(made: Sequence[Any]) -> Any:

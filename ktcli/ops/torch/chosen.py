@@ -8,7 +8,6 @@ Longer runs mask what was not chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from ktcli.ops.torch.pages import (
     plain,
     window_rows,
 )
+from ktcli.records import dataclass
 
 # Queries of a long run that are scored at once: bounds the scores, [heads, queries, positions].
 _BLOCK_QUERIES = 64

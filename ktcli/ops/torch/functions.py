@@ -9,7 +9,7 @@ can be captured; long runs may wait, and allocate as they need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -29,6 +29,7 @@ from ktcli.ops.torch.packed import (
     unpack,
     unpack_many,
 )
+from ktcli.records import dataclass
 
 # Up to this many rows, `experts` gathers each row's matrices; above, it gathers the rows of each expert.
 GATHERED_ROWS = 16
@@ -352,7 +353,8 @@ def experts(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are here, by ascending id.
+    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are on the device, by ascending
+    id.
 
     Args:
         x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].

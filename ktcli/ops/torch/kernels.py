@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from inspect import signature
@@ -26,13 +25,14 @@ from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
 from ktcli.ops.torch.merged import Merged
 from ktcli.ops.torch.packed import Extras, Packed
 from ktcli.ops.torch.summary import Summarize, summarize
+from ktcli.records import dataclass
 
 Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A table of kernels: a function for each operation, and those of the experts' runners.
+    """A table of kernels: a function for each operation, and those that compute experts.
 
     Attributes:
         operations: a kernel for each operation that the backend does not do by itself.
@@ -151,8 +151,9 @@ def kernels_fail(device: torch.device) -> str:
 
 
 def start_late(device: torch.device, reason: str) -> None:
-    """Disables early starts on a device, so that each kernel begins only when the one before has ended, and records
-    the reason, which was found earlier."""
+    """Disables early starts on a device, so that each kernel begins only when the one before has ended, and records the
+    given reason.
+    """
     if not _triton_lacks() and _give_up_early_starts(device):
         _late[device] = reason
 
@@ -178,7 +179,7 @@ def _first_words(error: Exception) -> str:
 
 
 def compiled_before() -> bool:
-    """Tells whether Triton's cache holds compiled kernels of steps, or Triton cannot be used at all."""
+    """Returns whether Triton's cache holds compiled kernels of steps, or Triton cannot be used at all."""
     if _triton_lacks():
         return True
     folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
@@ -206,16 +207,7 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import (
-        attention,
-        merged,
-        operations,
-        panels,
-        router,
-        small,
-        summary,
-        sums,
-    )
+    from ktcli.ops.triton import attention, merged, operations, panels, router, small, summary, sums
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
     together = Merged(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from ktcli.native import Glu
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.packed import Matrix
 from ktcli.ops.torch.parts import Parts
+from ktcli.records import dataclass
 
 # What a layer hands to the CPU: x f32 [T, hidden], ids int32 and gates f32 [T, top_k].
 Sent = tuple[Tensor, Tensor, Tensor]

@@ -11,7 +11,7 @@ What anything else reads is computed by itself, as ever.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -28,10 +28,12 @@ from ktcli.ops.tensors import Tensor as Declared
 from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Value, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
+from ktcli.ops.torch.lowrank import LowRankUpdate
 from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.packed import PlainMatrix
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.parts import Parts
+from ktcli.records import dataclass
 
 
 def backend_of(
@@ -91,7 +93,7 @@ class _Head:
     rotation: Rotate | None
 
     def with_key(self, key: _Head) -> bool:
-        """Tells whether a key's heads go through the same, but for the gain."""
+        """Returns whether a key's heads go through the same, but for the gain."""
         ours, theirs = self.norm, key.norm
         if (ours is None) != (theirs is None) or (self.rotation is None) != (key.rotation is None):
             return False
@@ -113,12 +115,12 @@ class MergingBackend(TorchBackend):
         self._started: _Started | None = None
 
     def run(self, forward: Callable[[Backend], Value]) -> Value:
-        """Runs the forward pass and returns its logits [outputs, vocab], computed if they were put off."""
+        """Runs the forward pass; returns its logits [outputs, vocab], computed if they were deferred."""
         logits: Value = self._value(forward(self))
         return logits
 
     def do(self, operation: Operation) -> Any:
-        """Executes one operation, or puts it off until it is read; returns its result or a placeholder."""
+        """Executes one operation, or defers it until its result is read; returns the result or a placeholder."""
         match operation:
             case Norm(gain=Declared(), head_width=int()) | Norm(gain=Declared(), columns=int()):
                 return _Pending(operation)
@@ -157,22 +159,24 @@ class MergingBackend(TorchBackend):
         if isinstance(operation, Linear):
             given = dict(self._given(operation))
             if (parts := self._merged.product(**given)) is not None:
-                return _late(parts)
+                return _late(_updated(parts, given["x"], given["weight"].update))
         return super().do(operation)
 
     def split(self, x: Value, *widths: int) -> tuple[Any, ...]:
-        """Returns consecutive ranges of columns of x, as wide as `widths` says; does not take a sum put off."""
+        """Returns consecutive ranges of columns of x, as wide as `widths` says; x must not be a deferred sum."""
         if not isinstance(x, _Columns):
             return super().split(self._value(x), *widths)
         ends = list(accumulate(widths, initial=x.first))
         return tuple(_Columns(x.of, *of) for of in pairwise(ends))
 
     def grouped(self, x: Value, weights: tuple[Declared, ...]) -> Value:
-        """Multiplies runs of columns of x by one weight each, and returns the computed results side by side."""
+        """Multiplies runs of columns of x by one weight each; returns the computed results side by side."""
         return torch.cat([self._value(part) for part in self._groups(x, weights)], -1)
 
     def collect(self, started: _Started) -> Any:
-        """Computes what was put beside the experts, and returns their weighted sum, not yet taken if in parts."""
+        """Computes the operations deferred until the experts; returns the experts' weighted sum, not added up if it is
+        in parts.
+        """
         for each in started.beside:  # before the stream waits for others
             self._made(each)
         self._started = None
@@ -200,12 +204,14 @@ class MergingBackend(TorchBackend):
         return to is not None
 
     def _is_router(self, product: Linear) -> bool:
-        """Tells whether a product may be taken along by the choice of experts."""
+        """Returns whether a product may be taken along by the choice of experts."""
         weight = self._weights.matrices[product.weight.name]
+        if weight.update is not None:
+            return False
         return isinstance(weight, PlainMatrix) and weight.tickets is not None
 
     def _is_beside(self, operation: Linear | Swiglu) -> bool:
-        """Tells whether an operation may belong to an MLP of the rows that the experts under way were given."""
+        """Returns whether an operation may belong to an MLP of the rows that the experts under way were given."""
         assert self._started is not None
         first = isinstance(operation, Linear) and operation.x is self._started.x
         return first or any(each is operation.x for each in self._started.beside)
@@ -231,6 +237,8 @@ class MergingBackend(TorchBackend):
                 ) as down
             ) if x is started.x and Reads.F32 not in (up.reads, down.reads):
                 wide, narrow = (self._weights.matrices[w.name] for w in (up.weight, down.weight))
+                if wide.update is not None or narrow.update is not None:
+                    return None
                 bias = None if down.bias is None else self._weights.vectors[down.bias.name]
             case _:
                 return None
@@ -246,7 +254,7 @@ class MergingBackend(TorchBackend):
         return made
 
     def _value(self, x: Any) -> Any:
-        """A value, computed now if it was put off."""
+        """A value as a tensor, computed now if it was put off."""
         if isinstance(x, _Pending):
             x = self._made(x)
         if isinstance(x, _Columns):
@@ -353,6 +361,11 @@ class MergingBackend(TorchBackend):
             norm, x = x.operation, x.operation.x
         widths = {each.head_width for each in (norm, rotation) if each is not None}
         return _Head(self._parts(x), norm, rotation) if widths == {dim} else None
+
+
+def _updated(parts: Parts, x: Tensor, update: LowRankUpdate | None) -> Parts:
+    """The product of x as a sum, with what an adapter adds as the part beside."""
+    return parts if update is None else replace(parts, beside=update.added(parts.beside, x))
 
 
 def _late(parts: Parts) -> _Columns:

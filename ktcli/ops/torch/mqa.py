@@ -7,8 +7,6 @@ they begin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,6 +17,7 @@ from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows, rounded
 from ktcli.ops.torch.pages import append_windows, window_rows, windows_at
 from ktcli.ops.torch.recurrent import States
+from ktcli.records import dataclass
 
 # Queries of a long run that attend at once: bounds the scores, [heads, queries, keys].
 _BLOCK_QUERIES = 64

@@ -7,17 +7,24 @@ exact and slow; the Triton kernels do the same inside their products and are hel
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from ktcli.native import PANEL_ROWS, SILU, Codes, Format, Glu, Scale
+from ktcli.ops.torch.lowrank import LowRankUpdate
+from ktcli.records import dataclass
 
-_LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
+_LINES = {32: 1, 16: 2, 8: 4, 6: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
-SCALE_TYPES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
+# Triton's kernels tell the two types of one byte by it.
+SCALE_TYPES = {
+    Scale.F32: torch.float32,
+    Scale.BF16: torch.bfloat16,
+    Scale.E8M0: torch.uint8,
+    Scale.E4M3: torch.int8,
+}
 _BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
 ROUTED_ROWS = 16  # the rows of a step that a router's kernel takes at most
 
@@ -51,7 +58,8 @@ def layout(fmt: Format, k: int) -> PackedLayout:
     columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
     group = fmt.group or columns
     codes = PANEL_ROWS * columns * fmt.bits // 8
-    scales = columns // group * PANEL_ROWS * fmt.scale.bits // 8
+    heads = PANEL_ROWS if fmt.scale is Scale.E4M3 else 0
+    scales = heads + columns // group * PANEL_ROWS * fmt.scale.bits // 8
     panel = -(-(codes + scales) // _ALIGNMENT) * _ALIGNMENT
     return PackedLayout(line, step, columns, group, columns // group, codes, scales, panel)
 
@@ -63,12 +71,15 @@ class Packed:
     Attributes:
         n, k: outputs and inputs of each matrix.
         data: uint8 [count, packed bytes of one matrix]; contiguous but in what `rows_of` gives.
+        update: what an adapter adds to products with it; None: there is no room for any. `linear` leaves it to its
+            caller.
     """
 
     format: Format
     n: int
     k: int
     data: Tensor
+    update: LowRankUpdate | None = None
 
     @property
     def count(self) -> int:
@@ -82,10 +93,12 @@ class PlainMatrix:
 
     Attributes:
         tickets: int32 [ROUTED_ROWS], the counters of a router's kernel, 0 between two; None: it is no router's.
+        update: as of `Packed`.
     """
 
     data: Tensor
     tickets: Tensor | None = None
+    update: LowRankUpdate | None = None
 
     @property
     def n(self) -> int:
@@ -201,11 +214,18 @@ def _values(fmt: Format, lay: PackedLayout, codes: Tensor) -> Tensor:
     """Decodes code bytes [m, panels, code bytes] to what the codes mean, f32 [m, panels, 16, columns]."""
     m, panels = codes.shape[:2]
     steps, lines = lay.columns // lay.step, lay.step // lay.line
-    if fmt.bits == 4:
-        both = codes.reshape(m, panels, steps, lines // 2, PANEL_ROWS, lay.line)
+    if fmt.bits < 8:
+        planes = codes.reshape(m, panels, steps, 2 * fmt.bits, PANEL_ROWS, lay.line)
+        both = planes[:, :, :, : lines // 2]
         # A byte holds column 4i + j of the step in its low, 32 + 4i + j in its high nibble.
         halves = torch.stack((both & 15, both >> 4), dim=3)  # [m, panel, step, half, line, row, 4]
-        tiled = _codebook(fmt.codebook, codes.device)[halves.int()]
+        if fmt.bits == 6:
+            two = planes[:, :, :, lines // 2 :]
+            pairs = torch.stack([two >> 2 * i & 3 for i in range(4)], dim=4)
+            upper = torch.unflatten(pairs, 4, (2, 2)).permute(0, 1, 2, 4, 3, 5, 6, 7).flatten(4, 5)
+            tiled = (halves | upper << 4).float() - 32
+        else:
+            tiled = _codebook(fmt.codebook, codes.device)[halves.int()]
         return tiled.permute(0, 1, 5, 2, 3, 4, 6).reshape(m, panels, PANEL_ROWS, lay.columns)
     kind = {32: torch.float32, 16: torch.bfloat16, 8: _BYTES[fmt.codes]}[fmt.bits]
     tiled = codes.view(kind).reshape(m, panels, steps, lines, PANEL_ROWS, lay.line).float()
@@ -214,10 +234,17 @@ def _values(fmt: Format, lay: PackedLayout, codes: Tensor) -> Tensor:
 
 def _scales(fmt: Format, lay: PackedLayout, tail: Tensor) -> Tensor:
     """Decodes scale bytes [m, panels, scale bytes] to f32 [m, panels, 16, groups]."""
+    common = tail[..., :PANEL_ROWS]
+    if fmt.scale is Scale.E4M3:
+        tail = tail[..., PANEL_ROWS:].contiguous()
     rows = torch.unflatten(tail.view(SCALE_TYPES[fmt.scale]), -1, (lay.groups, PANEL_ROWS))
     stored = rows.transpose(-1, -2)
     if fmt.scale is Scale.E8M0:
         return (stored.int() << 23).view(torch.float32)
+    if fmt.scale is Scale.E4M3:
+        size = ((stored.int() & 127) << 20) + (common.int() << 23).unsqueeze(-1)
+        bits: Tensor = size | stored.int() & -(1 << 31)
+        return bits.view(torch.float32)
     return stored.float()
 
 

@@ -62,7 +62,7 @@ def append(pages: Pages, new: Tensor, rows: Rows) -> None:
 
 
 def plain(pages: Pages) -> Tensor:
-    """Returns `pages` as the tensor of plain numbers that it is: layers that choose positions have no others."""
+    """Returns `pages` as the tensor of plain numbers that it is: layers that choose positions have no other pages."""
     assert isinstance(pages, Tensor)
     return pages
 
@@ -113,8 +113,9 @@ def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Ten
 
 
 def held_by(pages: Pages, table: Tensor, positions: Tensor) -> Tensor:
-    """Returns a sequence's cached rows by position, [L, elements]; zero behind the last of `positions`, where a
-    page may hold anything."""
+    """Returns a sequence's cached rows by position, [L, elements]; zero behind the last of `positions`, where a page is
+    uninitialised.
+    """
     own = table.long()
     held = (pages.at(own) if isinstance(pages, ScaledPages) else pages[own]).flatten(0, 1)
     behind = torch.arange(held.shape[0], device=held.device) > positions[-1]

@@ -5,10 +5,12 @@ Taking one is a launch of its own, unless the operation that reads the sum takes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ runs go in blocks of tokens, within which the rule is a triangular system.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn.functional import pad, silu, softplus
 
 from ktcli.ops.table.recurrent import DeltaShape, LightningShape, ScanShape
 from ktcli.ops.torch.functions import Rows
+from ktcli.records import dataclass
 
 _BLOCK = 64  # tokens of a triangular system
 _CHANNEL_BLOCK = (
@@ -26,7 +26,7 @@ _EPS = 1e-6  # below the root of the sum of squares, as the models were trained
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """An operation's part of the states of sequences in a layer, and the slots that a step reads and writes.
+    """The states of an operation in a layer, of all sequences, and the slots that a step reads and writes.
 
     Attributes:
         memory: f32 [slots, elements].

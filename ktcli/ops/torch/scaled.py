@@ -6,12 +6,13 @@ All of it is torch operations of fixed shapes, which a CUDA graph can capture. N
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ktcli.ops.kvformat import MOST
+from ktcli.records import dataclass
 
 _NAN = 0x7F
 _HALF_LEAST = 0x400000  # the bits of 2^-127, which is subnormal: the value of scale byte 0

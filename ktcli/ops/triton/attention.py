@@ -382,9 +382,15 @@ def attend_latent(
     row of each sequence, [sequences, heads * v] f32."""
     s, q = shape, sum_parts(latent.q)
     heads = torch.unflatten(q, -1, (s.heads, s.nope + s.rope))
-    absorbed = vector_products(heads[..., : s.nope], uk_in)
+    absorbed = _of_heads(heads[..., : s.nope], uk_in)
     mixed = mla_one(absorbed, q, latent, *cache, rows, s)
-    return vector_products(mixed.view(q.shape[0], s.heads, s.lora), uv).flatten(1)
+    return _of_heads(mixed.view(q.shape[0], s.heads, s.lora), uv).flatten(1)
+
+
+def _of_heads(x: Tensor, w: Packed) -> Tensor:
+    """The product of each head's rows, x [S, heads, K], with its own matrix -> [S, heads, N]."""
+    made = vector_products(x, w)
+    return made if w.update is None else made.add_(w.update.of_heads(x))
 
 
 class _Parts:

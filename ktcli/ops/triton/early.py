@@ -44,7 +44,7 @@ def early(of: Tensor) -> Mapping[str, bool]:
 
 
 def starts_early(device: torch.device) -> bool:
-    """Tells whether kernels start early on a device."""
+    """Returns whether kernels start early on a device."""
     if device.type != "cuda":
         return False
     number = torch.cuda.current_device() if device.index is None else device.index

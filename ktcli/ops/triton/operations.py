@@ -108,7 +108,7 @@ def experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Returns the weighted sum of the chosen experts that are here, [T, H] f32; see `functions.experts`."""
+    """Returns the weighted sum of the chosen experts that are on the device, [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
     if (few := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:

@@ -11,12 +11,12 @@ power of two is subtracted from sums instead of from every code. Per weight: a l
 for five of eight nibbles.
 
 A kernel gets the format as the constants that `panel_arguments` makes:
-    BITS, GROUP        of kt_format
-    SCALE_BYTES        4 f32, 2 bf16, 1 e8m0, 0 none
+    BITS, GROUP        of kt_format; BITS of a format of 6 is 4, of the lower ones of its codes
+    SCALE_BYTES        4 f32, 2 bf16, 1 e8m0 (bytes) or e4m3 (signed ones), 0 none
     COLUMNS            k', the padded columns
     PANEL_BYTES        from one panel to the next
     BOOK_LOW/HIGH      the codebook, value + 128 in 8 bytes each; both 0: codes are integers, of 4 bits -8..7;
-                       of 8 bits, both -1: codes are E4M3
+                       of 8 bits, both -1: codes are E4M3; of 4 bits, both -1: they have two more
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ def panel_arguments(w: Packed) -> dict[str, int]:
     """Returns the compile-time constants that kernels need of a packed weight; its format must not be rotated."""
     assert not w.format.rotation, "no kernel here undoes a rotation"
     lay = layout(w.format, w.k)
-    low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
+    is_six = w.format.bits == 6
+    marked = is_six or w.format.codes is Codes.E4M3
+    low, high = (-1, -1) if marked else _codebook_words(w.format.codebook)
     return {
-        "BITS": w.format.bits,
+        "BITS": 4 if is_six else w.format.bits,
         "GROUP": w.format.group,
         "SCALE_BYTES": w.format.scale.bits // 8,
         "COLUMNS": lay.columns,
@@ -48,6 +50,11 @@ def panel_arguments(w: Packed) -> dict[str, int]:
         "BOOK_LOW": low,
         "BOOK_HIGH": high,
     }
+
+
+def lines_of(arguments: dict[str, int]) -> int:
+    """Returns the number of lines of a panel; of 6 bits, of those that hold lower ones."""
+    return arguments["COLUMNS"] * arguments["BITS"] // 32
 
 
 def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
@@ -115,6 +122,9 @@ def raw_code(
             value = ((moved & (zero + 0x078000)) ^ 0x43800000).to(tl.float32, bitcast=True)
         else:  # to mantissa bits 19..22 of 16.0
             value = ((moved & (zero + 0x780000)) ^ 0x41800000).to(tl.float32, bitcast=True)
+    elif BOOK_LOW == -1:  # see words_of
+        upper = (words >> (32 + 8 * (n // 2) + 4 * (n % 2))) & 3
+        value = (((words >> (4 * n)) & 15) + upper * 16 - 32).to(tl.float32)
     else:
         index = (words >> (4 * n)) & 15
         eight = tl.where(index < 8, BOOK_LOW, BOOK_HIGH).to(tl.int64)
@@ -153,6 +163,39 @@ def code_of(
 
 
 @triton.jit
+def words_of(
+    panel, lines, rows, inside, EVEN: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr
+):  # fmt: skip
+    """Returns the words [lines, rows] of a panel; if EVEN, those that are not inside are anything, else 0.
+
+    panel: its first byte, as a pointer to words. Codes of 6 bits come as 64: the word of their lower 4 bits, and above
+    it that of their upper 2, moved so that both halves of a line of upper bits lie alike.
+    """
+    SIX: tl.constexpr = BITS == 4 and BOOK_LOW == -1
+    at = lines * 16 + rows
+    if SIX:  # 8 lines of a step, then 4 of their upper bits
+        at += lines // 8 * 64
+    if EVEN:  # no zeros: they cost a move per register
+        lower = tl.load(panel + at, mask=inside)
+    else:
+        lower = tl.load(panel + at, mask=inside, other=0)
+    if SIX:
+        at = (lines // 8 * 12 + 8 + lines % 8 // 2) * 16 + rows
+        upper = tl.load(panel + at, mask=inside, other=0) >> (lines % 2 * 2)
+        lower = (lower.to(tl.int64) & 0xFFFFFFFF) | (upper.to(tl.int64) << 32)
+    return lower
+
+
+@triton.jit
+def first_scale(
+    SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr
+):  # fmt: skip
+    """Returns the number of the first scale of a panel, of scales counted from the panel's first byte."""
+    CODE_BITS: tl.constexpr = 6 if BITS == 4 and BOOK_LOW == -1 else BITS
+    return 2 * COLUMNS * CODE_BITS // SCALE_BYTES
+
+
+@triton.jit
 def column_of(lines, n: tl.constexpr, BITS: tl.constexpr):
     """Returns the matrix column of code n of the words of `lines`."""
     if BITS == 4:
@@ -161,9 +204,22 @@ def column_of(lines, n: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
+def stored_scales(first, at, rows, inside):
+    """Returns the scales `at` [lines] + rows as they are stored, `first` being where those of a panel begin; those of
+    the type e4m3 as the bits of their values."""
+    here = at + rows
+    if first.dtype.element_ty == tl.int8:
+        byte = tl.load(first + 16 + here, mask=inside, other=0).to(tl.int32)
+        common = tl.load(first + rows + at * 0, mask=inside, other=0).to(tl.int32)
+        return ((byte & 127) << 20) + ((common & 255) << 23) + (byte & -0x80000000)
+    return tl.load(first + tl.max_contiguous(here, [1, 4]), mask=inside, other=0)
+
+
+@triton.jit
 def scales_of(
     scales, lines, rows, inside, HALF: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
+    BOOK_LOW: tl.constexpr,
 ):  # fmt: skip
     """Returns the scales of the words [lines, rows] of a panel, as stored; the shape is that of lines + rows.
 
@@ -171,18 +227,19 @@ def scales_of(
     odd ones (1), which differ only in groups of 32 columns at 4 bits. Four rows are one load: 8 bytes of
     bf16 beside 16 bytes of codes.
     """
-    FIRST: tl.constexpr = 2 * COLUMNS * BITS // SCALE_BYTES  # 16 rows of codes
     if GROUP == 0:
         group = lines * 0
     else:
         group = column_of(lines, HALF, BITS) // GROUP
-    offsets = FIRST + group * 16 + rows
-    return tl.load(scales + tl.max_contiguous(offsets, [1, 4]), mask=inside, other=0)
+    first = scales + first_scale(SCALE_BYTES, COLUMNS, BITS, BOOK_LOW)
+    return stored_scales(first, group * 16, rows, inside)
 
 
 @triton.jit
 def scale_value(raw, SCALE_BYTES: tl.constexpr):
-    """Returns stored scales as f32."""
+    """Returns f32 scales from what `stored_scales` returned."""
+    if raw.dtype == tl.int32:  # of e4m3
+        return raw.to(tl.float32, bitcast=True)
     if SCALE_BYTES == 1:
         return (raw.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     return raw.to(tl.float32)
@@ -227,19 +284,20 @@ def _unpack_kernel(
     panel = tl.load(indices + m).to(tl.int64) * tl.num_programs(1) + p
     lines = chunk * L + tl.arange(0, L)[:, None]
     rows = tl.arange(0, 16)[None, :]
-    at = words + panel * (PANEL_BYTES // 4) + lines * 16 + rows
-    tile = tl.load(at, mask=lines < LAST, other=0)
+    tile = words_of(
+        words + panel * (PANEL_BYTES // 4), lines, rows, lines < LAST, False, BITS, BOOK_LOW
+    )
     values = _codes_in_order(tile, BITS, BOOK_LOW, BOOK_HIGH, L)  # [16, WIDTH]
     columns = chunk * WIDTH + tl.arange(0, WIDTH)[None, :]
     down = tl.arange(0, 16)[:, None]
     if SCALE_BYTES != 0:
-        FIRST: tl.constexpr = 2 * COLUMNS * BITS // SCALE_BYTES
         if GROUP == 0:
             group = columns * 0
         else:
             group = columns // GROUP
-        first = scales + panel * (PANEL_BYTES // SCALE_BYTES) + FIRST
-        raw = tl.load(first + group * 16 + down, mask=columns < COLUMNS, other=0)
+        first = scales + panel * (PANEL_BYTES // SCALE_BYTES)
+        first += first_scale(SCALE_BYTES, COLUMNS, BITS, BOOK_LOW)
+        raw = stored_scales(first, group * 16, down, columns < COLUMNS)
         values = values * scale_value(raw, SCALE_BYTES)
     row = p * 16 + down
     to = out + (m.to(tl.int64) * n_rows + row) * n_columns + columns
@@ -255,7 +313,7 @@ def unpack_all(w: Packed, indices: Tensor, dtype: torch.dtype = torch.bfloat16) 
     if not out.numel():
         return out
     arguments: dict[str, Any] = panel_arguments(w)
-    lines = arguments["COLUMNS"] * w.format.bits // 32
+    lines = lines_of(arguments)
     grid = (triton.cdiv(lines, _UNPACK_LINES), triton.cdiv(w.n, 16), indices.shape[0])
     words, scales = words_and_scales(w)
     _unpack_kernel[grid](words, scales, indices, out, w.n, w.k, **arguments, L=_UNPACK_LINES)

@@ -39,11 +39,14 @@ from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     column_of,
+    first_scale,
+    lines_of,
     panel_arguments,
     raw_code,
     scale_value,
     scales_of,
     words_and_scales,
+    words_of,
     zero_of,
 )
 from ktcli.ops.triton.small import activated, glu_arguments, plain, rotation_of, unrotated
@@ -83,13 +86,21 @@ class Panels(NamedTuple):
         """Returns the arguments for packed matrices of which programs read splits of `span` lines; None: all of
         them."""
         arguments = panel_arguments(w)
-        lines = arguments["COLUMNS"] * w.format.bits // 32
+        lines = lines_of(arguments)
         known = (
             *arguments.values(),
             tile_lines(arguments),
             even_tiles(w.k, arguments, lines if span is None else span),
         )
         return cls(*words_and_scales(w), w.n, w.k, *map(tl.constexpr, known))
+
+
+@triton.jit
+def _scales(scales, lines, rows, inside, HALF: tl.constexpr, w):
+    """Returns `scales_of` for a panel of `Panels` w."""
+    return scales_of(
+        scales, lines, rows, inside, HALF, w.bits, w.group, w.scale_bytes, w.columns, w.book_low
+    )
 
 
 @triton.jit
@@ -103,29 +114,20 @@ def _load_pair(words, scales, second, at, last, w, L: tl.constexpr, EVEN: tl.con
         inside = (at + tl.zeros([L, 1], tl.int32)) < last
     else:
         inside = lines < last
-    a = words + lines * 16 + rows
-    b = a + second * (w.panel_bytes // 4)
-    if EVEN:  # no zeros: they cost a move per register
-        wa = tl.load(a, mask=inside)
-        wb = tl.load(b, mask=inside)
-    else:
-        wa = tl.load(a, mask=inside, other=0)
-        wb = tl.load(b, mask=inside, other=0)
+    words_b = words + second * (w.panel_bytes // 4)
+    wa = words_of(words, lines, rows, inside, EVEN, w.bits, w.book_low)
+    wb = words_of(words_b, lines, rows, inside, EVEN, w.bits, w.book_low)
     sa = tl.zeros([1, 1], tl.float32)
     sb = sa
     ta = sa
     tb = sa
     if w.group != 0:
         scales_b = scales + second * (w.panel_bytes // w.scale_bytes)
-        sa = scales_of(scales, lines, rows, inside, 0, w.bits, w.group, w.scale_bytes, w.columns)
-        sb = scales_of(scales_b, lines, rows, inside, 0, w.bits, w.group, w.scale_bytes, w.columns)
+        sa = _scales(scales, lines, rows, inside, 0, w)
+        sb = _scales(scales_b, lines, rows, inside, 0, w)
         if w.bits == 4 and w.group == 32:
-            ta = scales_of(
-                scales, lines, rows, inside, 1, w.bits, w.group, w.scale_bytes, w.columns
-            )
-            tb = scales_of(
-                scales_b, lines, rows, inside, 1, w.bits, w.group, w.scale_bytes, w.columns
-            )
+            ta = _scales(scales, lines, rows, inside, 1, w)
+            tb = _scales(scales_b, lines, rows, inside, 1, w)
     return wa, wb, sa, sb, ta, tb
 
 
@@ -209,7 +211,9 @@ def _pair_sums(x, w, panel, second, first, last):
     whole_a = tl.sum(total_a, axis=0)
     whole_b = tl.sum(total_b, axis=0)
     if w.group == 0 and w.scale_bytes != 0:
-        scale = scales + 2 * w.columns * w.bits // w.scale_bytes + tl.arange(0, 16)
+        scale = (
+            scales + first_scale(w.scale_bytes, w.columns, w.bits, w.book_low) + tl.arange(0, 16)
+        )
         whole_a *= scale_value(tl.load(scale), w.scale_bytes)
         whole_b *= scale_value(
             tl.load(scale + second * (w.panel_bytes // w.scale_bytes)), w.scale_bytes
@@ -219,7 +223,7 @@ def _pair_sums(x, w, panel, second, first, last):
 
 @triton.jit
 def matrix_of(ids, slots, at):
-    """Returns the index in the stacks of the expert at slot `at` of a routing; negative: it is not here."""
+    """Returns the index in the stacks of the expert at slot `at` of a routing; negative: it is not on the device."""
     expert = tl.load(ids + at)
     matrix = tl.load(slots + tl.maximum(expert, 0))
     return tl.where(expert < 0, -1, matrix)
@@ -380,7 +384,7 @@ def vector_experts(
 def _products(x: Tensor, w: Packed, strides: tuple[int, int, int]) -> Tensor:
     """Returns the results [jobs, splits, N] of `_product_kernel`; strides: x_row, x_part, parts."""
     arguments = panel_arguments(w)
-    lines = arguments["COLUMNS"] * w.format.bits // 32
+    lines = lines_of(arguments)
     pairs = triton.cdiv(w.n, 32)
     span = span_lines(lines, tile_lines(arguments), pairs * strides[2])
     splits = triton.cdiv(lines, span)
@@ -392,13 +396,13 @@ def _products(x: Tensor, w: Packed, strides: tuple[int, int, int]) -> Tensor:
 
 def tile_lines(arguments: dict[str, int]) -> int:
     """Returns the number of lines of a tile: 64, or half the power of two that holds a short panel."""
-    lines = arguments["COLUMNS"] * arguments["BITS"] // 32
+    lines = lines_of(arguments)
     return min(_LINES, max(8, int(triton.next_power_of_2(lines)) // 2))
 
 
 def even_tiles(columns: int, arguments: dict[str, int], span: int) -> bool:
-    """Tells whether splits of `span` lines are whole pairs of tiles, and need no masks."""
-    lines = arguments["COLUMNS"] * arguments["BITS"] // 32
+    """Returns whether splits of `span` lines are whole pairs of tiles, and need no masks."""
+    lines = lines_of(arguments)
     pair = 2 * tile_lines(arguments)
     return columns == arguments["COLUMNS"] and lines % pair == 0 and span % pair == 0
 

@@ -19,7 +19,6 @@ Nothing depends on how many rows there are, except the bits of a tile's shape (1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,13 +32,17 @@ from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     code_of,
     column_of,
+    first_scale,
+    lines_of,
     panel_arguments,
     scale_value,
     scales_of,
     words_and_scales,
+    words_of,
 )
 from ktcli.ops.triton.small import activated, glu_arguments, unrotated
 from ktcli.ops.triton.sums import sum_parts
+from ktcli.records import dataclass
 
 TILE_ROWS = 64  # up to this many rows of x, a product is made here
 DIRECT_ROWS = 16  # up to this many, x is read as it is: one kernel for each product of a step
@@ -97,13 +100,14 @@ def _tile_sums(
     for at in range(first, last, L):
         lines = at + tl.arange(0, L)
         inside = (lines < LINES)[:, None] & here
-        at_words = step * (PANEL_BYTES // 4) + lines[:, None] * 16 + r % 16
-        w = tl.load(words + at_words, mask=inside, other=0)
+        at_words = words + step * (PANEL_BYTES // 4)
+        w = words_of(at_words, lines[:, None], r % 16, inside, False, BITS, BOOK_LOW)
         for half in tl.static_range(HALVES):
             if GROUP != 0 and (half == 0 or GROUP == 32):
                 at_scales = step * (PANEL_BYTES // SCALE_BYTES) + r % 16
                 raw = scales_of(
-                    scales, lines[:, None], at_scales, inside, half, BITS, GROUP, SCALE_BYTES, COLUMNS
+                    scales, lines[:, None], at_scales, inside, half, BITS, GROUP, SCALE_BYTES, COLUMNS,
+                    BOOK_LOW,
                 )  # fmt: skip
                 scale = scale_value(raw, SCALE_BYTES)
             if not ORDERED:
@@ -120,7 +124,8 @@ def _tile_sums(
                     xn = own[number]
                 sums = tl.dot(xn, value.to(DTYPE), sums, input_precision="ieee")
     if GROUP == 0 and SCALE_BYTES != 0:
-        scale = scales + 2 * COLUMNS * BITS // SCALE_BYTES + step * (PANEL_BYTES // SCALE_BYTES)
+        scale = scales + first_scale(SCALE_BYTES, COLUMNS, BITS, BOOK_LOW)
+        scale += step * (PANEL_BYTES // SCALE_BYTES)
         sums *= scale_value(tl.load(scale + r % 16, mask=here, other=0), SCALE_BYTES)
     return sums
 
@@ -285,10 +290,10 @@ def in_word_order(x: Tensor, w: Packed) -> Tensor:
     x = x.to(operand_type(w))
     if padding:
         x = torch.nn.functional.pad(x, (0, padding))
-    if w.format.bits == 4:  # code 2j + half of line 8s + i: column 64s + 32 half + 4i + j
+    if arguments["BITS"] == 4:  # code 2j + half of line 8s + i: column 64s + 32 half + 4i + j
         x = x.reshape(x.shape[0], -1, 2, 8, 4).permute(0, 4, 2, 1, 3)
     else:
-        x = x.reshape(x.shape[0], -1, 32 // w.format.bits).transpose(1, 2)
+        x = x.reshape(x.shape[0], -1, 32 // arguments["BITS"]).transpose(1, 2)
     return x.reshape(x.shape[0], -1).contiguous()
 
 
@@ -301,7 +306,7 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     """Returns x [T, K] times matrix 0 of w, + bias [N], as a sum of parts [T, N]."""
     x, w = unrotated(x, w)
     arguments: dict[str, Any] = panel_arguments(w)
-    lines = arguments["COLUMNS"] * w.format.bits // 32
+    lines = lines_of(arguments)
     blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
     wanted = max(1, min(_PROGRAMS // blocks, lines // _SPLIT_LINES))
     span = triton.cdiv(triton.cdiv(lines, wanted), _SPLIT_LINES) * _SPLIT_LINES
@@ -380,9 +385,10 @@ def _between(places: int, width: int, down: Packed) -> tuple[Tensor, int]:
     device = down.data.device
     if down.format.rotation:
         return torch.empty(places, width, dtype=torch.float32, device=device), 32
-    columns = panel_arguments(down)["COLUMNS"]
+    arguments = panel_arguments(down)
+    columns = arguments["COLUMNS"]
     make = torch.empty if width >= columns else torch.zeros  # columns of padding are read
-    return make(places, columns, dtype=operand_type(down), device=device), down.format.bits
+    return make(places, columns, dtype=operand_type(down), device=device), arguments["BITS"]
 
 
 def tile_rows(rows: int) -> int:

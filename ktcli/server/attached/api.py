@@ -16,14 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.engine.constraint import Constraint
-from ktcli.engine.request import (
-    Answer,
-    Event,
-    Finish,
-    GenerationRequest,
-    PromptRead,
-    Token,
-)
+from ktcli.engine.request import Answer, Event, Finish, GenerationRequest, PromptRead, Token
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
 from ktcli.server.attached.wire import (
@@ -61,7 +54,7 @@ async def facts(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Loads a model; returns the facts of its engine."""
+    """Loads a model; responds with the facts of its engine."""
     state, source = await _named(request)
     with await state.residency.lease(source) as lease:
         said = _facts_of(lease.model)
@@ -106,7 +99,7 @@ def _facts_of(model: ServedModel) -> EngineFacts:
 
 
 async def generate(request: Request) -> App:
-    """Answers a prompt of ids."""
+    """Responds with the answer to a prompt of ids, as a stream."""
     _require_owner(request)
     asked, state = await body_of(request, EngineRequest), state_of(request)
     most = asked.max_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 
 import msgspec
 
@@ -27,6 +27,7 @@ from ktcli.engine.request import (
 )
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import KtError
+from ktcli.records import dataclass
 from ktcli.server.attached.client import Exchange, ServerPlace, facts_of
 from ktcli.server.attached.wire import (
     PATH,
@@ -45,7 +46,7 @@ from ktcli.text.model import TextModel
 
 @dataclass(frozen=True, slots=True)
 class AttachedSize:
-    """See `ModelSize`."""
+    """The sizes of a server's model that a conversation needs, see `ModelSize`."""
 
     vocab: int
     context: int
@@ -64,7 +65,7 @@ class AttachedEngine:
         self.clocks: Sequence[Clock] = ()
 
     def operations(self) -> Sequence[Clock]:
-        """Returns the server's clocks, as they were said last."""
+        """Returns the server's clocks, as they were reported last."""
         return self.clocks
 
 
@@ -91,16 +92,16 @@ class AttachedBackend:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layer keeps a recurrent state, as the server says."""
+        """Whether some layer has a recurrent state, as the server reports it."""
         return self.facts.recurrent
 
     @property
     def model(self) -> Identity:
-        """The identity of the server's model, as a kept conversation names it."""
+        """The identity of the server's model in saved conversations."""
         return Identity(self.name, self.asked or self.name, self.facts.pack)
 
     def session(self, draft: DraftOptions) -> AttachedSession:
-        """Begins a conversation.
+        """Returns a new session for a conversation.
 
         Raises:
             UsageError: drafts were asked for where they could change answers.
@@ -215,7 +216,7 @@ class AttachedSession:
         return events
 
     def keep(self) -> None:
-        """Does nothing: the server keeps what it computed by itself."""
+        """Does nothing: the server stores what it computed by itself."""
 
     def close(self) -> None:
         """Does nothing, as `keep`."""
@@ -273,7 +274,7 @@ class AttachedModel:
         self.held_bytes = 0
 
     def forget(self) -> None:
-        """Does nothing: another process holds the memory."""
+        """Does nothing: the memory is another process's."""
 
     def close(self) -> None:
-        """Does nothing: the server goes on."""
+        """Does nothing: the server keeps running."""

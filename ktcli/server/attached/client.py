@@ -30,7 +30,7 @@ _MOST_BYTES = 16 << 20  # of a head, a line or an error
 
 
 class ServerPlace(NamedTuple):
-    """Where a server is.
+    """The address of a server of this library.
 
     Attributes:
         socket: its path.
@@ -63,7 +63,7 @@ class _Envelope(msgspec.Struct):
 
 
 class Exchange:
-    """A request to a server, and the lines of its answer.
+    """A request to a server, and the lines of its response.
 
     Args:
         body: of a POST; None: a GET.
@@ -158,7 +158,7 @@ def _refused(status: Sequence[bytes], body: bytes) -> KtError:
 
 
 def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | None:
-    """Returns the facts of a conversion on a server; None: it does not listen or answer, or has no such model."""
+    """Returns the facts of a conversion on a server; None: it does not respond, or has no such model."""
     try:
         return _asked(Exchange(served, _path("", pack)), _EITHER, FACTS_S)
     except (TimeoutError, KtError, OSError):
@@ -166,7 +166,7 @@ def facts_of(served: ServerPlace, pack: str) -> EngineFacts | LoadableEngine | N
 
 
 def load(served: ServerPlace, pack: str) -> EngineFacts:
-    """Asks a server to load a conversion and waits for it; returns the facts of its engine.
+    """Asks a server to load a conversion and waits until it has; returns the facts of its engine.
 
     Raises:
         KtError: it cannot be loaded there.

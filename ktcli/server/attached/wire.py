@@ -28,7 +28,7 @@ class LoadableEngine(msgspec.Struct, tag="loadable"):
 
 
 class EngineFacts(msgspec.Struct, tag="loaded"):
-    """What a chat must know of a model that is loaded.
+    """The facts of a loaded model that a chat needs.
 
     Attributes:
         pack: the identity of its conversion.
@@ -91,7 +91,7 @@ class Began(msgspec.Struct, tag="began"):
 
 
 class ReadOn(msgspec.Struct, tag="read"):
-    """Part of the prompt was read, see `PromptRead`."""
+    """The event that part of the prompt was read, see `PromptRead`."""
 
     done: int
     total: int
@@ -99,7 +99,7 @@ class ReadOn(msgspec.Struct, tag="read"):
 
 
 class NextId(msgspec.Struct, tag="chosen"):
-    """The next id of the answer.
+    """The event of the next id of the answer.
 
     Attributes:
         how: how it will be computed, see `engine.forms`.
@@ -115,14 +115,14 @@ class NextId(msgspec.Struct, tag="chosen"):
 
 
 class Failure(msgspec.Struct):
-    """Why an answer failed; empty: it has not."""
+    """The reason why an answer failed; empty: it has not."""
 
     error: str = ""
     hint: str = ""
 
 
 class Over(msgspec.Struct, tag="over"):
-    """The answer has ended.
+    """The event of an answer's end.
 
     Attributes:
         finish: a value of `Finish`.

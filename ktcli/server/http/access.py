@@ -20,13 +20,14 @@ ANY = "*"
 _HOST = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z._-]+))(?::(?P<port>[0-9]{1,5}))?"
 )
-_ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/?#@\s]+)")
+_ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]+)")
+_USUAL_PORTS = {"http": ":80", "https": ":443"}  # which browsers leave out
 _NUMBERS = re.compile(r"(?:0[xX][0-9A-Fa-f]+|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]+|[0-9]+)){0,3}")
 _HEADERS = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
+_ASCII = "write internationalized names in ASCII, such as xn--bcher-kva.example"
 _METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
-_SHOWN = (
-    "X-Request-Id, Retry-After"  # headers that pages may read beside those that they always may
-)
+# Headers that pages may read beside those that they always may.
+_SHOWN = "X-Request-Id, Request-Id, Retry-After"
 _PREFLIGHT_S = 600  # that a browser keeps the answer to a preflight
 
 
@@ -39,7 +40,7 @@ def host_name(host: str) -> str | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Tells whether a host name, as `host_name` returns it, is one of this machine's own, however it is spelled.
+    """Returns whether a host name, as `host_name` returns it, is one of this machine's own, however it is spelled.
 
     No page of elsewhere can have such a name: browsers ask no name server for them.
     """
@@ -60,7 +61,7 @@ def is_loopback(name: str) -> bool:
 
 
 def allowed_host(said: str, *, has_key: bool) -> str:
-    """Returns a name that `--allow-host` lets in, as it is compared.
+    """Returns a value of `--allow-host` in the normalized form in which names are compared.
 
     Raises:
         UsageError: it is not a host name, or every name without a key.
@@ -68,14 +69,15 @@ def allowed_host(said: str, *, has_key: bool) -> str:
     if said == ANY:
         _require_key("--allow-host", has_key=has_key)
         return ANY
-    name = host_name(said) or host_name(f"[{said}]")
+    name = host_name(f"[{said}]" if said.count(":") > 1 and "]" not in said else said)
     if name is None:
-        raise UsageError(f"--allow-host {said[:100]!r} is not a host name, such as ai.example.com")
+        said = f"--allow-host {said[:100]!r} is not a host name, such as ai.example.com"
+        raise UsageError(said, hint=_ASCII)
     return name
 
 
 def allowed_origin(said: str, *, has_key: bool) -> str:
-    """Returns an origin whose pages `--allow-origin` lets in, as it is compared.
+    """Returns a value of `--allow-origin` in the normalized form in which origins are compared.
 
     Raises:
         UsageError: it is not an origin, or every origin without a key.
@@ -83,12 +85,13 @@ def allowed_origin(said: str, *, has_key: bool) -> str:
     if said in (ANY, "null"):  # "null" is any page in a file or a sandbox
         _require_key(f"--allow-origin {said}", has_key=has_key)
         return said
-    found = said.removesuffix("/")
-    if _ORIGIN.fullmatch(found) is None or not found.isascii():
+    found = _ORIGIN.fullmatch(said.removesuffix("/").lower())
+    if found is None or host_name(found["host"]) is None:
         raise UsageError(
-            f"--allow-origin {said[:100]!r} is not an origin, such as https://chat.example.com"
+            f"--allow-origin {said[:100]!r} is not an origin, such as https://chat.example.com",
+            hint=f"an origin has no path; {_ASCII}",
         )
-    return found.lower()
+    return found[0].removesuffix(_USUAL_PORTS.get(found["scheme"], "/"))
 
 
 def _require_key(option: str, *, has_key: bool) -> None:
@@ -100,17 +103,17 @@ def _require_key(option: str, *, has_key: bool) -> None:
 
 
 def is_allowed(value: str, allowed: frozenset[str]) -> bool:
-    """Tells whether a host name or an origin is one of those allowed."""
+    """Returns whether a host name or an origin is one of those allowed."""
     return ANY in allowed or value.lower() in allowed
 
 
 def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
-    """Tells whether a browser asks what a page may send."""
+    """Returns whether a request is a CORS preflight."""
     return method == "OPTIONS" and "access-control-request-method" in headers
 
 
 def origin_headers(origin: str) -> dict[str, str]:
-    """Returns the headers of an answer that let pages of an allowed origin read it."""
+    """Returns the response headers that let pages of an allowed origin read it."""
     return {
         "access-control-allow-origin": origin,
         "access-control-expose-headers": _SHOWN,
@@ -119,12 +122,9 @@ def origin_headers(origin: str) -> dict[str, str]:
 
 
 def preflight_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Returns what the answer to a preflight has beside `origin_headers`."""
+    """Returns the headers of the response to a preflight in addition to `origin_headers`."""
     asked = headers.get("access-control-request-headers", "")
-    found = {
-        "access-control-allow-methods": _METHODS,
-        "access-control-max-age": str(_PREFLIGHT_S),
-    }
+    found = {"access-control-allow-methods": _METHODS, "access-control-max-age": str(_PREFLIGHT_S)}
     if _HEADERS.fullmatch(asked):
         found["access-control-allow-headers"] = asked
     if headers.get("access-control-request-private-network") == "true":

@@ -27,7 +27,7 @@ _WAIT_S = 3600.0  # nothing depends on it
 
 
 class WireReply(Protocol):
-    """The answers in the shape of one API."""
+    """The interface of the answers in the format of one API."""
 
     media_type: str
     alive: bytes  # the keep-alive bytes of a stream
@@ -36,7 +36,7 @@ class WireReply(Protocol):
         """Returns the beginning of a stream."""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns the part of a stream that they make."""
+        """Adds events; returns the part of the stream for them."""
 
     def end(self) -> bytes:
         """Returns the end of a stream."""

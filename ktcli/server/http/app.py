@@ -52,58 +52,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def application(state: ServerState) -> App:
     """Returns the ASGI application of a server."""
-    routes = [
-        Route("/health", own.health),
-        Route("/server", own.server),
-        Route("/version", own.version),
-        Route(PATH, engineapi.facts, include_in_schema=False),
-        Route(f"{PATH}/load", _waiting(engineapi.load), methods=["POST"], include_in_schema=False),
-        Route(
-            f"{PATH}/generate",
-            _waiting(engineapi.generate),
-            methods=["POST"],
-            include_in_schema=False,
-        ),
-        Route("/server/drain", own.drain, methods=["POST"], include_in_schema=False),
-        Route("/loads", loads),
-        Route("/v1/loads", loads),
-        Route("/server_info", server_info),
-        Route("/props", own.props),
-        Route("/metrics", own.metrics),
-        Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),
-        Route("/detokenize", _waiting(own.detokenize), methods=["POST"]),
-        Route("/cancel/{id}", own.cancel, methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", model),
-        Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
-        Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
-        Route("/v1/chat/completions/input_tokens", _waiting(chat_input_tokens), methods=["POST"]),
-        Route("/apply-template", _waiting(apply_template), methods=["POST"]),
-        Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
-        Route("/v1/embeddings", _waiting(embeddings), methods=["POST"]),
-        Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
-        Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),
-        Route("/v1/responses/{id}/input_items", stored.input_items),
-        Route("/", page.root),
-        Route("/page/{name:path}", page.part, include_in_schema=False),
-        Route("/api/version", ollama.version),
-        Route("/api/tags", ollama.tags),
-        Route("/api/ps", ollama.running),
-        Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/chat", _waiting(chat, OLLAMA), methods=["POST"]),
-        Route("/api/generate", _waiting(generate, OLLAMA), methods=["POST"]),
-        Route("/api/pull", _waiting(ollama_library.pull), methods=["POST"]),
-        Route("/api/delete", ollama_library.delete, methods=["DELETE"]),
-        Route("/api/copy", ollama_library.copy, methods=["POST"]),
-        Route("/api/embed", _waiting(ollama_embed.embed), methods=["POST"]),
-        Route("/api/embeddings", _waiting(ollama_embed.embedding), methods=["POST"]),
-        Route("/v1/messages", _waiting(messages, ANTHROPIC), methods=["POST"]),
-        Route("/v1/messages/count_tokens", _waiting(count_tokens), methods=["POST"]),
-    ]
     below = "/v1/responses/{id}"
-    routes += [
-        _others(below, ["GET"], stored.response, routes, in_schema=True),
-        _others(below, ["DELETE"], stored.delete, routes, in_schema=True),
+    routes = [
+        *_ROUTES,
+        _others(below, ["GET"], stored.response, _ROUTES, in_schema=True),
+        _others(below, ["DELETE"], stored.delete, _ROUTES, in_schema=True),
     ]
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.keys))))
     routes += [
@@ -113,6 +66,7 @@ def application(state: ServerState) -> App:
     kinds = (HTTPException, Refusal, KtError, Exception)
     handlers = dict.fromkeys(kinds, _failed)
     app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # `Guard` has taken them off
     app.state.server = state
 
     def log(entry: dict[str, Any]) -> None:
@@ -162,7 +116,13 @@ def _refusal(request: Request, error: Exception) -> Refusal:
     """Maps an exception to the HTTP error that the client receives; logs it where it is unexpected."""
     if isinstance(error, HTTPException):
         path = request.url.path[:200]
-        said = {404: f"Not Found: {path}", 405: f"Method Not Allowed: {request.method} {path}"}
+        doubled = (
+            " (set the address without /v1)" if path.startswith(("/v1/v1/", "/v1/api/")) else ""
+        )
+        said = {
+            404: f"Not Found: {path}{doubled}",
+            405: f"Method Not Allowed: {request.method} {path}",
+        }
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "")
         return Refusal(error.status_code, said.get(error.status_code, error.detail), "", code)
     return refusal_of(request.scope, error)
@@ -173,3 +133,54 @@ async def _failed(request: Request, error: Exception) -> Response:
     body, headers = refused(request.url.path, refusal)
     more = getattr(error, "headers", None) or {}  # `Allow`, of a 405
     return Response(body, refusal.status, {**more, **headers})
+
+
+# Those with a fixed path; what else there is below a prefix comes after them.
+_ROUTES = [
+    Route("/health", own.health),
+    Route("/server", own.server),
+    Route("/version", own.version),
+    Route(PATH, engineapi.facts, include_in_schema=False),
+    Route(f"{PATH}/load", _waiting(engineapi.load), methods=["POST"], include_in_schema=False),
+    Route(
+        f"{PATH}/generate",
+        _waiting(engineapi.generate),
+        methods=["POST"],
+        include_in_schema=False,
+    ),
+    Route("/server/drain", own.drain, methods=["POST"], include_in_schema=False),
+    Route("/loads", loads),
+    Route("/v1/loads", loads),
+    Route("/server_info", server_info),
+    Route("/props", own.props),
+    Route("/metrics", own.metrics),
+    Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),
+    Route("/detokenize", _waiting(own.detokenize), methods=["POST"]),
+    Route("/cancel/{id}", own.cancel, methods=["POST"]),
+    Route("/v1/models", models),
+    Route("/v1/models/{name:path}", model),
+    Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
+    Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
+    Route("/v1/chat/completions/input_tokens", _waiting(chat_input_tokens), methods=["POST"]),
+    Route("/apply-template", _waiting(apply_template), methods=["POST"]),
+    Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
+    Route("/v1/embeddings", _waiting(embeddings), methods=["POST"]),
+    Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
+    Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),
+    Route("/v1/responses/{id}/input_items", stored.input_items),
+    Route("/", page.root),
+    Route("/page/{name:path}", page.part, include_in_schema=False),
+    Route("/api/version", ollama.version),
+    Route("/api/tags", ollama.tags),
+    Route("/api/ps", ollama.running),
+    Route("/api/show", ollama.show, methods=["POST"]),
+    Route("/api/chat", _waiting(chat, OLLAMA), methods=["POST"]),
+    Route("/api/generate", _waiting(generate, OLLAMA), methods=["POST"]),
+    Route("/api/pull", _waiting(ollama_library.pull), methods=["POST"]),
+    Route("/api/delete", ollama_library.delete, methods=["DELETE"]),
+    Route("/api/copy", ollama_library.copy, methods=["POST"]),
+    Route("/api/embed", _waiting(ollama_embed.embed), methods=["POST"]),
+    Route("/api/embeddings", _waiting(ollama_embed.embedding), methods=["POST"]),
+    Route("/v1/messages", _waiting(messages, ANTHROPIC), methods=["POST"]),
+    Route("/v1/messages/count_tokens", _waiting(count_tokens), methods=["POST"]),
+]

@@ -16,7 +16,7 @@ FREE_BYTES = 64 << 10
 
 
 class Bodies:
-    """Counts the bytes of the request bodies of one server; for its event loop."""
+    """The total size of the request bodies of one server; for its event loop."""
 
     def __init__(self) -> None:
         self.taken_bytes = 0
@@ -32,7 +32,7 @@ class Bodies:
 
 
 class BodyReservation:
-    """The memory that one request body takes of the limit for all."""
+    """The memory reserved for one request body, out of a limit for all."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies, self._taken_bytes = bodies, 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 from starlette.requests import Request
 
+from ktcli.records import dataclass
 from ktcli.server.http.lenient import converted
 from ktcli.server.http.refusals import Refusal
 
@@ -46,7 +46,7 @@ class JsonShape:
 
     @property
     def is_small(self) -> bool:
-        """Tells whether the document can be decoded whatever its strings are."""
+        """Whether the document can be decoded whatever its strings are."""
         return self.depth <= DEPTH_MOST and self.decoded_bytes <= _LARGE_BYTES
 
 
@@ -73,7 +73,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
         return await _decoded(data, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
-        field = where.rstrip("`").lstrip(".")
+        field = where.rstrip("`").lstrip(".").removeprefix("[...]")  # of an unknown field
         raise Refusal(
             400, f"{field or 'the request body'}: {what}", field, "invalid_type"
         ) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import bad_value
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "refusal"})
 _KINDS = {  # of blocks that a model which reads text cannot see
@@ -42,9 +42,7 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
     if isinstance(content, Mapping):
         return _block(content, where, asked) or ""
     if not isinstance(content, list):
-        raise Refusal(
-            400, f"{where} must be a string or a list of content blocks", where, "unsupported_value"
-        )
+        raise bad_value(where, f"{where} must be a string or a list of content blocks")
     texts = (_block(block, f"{where}[{at}]", asked) for at, block in enumerate(content))
     return gap.join(text for text in texts if text is not None)
 
@@ -70,20 +68,20 @@ def _block(block: Any, where: str, asked: bool) -> str | None:
     if isinstance(block, str):
         return block
     if not isinstance(block, Mapping):
-        raise Refusal(400, f"{where} must be a content block", where, "unsupported_value")
+        raise bad_value(where, f"{where} must be a content block")
     kind = block.get("type") if isinstance(block.get("type"), str) else ""
     text = block.get("refusal") if kind == "refusal" else block.get("text")
     if isinstance(text, str) and (kind in _TEXTS or kind not in _KINDS):
         return text
     if kind in _TEXTS:
-        raise Refusal(400, f"{where}.text must be a string", f"{where}.text", "unsupported_value")
+        raise bad_value(f"{where}.text", f"{where}.text must be a string")
     if (found := _inner_text(block, where)) is not None:
         return found
     if kind not in _KINDS:
         return None
     if asked:
         said = f"{where} is {_KINDS[kind]}; this model accepts text only"
-        raise Refusal(400, said, f"{where}.type", "unsupported_value")
+        raise bad_value(f"{where}.type", said)
     return unseen(_KINDS[kind])
 
 

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ktcli.models.pooling import TextPooling
+from ktcli.records import dataclass
 from ktcli.server.http.answering import Receive, Scope, Send, send_body, send_start
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.refusals import Refusal, about, bad_value
 from ktcli.server.http.state import ServerState
 from ktcli.server.models.embedding import EmbeddingRun, Embeddings, F32Array
 from ktcli.server.models.textids import EmbeddingRequest, Text, require_few, shortened
@@ -22,7 +22,7 @@ USUAL = "qwen3-embedding-0.6b"  # the model of the catalogue that refusals name
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsAsked:
-    """A request for embeddings, as its fields say.
+    """A request for embeddings, read from its fields.
 
     Attributes:
         model: the name of the model; field: what the API calls the texts.
@@ -87,7 +87,7 @@ def _prompt(pooling: TextPooling, name: str | None, model: str) -> str:
     if name not in pooling.prompts:
         known = ", ".join(repr(each[:60]) for each in pooling.prompts) or "none"
         said = f"prompt_name: {model} has no prompt {name[:60]!r}; its prompts: {known}"
-        raise Refusal(400, said, "prompt_name", "unsupported_value")
+        raise bad_value("prompt_name", said)
     return pooling.prompts[name]
 
 
@@ -100,12 +100,12 @@ def _not_embedding(asked: str, own: str) -> Refusal:
     )
     said = f"{who} generates text, not embeddings: its files do not mention pooling"
     beside = f"run kt convert {USUAL} on the server once, then name {USUAL} in the request"
-    return Refusal(400, f"{said}; to have both, {beside}", "model", "unsupported_value")
+    return bad_value("model", f"{said}; to have both, {beside}")
 
 
 @dataclass(frozen=True, slots=True)
 class VectorsReply:
-    """An ASGI application that sends embeddings as one JSON document, some vectors at a time: as text they take ten
+    """An ASGI application that sends embeddings as one JSON document, a few vectors at a time: as text they take ten
     times the memory.
 
     Attributes:

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
 from ktcli.server.http.access import (
     host_name,
     is_allowed,
@@ -42,6 +45,7 @@ _ID = re.compile(r"[!-~]{1,128}")
 Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]
 Log = Callable[[dict[str, Any]], None]
 REQUEST_ID = "x-request-id"
+_ANTHROPIC_ID = b"request-id"  # where Anthropic's clients look for it
 NOTED = "kt.noted"  # the key of a scope under which handlers note what the log should say
 
 
@@ -77,14 +81,16 @@ class Guard:
 
         asked = scope["path"]
         scope["path"] = meant_path(asked, self._rules.root_path)
-        headers = _headers(scope)
+        headers = Headers(scope=scope)
         added = self._added_headers(headers)
 
         async def send_and_note(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 noted["status"] = message["status"]
                 message = {**message, "headers": _with_headers(message.get("headers", ()), added)}
-                noted["request_id"] = _request_id(message["headers"])
+                id = noted["request_id"] = _request_id(message["headers"])
+                if scope["path"].startswith("/v1/messages"):
+                    message["headers"].append((_ANTHROPIC_ID, id.encode("latin-1")))
             await send(message)
 
         try:
@@ -106,7 +112,7 @@ class Guard:
         seconds = round(time.monotonic() - began_s, 4)
         self._log({"client": (client or ("local",))[0], **about, "seconds": seconds})
 
-    def _added_headers(self, headers: dict[str, str]) -> dict[str, str]:
+    def _added_headers(self, headers: Headers) -> dict[str, str]:
         """Returns what the response has beside the headers of its handler: the client's own id of the request, and
         what lets the page that sent it read the answer."""
         id, origin = headers.get(REQUEST_ID, ""), headers.get("origin")
@@ -115,9 +121,7 @@ class Guard:
             found |= origin_headers(origin)
         return found
 
-    async def _answer(
-        self, scope: Scope, headers: dict[str, str], receive: Receive, send: Send
-    ) -> None:
+    async def _answer(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         try:
             self._check(scope, headers)
             if is_preflight(scope["method"], headers) and "origin" in headers:
@@ -135,9 +139,9 @@ class Guard:
             if not self._drain.begun or BODY in scope:
                 raise
             refusal = cut_off()  # the server ends before the body was there
-        await self._send(scope, refusal, send)
+        await self._send(scope, refusal, receive, send)
 
-    def _check(self, scope: Scope, headers: dict[str, str]) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         """Checks the headers of a request. Raises: Refusal: it is not allowed."""
         rules, path = self._rules, scope["path"]
         if "content-length" in headers and "transfer-encoding" in headers:
@@ -166,18 +170,14 @@ class Guard:
             raise Refusal(401, "missing or invalid API key", "", "invalid_api_key")
         scope[KEY_NAME] = scope[NOTED]["key"] = name
 
-    async def _send(self, scope: Scope, refusal: Refusal, send: Send) -> None:
+    async def _send(self, scope: Scope, refusal: Refusal, receive: Receive, send: Send) -> None:
         body, headers = self._refuse(scope["path"], refusal)
         # Whatever the client still sends is not read, so the connection cannot be used again.
-        said = {**headers, "connection": "close", "content-length": str(len(body))}
-        raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in said.items()]
-        await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
-        await send({"type": "http.response.body", "body": body})
+        response = Response(body, refusal.status, {**headers, "connection": "close"})
+        await response(scope, receive, send)
 
 
-async def _body(
-    receive: Receive, headers: dict[str, str], reservation: BodyReservation
-) -> bytes | None:
+async def _body(receive: Receive, headers: Headers, reservation: BodyReservation) -> bytes | None:
     """Returns the whole request body; None: the client has disconnected.
 
     Raises:
@@ -207,20 +207,14 @@ async def _body(
 
 
 def is_owner(scope: Scope) -> bool:
-    """Tells whether a request came through the Unix socket, which only the server's owner can open: it has no port."""
+    """Returns whether a request came through the Unix socket, which only the server's owner can open: it has no
+    port.
+    """
     return (scope.get("server") or ("", 0))[1] is None
 
 
 def _too_large() -> Refusal:
     return Refusal(413, f"the request body exceeds {BODY_BYTES >> 20} MiB", "", "request_too_large")
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """Returns the headers by lower-case name; of several with one name the first."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
-    return found
 
 
 def _name(host: str | None) -> str:
@@ -237,12 +231,12 @@ def _name(host: str | None) -> str:
     return found
 
 
-def _is_own(origin: str, headers: dict[str, str]) -> bool:
-    """Tells whether a page comes from this server itself."""
+def _is_own(origin: str, headers: Headers) -> bool:
+    """Returns whether a page comes from this server itself."""
     return origin.partition("://")[2] == headers.get("host")
 
 
-async def _send_preflight(headers: dict[str, str], send: Send) -> None:
+async def _send_preflight(headers: Headers, send: Send) -> None:
     raw = [(name.encode(), value.encode()) for name, value in preflight_headers(headers).items()]
     # Not 204, which some old browsers and programs take for a failure.
     await send({"type": "http.response.start", "status": 200, "headers": raw})
@@ -273,7 +267,7 @@ def _plain(text: str) -> str:
     )
 
 
-def _key_name(headers: dict[str, str], keys: ApiKeys) -> str | None:
+def _key_name(headers: Headers, keys: ApiKeys) -> str | None:
     """Returns the name of the API key that a request has; None: it has none of the server's."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""

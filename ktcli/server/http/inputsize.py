@@ -7,11 +7,12 @@ or so many messages, values and control words that an honest conversation with a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import Any
 
 from ktcli.errors import ContextFull
+from ktcli.records import dataclass
 from ktcli.server.http.body import shape_of
 from ktcli.text.control import ControlTokens, Marked
 from ktcli.text.template import REASONING
@@ -81,7 +82,7 @@ class _InputSize:
 
 
 def work_most(context: int) -> int:
-    """Returns the most work that rendering a conversation may take."""
+    """Returns the most work that the rendering of a conversation may take."""
     return max(WORK_MOST, context // _TOKENS_PER_WORK)
 
 
@@ -164,7 +165,7 @@ def require_room(
 
 
 def too_long(tokens: int | None, context: int) -> ContextFull:
-    """Returns the error of a prompt that leaves no room for an answer; `tokens` is None: they were not counted."""
+    """Returns the error for a prompt that leaves no room for an answer; `tokens` is None: they were not counted."""
     said = f"more than {context:,}" if tokens is None else f"{tokens:,}"
     return ContextFull(
         f"the conversation has {said} tokens, but the context holds {context:,}, which leaves no room for an answer",

@@ -7,7 +7,8 @@ be found once it has ended, by those with the key that asked for it. Nothing is 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+from ktcli.records import dataclass
 
 COUNT_MOST = 1_000
 BYTES_MOST = 64 << 20  # of all together
@@ -16,7 +17,7 @@ EACH_BYTES_MOST = 16 << 20  # what a request can have
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response and what it answers.
+    """A stored response and its request.
 
     Attributes:
         owner: the name of the key that asked for it; empty: the server has none.
@@ -32,12 +33,12 @@ class KeptResponse:
 
     @property
     def size_bytes(self) -> int:
-        """Returns the bytes that it takes."""
+        """The bytes that it takes."""
         return len(self.input) + len(self.document)
 
 
 class KeptResponses:
-    """The latest responses of one server, by their ids; for its event loop."""
+    """The latest stored responses of one server, by their ids; for its event loop."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, KeptResponse] = OrderedDict()
@@ -47,16 +48,16 @@ class KeptResponses:
         return len(self._kept)
 
     def begin(self, id: str, owner: str, previous: str, items: bytes) -> None:
-        """Takes the place of a response whose answer begins; those that nobody used for longest make room."""
+        """Reserves the slot of a response whose answer begins; evicts the least recently used ones if necessary."""
         self._put(id, KeptResponse(owner, previous, items))
 
     def finish(self, id: str, document: bytes) -> None:
-        """Keeps a response that has ended, unless it had to make room meanwhile."""
+        """Stores a finished response, unless its slot was evicted meanwhile."""
         if (begun := self._kept.get(id)) is not None:
             self._put(id, KeptResponse(begun.owner, begun.previous, begun.input, document))
 
     def find(self, id: str, owner: str) -> KeptResponse | None:
-        """Returns a response that has ended; None: there is none for this owner."""
+        """Returns a finished response; None: there is none for this owner."""
         found = self._kept.get(id)
         if found is None or not found.document or found.owner != owner:
             return None
@@ -64,7 +65,7 @@ class KeptResponses:
         return found
 
     def conversation(self, id: str, owner: str) -> list[KeptResponse] | None:
-        """Returns a response and all that it goes on with, the first one first; None: one of them is not kept."""
+        """Returns a response and all those that it continues, the first one first; None: one of them is not stored."""
         found: list[KeptResponse] = []
         while id:
             if (each := self.find(id, owner)) is None:
@@ -74,7 +75,7 @@ class KeptResponses:
         return found[::-1]
 
     def drop(self, id: str) -> None:
-        """Forgets a response; one that is not kept is no error."""
+        """Removes a response; one that is not stored is no error."""
         if (found := self._kept.pop(id, None)) is not None:
             self.size_bytes -= found.size_bytes
 
@@ -89,7 +90,7 @@ class KeptResponses:
 
 
 class KeptSlot:
-    """The place of one response among those kept, while it is made.
+    """The slot of one response in the store, while it is made.
 
     Args:
         kept: None: it is not to be kept.
@@ -99,11 +100,11 @@ class KeptSlot:
         self._kept, self._id = kept, id
 
     def fill(self, document: bytes) -> None:
-        """Keeps the response, which has ended."""
+        """Stores the finished response."""
         if self._kept is not None:
             self._kept.finish(self._id, document)
 
     def give_up(self) -> None:
-        """Keeps nothing of it."""
+        """Releases the slot without storing a response."""
         if self._kept is not None:
             self._kept.drop(self._id)

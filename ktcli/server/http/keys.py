@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 DEFAULT = "default"  # the name of a key without one
 FILE_BYTES_MOST = 1 << 18
@@ -31,7 +32,7 @@ class NamedKey:
 
 
 class ApiKeys:
-    """The API keys that a server accepts; none: it asks for no key."""
+    """The API keys that a server accepts; none: it requires no key."""
 
     def __init__(self, keys: Sequence[NamedKey] = ()) -> None:
         self._names: dict[bytes, str] = {}
@@ -50,12 +51,12 @@ class ApiKeys:
         return bool(self._names)
 
     def name_of(self, said: str) -> str | None:
-        """Returns the name of a key that a client shows; None: it is none of these."""
+        """Returns the name of a client's key; None: it is not one of these."""
         return self._names.get(_hash(said))
 
 
 def keys_in(text: str, where: str) -> list[NamedKey]:
-    """Returns the keys in the text of a file; empty lines and those that begin with # are none.
+    """Returns the keys in the text of a file; empty lines and those that begin with # are ignored.
 
     Args:
         where: what holds the text, for messages.

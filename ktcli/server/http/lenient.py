@@ -18,8 +18,8 @@ _EXACT = 2.0**53
 
 
 def tidied(value: Any, kind: type[Any]) -> Any:
-    """Returns a JSON value without null in fields of a structure that cannot be null, and with whole numbers where it
-    has integers; everything else is as it was.
+    """Returns a JSON value without null in fields of a structure that cannot be null, and with integers where its
+    fields are integers (2.0 is 2); everything else is unchanged.
 
     Args:
         kind: the structure that the value is to become.

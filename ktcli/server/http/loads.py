@@ -15,8 +15,11 @@ from ktcli.server.http.state import ServerState, state_of
 
 
 async def loads(request: Request) -> Response:
-    """Returns how busy the server is: its running and waiting requests, and the tokens of the KV pages in use, of all
-    models together. Pages that are only cached are not in use: a full cache is no reason to go elsewhere."""
+    """Responds with the server's load.
+
+    That is its running and waiting requests, and the tokens of the KV pages in use, of all models together. Pages
+    that are only cached are not in use: a full cache is no reason to go elsewhere.
+    """
     state = state_of(request)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     said = {"timestamp": now, "version": __version__, "dp_rank_count": 1, "loads": [_load(state)]}
@@ -24,8 +27,11 @@ async def loads(request: Request) -> Response:
 
 
 async def server_info(request: Request) -> Response:
-    """Returns what the server is: its own model, the context, how much it can do at once, and the planned speed of one
-    answer, from which `kt route` takes how long a request may last."""
+    """Responds with the facts of the server.
+
+    These are its own model, the context, its parallelism, and the planned speed of one answer, from which `kt
+    route` derives how long a request may last.
+    """
     state = state_of(request)
     own = state.catalogue.own
     load, loaded = _load(state), state.residency.find(own)

@@ -61,7 +61,7 @@ class Metrics:
         self._queued = self._times("request_queue_time", "Time from the request to its first step.")
 
     def asked(self, entry: Mapping[str, Any]) -> None:
-        """Counts a request, given its log entry, for the API key that it has shown."""
+        """Counts a request, given its log entry, for its API key."""
         if (key := entry.get("key")) is not None:
             self._by_key.labels(key).inc()
             self._prompt_by_key.labels(key).inc(entry.get("prompt_tokens", 0))
@@ -82,7 +82,7 @@ class Metrics:
         self._queued.observe(stats.queued_s)
 
     def began(self, stats: Stats) -> None:
-        """Counts what the first answer of a conversation found in the cache: what others begin with, too."""
+        """Counts the cached tokens that the first answer of a conversation reused, shared prefixes included."""
         self._first_queries.inc(stats.prompt_tokens)
         self._first_hits.inc(stats.reused_tokens)
 

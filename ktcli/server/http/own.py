@@ -15,10 +15,11 @@ from ktcli import __version__
 from ktcli.assembly.presets import preset_over
 from ktcli.engine.request import Candidate
 from ktcli.server.http.body import body_of
+from ktcli.server.http.foreign import NO_LIMIT
 from ktcli.server.http.guard import is_owner
 from ktcli.server.http.openai.chat import candidate_of
-from ktcli.server.http.openai.fields import NO_LIMIT, ChatBody
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.openai.fields import ChatBody
+from ktcli.server.http.refusals import Refusal, about, bad_value
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.loaded import LoadedModel
 from ktcli.server.process.discovery import LoadedStatus, Status
@@ -26,7 +27,7 @@ from ktcli.server.process.draintime import DRAIN_MOST_S
 
 
 class TokenizeBody(msgspec.Struct):
-    """A request for the ids of a text, or of a conversation as its prompt has them."""
+    """A request for the ids of a text, or of a conversation's prompt."""
 
     content: str | None = None
     prompt: str | None = None  # vLLM's name for it
@@ -44,15 +45,14 @@ class TokenizeBody(msgspec.Struct):
 
     @property
     def begins(self) -> bool:
-        """Tells whether the ids that the model puts before a text are wanted: vLLM adds them unless told otherwise,
-        llama.cpp only if told."""
+        """Whether to add the ids that the model puts before a text: vLLM adds them by default, llama.cpp does not."""
         if (said := self.add_special_tokens) is None:
             said = self.add_special
         return self.content is None if said is None else said
 
     @property
     def text(self) -> str | None:
-        """Returns the text; None: there is none."""
+        """The text; None: there is none."""
         return self.content if self.content is not None else self.prompt
 
     def chat(self) -> ChatBody:
@@ -64,7 +64,7 @@ class TokenizeBody(msgspec.Struct):
 
 
 class DrainBody(msgspec.Struct):
-    """A request for another time that answers may take to finish."""
+    """A request to change how long answers may take to finish."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=DRAIN_MOST_S)]
 
@@ -77,8 +77,11 @@ class DetokenizeBody(msgspec.Struct):
 
 
 async def health(request: Request) -> Response:
-    """Returns whether the server can answer, and its counts of requests; 503 while its own model is being loaded or
-    could not be loaded again, and while the server shuts down."""
+    """Responds with the server's health and its counts of requests.
+
+    The status is 503 while its own model is being loaded or could not be loaded again, and while the server shuts
+    down.
+    """
     state = state_of(request)
     running, waiting = state.residency.counts()
     said = {"status": state.status, "running": running, "waiting": waiting}
@@ -112,7 +115,7 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
 
 
 async def drain(request: Request) -> Response:
-    """Changes how long answers may take to finish once the server is told to end; through the Unix socket only."""
+    """Sets how long answers may take to finish once the server is shut down; through the Unix socket only."""
     if not is_owner(request.scope):
         raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
     body, state = await body_of(request, DrainBody), state_of(request)
@@ -126,8 +129,10 @@ async def version(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """Returns what the server has and how it answers unless a request says otherwise, in the form of llama.cpp's; the
-    `model` of the query may be one that is not in memory, and is not loaded."""
+    """Responds with the server's properties and default settings, as llama.cpp's server does.
+
+    The `model` of the query may be one that is not in memory, and is not loaded.
+    """
     state = state_of(request)
     name = request.query_params.get("model", "")
     source = await state.named(name)
@@ -167,13 +172,15 @@ async def metrics(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """Returns the token ids of a text, or of the prompt that a conversation gives; control tokens in a text are plain
-    text unless `parse_special` is true. A text has the ids that the model puts before one if it is vLLM's `prompt`, or
-    as `add_special_tokens` or `add_special` say."""
+    """Responds with the token ids of a text, or of a conversation's prompt.
+
+    Control tokens in a text are plain text unless `parse_special` is true. A text has the ids that the model puts
+    before one if it is vLLM's `prompt`, or as `add_special_tokens` or `add_special` say.
+    """
     body, state = await body_of(request, TokenizeBody), state_of(request)
     text = body.text
     if (text is None) == (body.messages is None):
-        raise Refusal(400, "either prompt or messages is required", "prompt", "unsupported_value")
+        raise bad_value("prompt", "either prompt or messages is required")
     with await state.lease(body.model) as lease:
         prompts, context = lease.model.prompts, lease.model.backend.engine.context
         if text is None:

@@ -10,6 +10,8 @@ _UNVERSIONED = re.compile(
     r"/(?:chat/completions(?:/render|/input_tokens)?|completions|embeddings|models(?:/.+)?|messages(?:/count_tokens)?"
     r"|responses(?:/.+)?)"
 )
+# Paths of this server that clients ask for behind an address that ends in `/v1`.
+_OWN = re.compile(r"/v1/(?:tokenize|detokenize|apply-template|props|version|health|metrics)")
 
 
 def meant_path(path: str, root: str = "") -> str:
@@ -23,4 +25,6 @@ def meant_path(path: str, root: str = "") -> str:
     if root and (found == root or found.startswith(f"{root}/")):
         found = found.removeprefix(root)
     found = found.rstrip("/") or "/"
+    if _OWN.fullmatch(found):
+        return found.removeprefix("/v1")
     return f"/v1{found}" if _UNVERSIONED.fullmatch(found) else found

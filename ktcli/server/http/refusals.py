@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import (
@@ -20,6 +19,7 @@ from ktcli.errors import (
     QueueFull,
     UsageError,
 )
+from ktcli.records import dataclass
 
 RETRY_S = 2  # after which a client may try again where a queue was full
 _KINDS = {
@@ -53,7 +53,7 @@ _TOO_LONG = "the prompt is too long and exceeds the available context size"
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """An HTTP error, raised where a request cannot be answered.
+    """An HTTP error, raised for a request that cannot be answered.
 
     Attributes:
         status: of HTTP.
@@ -71,19 +71,19 @@ class Refusal(Exception):
 
     @property
     def kind(self) -> str:
-        """Returns the type of the error, as the APIs name it."""
+        """The type of the error in the APIs."""
         return _KINDS.get(self.status, "api_error")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Returns the headers that belong to the status."""
+        """The headers that belong to the status."""
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(self.retry_s)} if self.status in (429, 503) else {}
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
-        """Maps an exception to the HTTP error that the client receives."""
+        """Returns the HTTP error that the client receives for an exception."""
         if isinstance(error, Refusal):
             return error
         if not isinstance(error, KtError):
@@ -98,19 +98,37 @@ class Refusal(Exception):
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """Turns a UsageError in the block into a 400 that names the field, in its message as well: some APIs have no other
-    place for it."""
+    """Opens a context in which a UsageError becomes a 400 that names the field, in its message as well: some APIs have
+    no other place for it.
+    """
     try:
         yield
     except UsageError as error:
         said = str(error)
         if not said.startswith(field):
             said = f"{field}: {said}"
-        raise Refusal(400, said, field, "unsupported_value") from error
+        raise bad_value(field, said) from error
+
+
+def bad_value(field: str, message: str) -> Refusal:
+    """Returns the error that the value of a field cannot be used."""
+    return Refusal(400, message, field, "unsupported_value")
+
+
+def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
+    """Returns the text in a field of an item of a request; `where` names the item.
+
+    Raises:
+        Refusal: there is none.
+    """
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_value(f"{where}.{name}", f"{where}.{name} must be a string")
+    return value
 
 
 def refusal_of(scope: MutableMapping[str, Any], error: Exception) -> Refusal:
-    """Returns what a client is told of an exception; the server's log gets a line where it is unexpected."""
+    """Returns the HTTP error for an exception; writes a line to the server's log if it is unexpected."""
     refusal = Refusal.of(error)
     if refusal.code == "internal_error":
         scope["app"].state.server.listener.warn(_log_line_of(error))

@@ -21,13 +21,13 @@ _KEY_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 16, 32
 
 
 class ThoughtSeal:
-    """Seals and opens texts with a key of its own."""
+    """Encrypts and decrypts texts with a key of its own."""
 
     def __init__(self) -> None:
         self._hiding, self._signing = (secrets.token_bytes(_KEY_BYTES) for _ in range(2))
 
     def seal(self, text: str, owner: str) -> str:
-        """Returns a text sealed for an owner, whom alone it is opened for; empty: it would be too long."""
+        """Returns a text encrypted for an owner; empty: it would be too long."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         hidden = self._hidden(text.encode("utf-8", "surrogatepass"), nonce)
         made = nonce + hidden + self._tag(nonce, hidden, owner)
@@ -35,7 +35,7 @@ class ThoughtSeal:
         return sealed if len(sealed) <= CHARS_MOST else ""
 
     def open(self, sealed: str, owner: str) -> str | None:
-        """Returns the text that was sealed; None: not by this server, not for this owner, or it was changed."""
+        """Returns the decrypted text; None: it was not encrypted by this server for this owner, or was changed."""
         if not sealed.startswith(_PREFIX) or len(sealed) > CHARS_MOST or not sealed.isascii():
             return None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ktcli.answers.calls.values import Tools
@@ -11,7 +11,8 @@ from ktcli.answers.grammar.calls import WantedCalls
 from ktcli.answers.grammar.form import Form, Notation
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.refusals import Refusal
+from ktcli.records import dataclass
+from ktcli.server.http.refusals import bad_value
 
 # What vLLM's fields `structured_outputs` and `guided_…` are named behind.
 _NOTATIONS = {
@@ -25,7 +26,7 @@ GUIDES = tuple(_NOTATIONS)
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """How the tools of a request are to be used.
+    """The ways in which the tools of a request may be used.
 
     Attributes:
         required: whether one must be called.
@@ -54,7 +55,7 @@ class ToolChoice:
             return cls(required=True, several=several)
         if not isinstance(named, str) or not named:
             words = "tool_choice must be auto, none, required, or an object that names a function"
-            raise Refusal(400, words, "tool_choice", "unsupported_value")
+            raise bad_value("tool_choice", words)
         return cls(required=True, name=named, several=False)
 
 
@@ -74,7 +75,7 @@ def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
         words = (
             f"response_format.type must be text, json_object or json_schema, not {str(kind)[:40]!r}"
         )
-        raise Refusal(400, words, f"{field}.type", "unsupported_value")
+        raise bad_value(f"{field}.type", words)
     inner = said if kind == "json_object" else said.get("json_schema")
     where = f"{field}.schema" if kind == "json_object" else f"{field}.json_schema.schema"
     return Form.of_schema(inner.get("schema") if isinstance(inner, Mapping) else None, where)
@@ -95,8 +96,30 @@ def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
     field = f"{prefix}{given[0]}"
     if len(given) > 1:
         words = f"{field} and {prefix}{given[1]} cannot be used together"
-        raise Refusal(400, words, f"{prefix}{given[1]}", "unsupported_value")
+        raise bad_value(f"{prefix}{given[1]}", words)
     return Form(_NOTATIONS[given[0]], said[given[0]], field)
+
+
+def with_form(options: AnswerOptions, form: Form | None) -> AnswerOptions:
+    """Returns options that constrain the text of an answer to a form; None: to none beside theirs.
+
+    Raises:
+        Refusal: they have one, or a least number of tokens.
+    """
+    if form is None:
+        return options
+    if options.shape is not None:
+        words = f"{form.field} and {options.shape.field} cannot be used together"
+        raise bad_value(form.field, words)
+    return _shaped(options, Shape(form))
+
+
+def _shaped(options: AnswerOptions, shape: Shape) -> AnswerOptions:
+    """Returns options with a shape. Raises: Refusal: it would end an answer that is to be longer."""
+    if options.min_tokens:
+        words = f"min_tokens and {shape.field} cannot be used together"
+        raise bad_value("min_tokens", words)
+    return replace(options, shape=shape)
 
 
 def with_tools(
@@ -109,24 +132,22 @@ def with_tools(
         Refusal: a tool is required that is not offered.
     """
     if choice.required and not offered:
-        raise Refusal(
-            400,
-            f"{choice.field} requires a call, but the request has no tools",
-            choice.field,
-            "unsupported_value",
+        raise bad_value(
+            choice.field, f"{choice.field} requires a call, but the request has no tools"
         )
     if not offered:
         return options
     tools = Tools.of(offered)
-    options = replace(options, tools=tools)
+    free = not choice.required  # else the grammar sees to it
+    options = replace(options, tools=tools, one_call=free and not choice.several)
     if choice.name and choice.name not in tools.parameters:
         words = f"{choice.field} names {choice.name[:60]!r}, which is not one of the tools"
-        raise Refusal(400, words, choice.field, "unsupported_value")
+        raise bad_value(choice.field, words)
     names = [choice.name] if choice.name else list(tools.parameters)
     some = Tools({name: tools.parameters[name] for name in names})
     calls = WantedCalls(some, choice.several, choice.field)
     if choice.required:
-        return replace(options, shape=Shape(None, calls))
+        return _shaped(options, Shape(None, calls))
     if options.shape is not None:
         return replace(options, shape=replace(options.shape, calls=calls))
     if all(tool["function"].get("strict") is True for tool in offered):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
@@ -18,10 +18,11 @@ from ktcli.dialogue.answer import AnswerOptions
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
 from ktcli.errors import KtError, UsageError
+from ktcli.records import dataclass
 from ktcli.server.http.kept import KeptResponses
 from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.metrics import Metrics
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.refusals import Refusal, about, bad_value
 from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.models.catalogue import Catalogue
 from ktcli.server.models.constraining import submitted
@@ -58,6 +59,7 @@ class Rules:
         aliases: further names of the model.
         address: where it says that it is, for `kt ps`.
         preset: what the name presets with which the server was started, for requests that name no alias of their own.
+        defaults: sampling for all models, below what their names preset.
         drain_s: the seconds that answers may take to finish once the server shuts down.
         decode_tok_s: the planned tokens per second of one answer, for routers; None: the model writes none.
     """
@@ -70,6 +72,7 @@ class Rules:
     aliases: tuple[str, ...] = ()
     address: str = ""
     preset: Preset = NOTHING
+    defaults: Preset = NOTHING
     drain_s: float = DRAIN_S
     decode_tok_s: float | None = None
 
@@ -82,7 +85,7 @@ class Cancellable(Protocol):
 
 
 class ModelAbilities(NamedTuple):
-    """What a model can do, as its texts say.
+    """The capabilities of a model, by its text files.
 
     Attributes:
         template: the source of its chat template.
@@ -96,7 +99,7 @@ class ModelAbilities(NamedTuple):
 
     @classmethod
     def of(cls, answers: AnswerFormat) -> ModelAbilities:
-        """Returns what a model can do; on the main thread, since its template is tried."""
+        """Returns the capabilities of a model; on the main thread, since its template is tried."""
         can = ["completion"]  # of one that generates text
         can += ["tools"] if answers.may_call else []
         can += ["thinking"] if answers.thinks else []
@@ -146,8 +149,9 @@ class ServerState:
 
     @property
     def status(self) -> str:
-        """Returns the health of the server: "draining" while it shuts down, "loading" while its own model is loaded at
-        first or after its GPU failed, "failed" where it could not be loaded again, else "ok"."""
+        """The health of the server: "draining" while it shuts down, "loading" while its own model is loaded at first or
+        after its GPU failed, "failed" where it could not be loaded again, else "ok".
+        """
         own = self.catalogue.own
         if self.drain.begun:
             return "draining"
@@ -156,8 +160,8 @@ class ServerState:
         return "ok" if self.residency.unrecovered(own) is None else "failed"
 
     async def named(self, name: str) -> ModelSource:
-        """Returns the model that a request names: one of the library, or else the server's own, since programs name
-        models that they know and mean the one that is here.
+        """Returns the model that a request names: one of the library, or else the server's own, since programs send
+        names of models that are not here.
 
         Raises:
             Refusal: it has another name, and the server is strict.
@@ -176,8 +180,9 @@ class ServerState:
         return found or self.catalogue.own
 
     async def listed(self) -> list[ModelSource]:
-        """Returns the models that the server says it has: those of the library or, if it is strict, its own with and
-        without adapters. Routers take all of a list for served."""
+        """Returns the models that the server lists: those of the library or, if it is strict, its own with and without
+        adapters. Routers take all of a list for served.
+        """
         found = await self.models()
         own = self.catalogue.own.key
         return [each for each in found if each.key == own] if self.rules.strict_model else found
@@ -198,7 +203,7 @@ class ServerState:
         return loaded.facts if loaded else await asyncio.to_thread(source.facts)
 
     async def abilities_of(self, source: ModelSource, facts: ModelFacts) -> ModelAbilities:
-        """Returns what a model can do, in memory or not; its texts are read once.
+        """Returns the capabilities of a model, in memory or not; its text files are read once.
 
         Raises:
             KtError: its files are damaged.
@@ -253,10 +258,12 @@ class ServerState:
         return lease
 
     async def preset(self, name: str, source: ModelSource) -> Preset:
-        """Returns what the name of a request presets; of the server's own model, what the name does with which it was
-        started."""
+        """Returns the preset of a request's model name, over the server's defaults; for the server's own model, that of
+        the name with which it was started.
+        """
         found = await self.catalogue.preset(name)
-        return found or (self.rules.preset if source is self.catalogue.own else NOTHING)
+        own = self.rules.preset if source is self.catalogue.own else NOTHING
+        return (found or own).over(self.rules.defaults)
 
     async def generation(
         self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
@@ -318,7 +325,7 @@ class ServerState:
 
 
 def recorded_space(lease: Lease, salt: str = "") -> str:
-    """Returns what decides beside the ids of a prompt who shares blocks with it: model, adapter and salt."""
+    """Returns the key of a request's cache space: prompts share blocks only if model, adapter and salt are the same."""
     return "\0".join((lease.model.backend.pack, lease.name, salt))
 
 
@@ -327,7 +334,7 @@ def _require_texts(model: ServedModel) -> None:
     if model.backend.engine.spec.embeds:
         instead = "use /v1/embeddings or /api/embed, or another model"
         said = f"{model.name} produces embeddings, not text: {instead}"
-        raise Refusal(400, said, "model", "unsupported_value")
+        raise bad_value("model", said)
 
 
 def _require_ids(ids: Collection[int], vocab: int) -> None:
@@ -343,12 +350,12 @@ def state_of(request: Request) -> ServerState:
 
 
 def caller_of(request: Request) -> str:
-    """Returns who sent a request: its API key, or its address."""
+    """Returns the caller of a request: its API key, or its address."""
     key = request.headers.get("authorization") or request.headers.get("x-api-key") or ""
     return key or (request.client.host if request.client else "")
 
 
 def owner_of(request: Request) -> str:
-    """Returns the name of the key that a request has shown; empty: none, as where the server has no keys."""
+    """Returns the name of a request's API key; empty: it has none, as where the server has no keys."""
     found: str = request.scope.get(KEY_NAME, "")
     return found

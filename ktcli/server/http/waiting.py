@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
+from ktcli.records import dataclass
 from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
 from ktcli.server.http.bodies import RESERVATION
 from ktcli.server.http.body import BODY
@@ -28,7 +28,7 @@ Handler = Callable[[Request], Awaitable[App]]
 
 @dataclass(frozen=True, slots=True)
 class StreamStyle:
-    """Describes how streams of one API begin and fail before there are any answers.
+    """The beginnings and errors of one API's streams before there are any answers.
 
     Attributes:
         alive: the keep-alive bytes of a stream.
@@ -121,7 +121,7 @@ class _WaitingReply:
                 await send_body(send, style.alive)
 
     def _streams(self, style: StreamStyle) -> bool:
-        """Tells whether the request asks for a stream."""
+        """Returns whether the request asks for a stream."""
         try:
             asked = msgspec.json.decode(self._request.scope[BODY], type=_StreamOption).stream
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

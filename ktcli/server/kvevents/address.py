@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
 
+from ktcli.client.address import bracketed
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.server.http.access import PORT_MOST, is_loopback
 from ktcli.settings import SHOWN_CHARS
 
@@ -19,7 +20,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class EventsAddress:
-    """Where events are published.
+    """The address at which events are published.
 
     Attributes:
         host: a name or an address of this machine.
@@ -51,22 +52,18 @@ class EventsAddress:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
     @property
     def replay(self) -> EventsAddress:
-        """The address for those who ask for lost events."""
+        """The address at which lost events can be requested."""
         return EventsAddress(self.host, self.port + 1, self.source)
 
     @property
     def endpoint(self) -> str:
-        """The address as ZeroMQ has it: "tcp://127.0.0.1:5557"."""
-        return (
-            f"tcp://[{self.host}]:{self.port}"
-            if ":" in self.host
-            else f"tcp://{self.host}:{self.port}"
-        )
+        """The address in ZeroMQ's form: "tcp://127.0.0.1:5557"."""
+        return f"tcp://{bracketed(self.host)}:{self.port}"
 
     def resolved(self) -> EventsAddress:
         """Returns the address with a number for the host: ZeroMQ listens at no name.

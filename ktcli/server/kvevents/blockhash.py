@@ -18,7 +18,7 @@ _SMALL = 24  # numbers below are in the first byte itself
 
 
 def root_hash(seed: str) -> bytes:
-    """Returns the hash that stands before the first block."""
+    """Returns the parent hash of the first block."""
     text = seed.encode()
     return sha256(_head(_TEXT, len(text)) + text).digest()
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from ktcli.engine.prefix import chain
 from ktcli.pagelabel import I32Array
+from ktcli.records import dataclass
 from ktcli.server.kvevents.blockhash import block_hash, root_hash
 from ktcli.server.kvevents.changes import Came, PageChangeSet, PagePlace, StoredPage
 from ktcli.server.kvevents.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
@@ -59,8 +60,7 @@ class BlockBook:
         return len(self._blocks)
 
     def apply(self, taken: PageChangeSet) -> Iterator[Event]:
-        """Yields the events of changes: those of what came before those of what went, a block after the one before
-        it."""
+        """Yields the events of changes: additions before removals, a block after the one before it."""
         if taken.begins or taken.lost:
             self._root = taken.root
             self._blocks.clear()
@@ -74,7 +74,7 @@ class BlockBook:
                 yield from self._go(place)
 
     def all(self) -> Iterator[Event]:
-        """Yields events that tell somebody who knows nothing, or something that is wrong, what is there now."""
+        """Yields events that describe all present blocks, for a subscriber without valid state."""
         yield AllBlocksCleared()
         known: set[bytes | None] = {None}
         told = set[tuple[bytes, str]]()

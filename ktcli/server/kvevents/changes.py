@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import PageKind, PageLabel
+from ktcli.records import dataclass
 from ktcli.store.pagefile import PageEntry
 
 DISK = "DISK"
@@ -55,7 +56,7 @@ class PageChangeSet:
 
 
 class PageChanges:
-    """The changes that nobody has taken yet; observes the pages of one engine at a time.
+    """The queue of changes of the findable pages; observes the pages of one engine at a time.
 
     Args:
         wake: called by whatever thread when there is something, after there was nothing.
@@ -71,7 +72,7 @@ class PageChanges:
         self._pages: dict[PagePlace, Came | None] = {}
 
     def begins(self, root: bytes, medium: str) -> None:
-        """Notes that a model was opened.
+        """Records that a model was opened.
 
         Args:
             root: the key of its empty prefix, for those who name no salt and no adapter.
@@ -80,26 +81,26 @@ class PageChanges:
         self._restart(root, medium)
 
     def ends(self) -> None:
-        """Notes that the model is closed."""
+        """Records that the model is closed."""
         self._restart(None, "")
 
     def came(self, label: PageLabel) -> None:
-        """Notes that a page can be found in memory."""
+        """Records that a page can be found in memory."""
         if label.ids.size == PAGE_TOKENS:
             self._put(PagePlace(self._medium, label.key), label)
 
     def went(self, key: bytes) -> None:
-        """Notes that a page can be found in memory no more."""
+        """Records that a page cannot be found in memory any more."""
         self._put(PagePlace(self._medium, key), None)
 
     def stored(self, path: Path, entries: Sequence[PageEntry]) -> None:
-        """Notes that pages can be found in a file."""
+        """Records that pages can be found in a file."""
         for entry in entries:
             if entry.kind == PageKind.PAGE and entry.n_ids == PAGE_TOKENS:
                 self._put(PagePlace(DISK, entry.key), StoredPage(path, entry))
 
     def removed(self, entries: Sequence[PageEntry]) -> None:
-        """Notes that pages can be found in files no more."""
+        """Records that pages cannot be found in files any more."""
         for entry in entries:
             if entry.kind == PageKind.PAGE:
                 self._put(PagePlace(DISK, entry.key), None)

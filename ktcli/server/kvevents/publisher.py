@@ -45,7 +45,7 @@ _SUBSCRIBES = 1  # the first byte of a message from who begins to listen
 
 
 class EventPublisher:
-    """Publishes what changes, on a thread of its own.
+    """Publishes changes of KV pages, on a thread of its own.
 
     Args:
         address: where, as a number.
@@ -79,7 +79,7 @@ class EventPublisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what is there, and ends; waits for nobody longer than a moment."""
+        """Sends all queued events, for a moment at most, and ends the thread."""
         self._stopping = True
         self._wake()
         self._thread.join(_END_S)
@@ -198,7 +198,7 @@ class EventPublisher:
 def publishing(
     asked: EventsAddress | None, warn: Callable[[str], Any]
 ) -> Iterator[EventPublisher | None]:
-    """Opens a context in which events are published; yields None if nobody asked for them.
+    """Opens a context in which events are published; yields their publisher, or None if they are not asked for.
 
     Raises:
         UsageError: pyzmq is not installed, or there is no such address. Busy: another program listens there.

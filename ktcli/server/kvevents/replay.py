@@ -10,7 +10,7 @@ _MOST_BYTES = 64 << 20
 
 
 class ReplayBuffer:
-    """Numbers messages from 0 on, and keeps the last ones.
+    """Numbers messages from 0 on, and stores the last ones.
 
     Args:
         most: the most messages.
@@ -25,11 +25,11 @@ class ReplayBuffer:
 
     @property
     def first(self) -> int:
-        """The number of the oldest one that is kept."""
+        """The number of the oldest stored message."""
         return self.next - len(self._kept)
 
     def add(self, payload: bytes) -> int:
-        """Keeps a message, and returns its number."""
+        """Stores a message; returns its number."""
         self._kept.append(payload)
         self._bytes += len(payload)
         while len(self._kept) > self._most or (
@@ -40,7 +40,7 @@ class ReplayBuffer:
         return self.next - 1
 
     def since(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yields the numbers and payloads of those that are kept, from `number` on."""
+        """Yields the numbers and payloads of the stored messages, from `number` on."""
         for at, payload in enumerate(self._kept, self.first):
             if at >= number:
                 yield at, payload

@@ -1,4 +1,5 @@
-"""The events of KV blocks as vLLM sends them: MessagePack maps in which every key is present."""
+"""The events of KV blocks as vLLM sends them: MessagePack maps in which every key is present, and hashes as numbers of
+64 bits, as vLLM has them unless told otherwise. Dynamo reads no others."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import msgspec
 from ktcli.native import PAGE_TOKENS
 
 _RANK = 0  # of the server among those that share one model's requests
+_NUMBER_BYTES = 8  # the last ones of a hash
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """A block has come.
+    """The event that a block can be found.
 
     Attributes:
         block_hashes: its hash, see `blockhash`.
@@ -38,7 +40,7 @@ class BlockRemoved(msgspec.Struct, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """All blocks have gone, from every medium."""
+    """The event that no block can be found any more, in any medium."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -50,4 +52,19 @@ def packed(events: Sequence[Event], now: float) -> bytes:
     Args:
         now: the time, in seconds since 1970.
     """
-    return _ENCODER.encode((now, events, _RANK))
+    return _ENCODER.encode((now, [_with_numbers(each) for each in events], _RANK))
+
+
+def number_of(hash_: bytes) -> int:
+    """Returns the number that stands for a hash in events."""
+    return int.from_bytes(hash_[-_NUMBER_BYTES:], "big")
+
+
+def _with_numbers(event: Event) -> dict[str, object]:
+    """The map of an event."""
+    made: dict[str, object] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    if not isinstance(event, AllBlocksCleared):
+        made["block_hashes"] = [number_of(each) for each in event.block_hashes]
+    if isinstance(event, BlockStored) and event.parent_block_hash is not None:
+        made["parent_block_hash"] = number_of(event.parent_block_hash)
+    return made

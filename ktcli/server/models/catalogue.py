@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from ktcli.assembly.ready import Ready, is_stale
 from ktcli.assembly.talking import Opening
 from ktcli.errors import KtError
+from ktcli.records import dataclass
 from ktcli.server.models.source import AdaptedModel, ModelSource, StoredModel
 from ktcli.store import adapters, library
 from ktcli.store.aliases import every as every_alias
@@ -43,7 +44,7 @@ class ModelIndex:
 
 
 class Catalogue:
-    """Finds the models that requests name.
+    """Looks up the models that requests name.
 
     Args:
         own: the model that the server was started with.
@@ -65,7 +66,7 @@ class Catalogue:
         self._reading = asyncio.Lock()
 
     async def find(self, name: str) -> ModelSource | None:
-        """Returns the model with a name, with or without `:latest`; None: there is none."""
+        """Returns the model with this name, with or without `:latest`; None: there is none."""
         if len(name) > NAME_CHARS:
             return None
         said = name.lower()
@@ -76,12 +77,12 @@ class Catalogue:
         return names.get(name.lower()) or names.get(said)
 
     async def is_unserved(self, name: str) -> bool:
-        """Tells whether a name that means none of the models names an adapter: nobody else can answer for it."""
+        """Returns whether a name that no model has names an adapter, so that no other model may answer for it."""
         said = name.lower().removesuffix(_LATEST)
         return "+" in name or said in (await self._fresh()).unserved
 
     async def preset(self, name: str) -> Preset:
-        """Returns what an alias that a request names presets, with or without `:latest`."""
+        """Returns the preset of an alias that a request names, with or without `:latest`."""
         said = name.lower()
         short = said.removesuffix(_LATEST)
         if len(name) > NAME_CHARS or self._own_names & {said, short}:
@@ -95,7 +96,7 @@ class Catalogue:
         return [self.own, *(each for each in others if each.key != self.own.key or each.adapter)]
 
     def forget(self) -> None:
-        """Invalidates what was read of the library: the next request reads it again."""
+        """Clears the cached list of models: the next request reads the library again."""
         self._index = None
 
     async def _fresh(self) -> ModelIndex:
@@ -170,7 +171,7 @@ class LibraryReader:
         return self.own if loaded.lower() == adapter.lower() else served.get(adapter.lower())
 
     def _is_own_base(self, model: str) -> bool:
-        """Tells whether a name means the server's own model, with an adapter or without."""
+        """Returns whether a name means the server's own model, with an adapter or without."""
         if not isinstance(self.own, StoredModel):
             return False
         return parse(model).model == parse(split_adapter(self.own.asked)[0]).model
@@ -191,7 +192,7 @@ class LibraryReader:
                 yield AdaptedModel(own, entry.name)
 
     def _is_for_own(self, base: str) -> bool:
-        """Tells whether the base that an adapter was imported for is the server's own model."""
+        """Returns whether the base that an adapter was imported for is the server's own model."""
         with suppress(KtError):  # it is no longer there
             return self._is_own_base(base)
         return False

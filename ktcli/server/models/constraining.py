@@ -29,7 +29,7 @@ class Submitted(Protocol):
     """A request that an engine works on."""
 
     def cancel(self) -> None:
-        """Ends it at the next step."""
+        """Cancels the request; it ends at the next step."""
 
 
 T = TypeVar("T", bound=Submitted)
@@ -42,7 +42,7 @@ async def submitted(
     submit: Callable[[Sequence[Constraint]], T],
     count: int = 1,
 ) -> T:
-    """Submits a request while its constraints are compiled; returns it when they are there.
+    """Submits a request while its constraints are compiled; returns it when they are.
 
     Args:
         field: what errors call what is compiled.

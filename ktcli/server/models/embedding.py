@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from ktcli.engine.pooling import PooledRows
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
 from ktcli.errors import Busy, KtError, UsageError
 from ktcli.models.pooling import TextPooling
+from ktcli.records import dataclass
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.textids import TOKENS_MOST, EmbeddingRequest, TextCutter, TextIds
@@ -49,7 +50,7 @@ class Embeddings:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class EmbeddingRun:
-    """One request for embeddings that a model works on, for the event loop.
+    """One request for embeddings in progress, for the event loop.
 
     Args:
         pooling: of the model.
@@ -62,7 +63,7 @@ class EmbeddingRun:
     _cancelled: bool = False
 
     def cancel(self) -> None:
-        """Ends it at the next step."""
+        """Cancels the request; it ends at the next step."""
         self._cancelled = True
         for each in self._answers:
             each.cancel()

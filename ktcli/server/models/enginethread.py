@@ -31,7 +31,6 @@ class EngineThread:
         after_step: called after each step whose events were delivered, on the engine's thread.
     Attributes:
         scheduler: what it runs; others may look at its counts.
-        last_work_s: the time of the last step, `time.monotonic`.
         failure: why no step can be made any more: the GPU failed; None: nothing has.
     """
 
@@ -39,7 +38,6 @@ class EngineThread:
         self, engine: Engine, limits: Limits, after_step: Callable[[], None] = lambda: None
     ) -> None:
         self.scheduler = Scheduler(engine, limits)
-        self.last_work_s = time.monotonic()
         self.failure: DeviceError | None = None
         self._after_step = after_step
         self._callbacks: dict[Answer, OnEvent] = {}
@@ -91,7 +89,7 @@ class EngineThread:
         return answer
 
     def between_steps(self, call: Callable[[], T]) -> Future[T]:
-        """Calls a function on the engine's thread between two steps, and returns its result when it has one.
+        """Calls a function on the engine's thread between two steps; returns its result.
 
         Raises:
             Busy: the thread ends.
@@ -99,6 +97,8 @@ class EngineThread:
         done: Future[T] = Future()
 
         def job() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(call())
             except BaseException as error:
@@ -112,7 +112,7 @@ class EngineThread:
         return done
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Ends the thread; answers in progress may go on for `timeout_s` seconds, then they are cancelled."""
+        """Ends the thread; answers in progress may continue for `timeout_s` seconds, then they are cancelled."""
         with self._work:
             self._ends_s = time.monotonic() + timeout_s
             self._work.notify()
@@ -132,8 +132,8 @@ class EngineThread:
                 self._timelines.sweep()
                 ends, jobs = self._ends_s, self._jobs
                 self._jobs = []
-            for job in jobs:
-                job()
+            while jobs:  # what one returns is not kept here: freeing it may take longer than a step
+                jobs.pop(0)()
             if ends is not None and (self.scheduler.idle or time.monotonic() >= ends):
                 break
             self._tell(self._step())
@@ -166,7 +166,6 @@ class EngineThread:
         return [*before, *(Finished(answer, Finish.FAILED, said) for answer in left)]
 
     def _tell(self, events: list[Event]) -> None:
-        self.last_work_s = time.monotonic()
         with self._work:
             calls = [(self._callbacks[event.answer], event) for event in events]
             for event in events:
@@ -184,7 +183,7 @@ class EngineThread:
 
 
 def _of_device(event: Event) -> bool:
-    """Tells whether an answer has ended because a GPU failed."""
+    """Returns whether an answer has ended because a GPU failed."""
     return isinstance(event, Finished) and isinstance(event.error, DeviceError)
 
 

@@ -9,14 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ktcli.dialogue.answer import (
-    AnswerEvent,
-    AnswerOptions,
-    AnswerRun,
-    Ended,
-    PromptProgress,
-    Said,
-)
+from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, Ended, PromptProgress, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.constraint import Constraint
 from ktcli.engine.request import Answer, Finish, GenerationRequest
@@ -79,18 +72,18 @@ class Generation:
 
     @property
     def tokens(self) -> int:
-        """Returns the number of tokens of all answers so far."""
+        """The number of tokens of all answers so far."""
         return sum(each.stats.tokens for each in self.answers.values())
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns the token counts for the log."""
+        """The token counts for the log."""
         cached, prompt = self.reused_tokens, len(self.prompt.ids)
         return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
 
     @property
     def inference(self) -> Inference:
-        """Returns what a trace says of it, at its end."""
+        """The facts of the generation for a trace, at its end."""
         return Inference(
             self.name,
             self.id,
@@ -105,16 +98,16 @@ class Generation:
 
     @property
     def reused_tokens(self) -> int:
-        """Returns the number of tokens of the prompt that were in the cache."""
+        """The number of tokens of the prompt that were in the cache."""
         return self.answers[0].stats.reused_tokens
 
     @property
     def reused_by_tier(self) -> dict[str, int]:
-        """Returns the same by the tier that had them."""
+        """The number of reused tokens by the tier that had them."""
         return self.answers[0].stats.reused_by_tier
 
     async def events(self, timeout_s: float) -> list[AnswerEvent]:
-        """Returns what happened since the last call, at least one thing, or nothing after `timeout_s` seconds."""
+        """Returns the events since the last call, at least one, or none after `timeout_s` seconds."""
         if not self._events and self.failure is None:
             self.came.clear()
             try:
@@ -125,14 +118,14 @@ class Generation:
         return self.taken()
 
     def taken(self) -> list[AnswerEvent]:
-        """Returns what happened since the last call; does not wait."""
+        """Returns the events since the last call; does not wait."""
         found = list(self._events)
         self._events.clear()
         return found
 
     @property
     def over(self) -> bool:
-        """Tells whether every answer has ended and its events were taken."""
+        """Whether every answer has ended and its events were returned."""
         return not self._open and not self._events
 
     def fail(self, error: Exception) -> None:
@@ -169,8 +162,9 @@ class Generation:
             raise
 
     def receive(self, event: AnswerEvent) -> None:
-        """Takes an event of the engine's thread, in the event loop. The end of an answer whose pages are to be stored
-        waits until they are."""
+        """Processes an event of the engine's thread, in the event loop. The end of an answer whose pages are to be
+        stored waits until they are.
+        """
         given_up = (Finish.FAILED, Finish.CANCELLED)
         if self._tier is None or not isinstance(event, Ended) or event.finish in given_up:
             self._take(event)
@@ -248,7 +242,7 @@ class Generation:
 
 
 class Generations:
-    """The answers to several prompts of one request, numbered through: those to the first prompt come first.
+    """The answers to several prompts of one request, numbered consecutively: those to the first prompt come first.
 
     Attributes:
         id: that of the first.
@@ -263,22 +257,22 @@ class Generations:
 
     @property
     def tokens(self) -> int:
-        """Returns the number of tokens of all answers so far."""
+        """The number of tokens of all answers so far."""
         return sum(each.tokens for each in self._of)
 
     @property
     def prompt_tokens(self) -> int:
-        """Returns the number of tokens of all prompts."""
+        """The number of tokens of all prompts."""
         return sum(len(each.ids) for each in self.prompts)
 
     @property
     def reused_tokens(self) -> int:
-        """Returns the number of tokens of the prompts that were in the cache."""
+        """The number of tokens of the prompts that were in the cache."""
         return sum(each.reused_tokens for each in self._of)
 
     @property
     def reused_by_tier(self) -> dict[str, int]:
-        """Returns the same by the tier that had them."""
+        """The number of reused tokens by the tier that had them."""
         found: dict[str, int] = {}
         for each in self._of:
             for tier, tokens in each.reused_by_tier.items():
@@ -287,13 +281,13 @@ class Generations:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns the token counts for the log."""
+        """The token counts for the log."""
         cached, prompt = self.reused_tokens, self.prompt_tokens
         return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
 
     @property
     def inference(self) -> Inference:
-        """Returns what a trace says of them together, at their end."""
+        """The facts of all generations together for a trace, at their end."""
         of = [each.inference for each in self._of]
         return Inference(
             self.name,
@@ -309,12 +303,12 @@ class Generations:
 
     @property
     def failure(self) -> Exception | None:
-        """Returns why a generation ended whatever the engine says; None: none did."""
+        """The error of the first generation that failed outside the engine; None: none did."""
         return next((each.failure for each in self._of if each.failure is not None), None)
 
     @property
     def over(self) -> bool:
-        """Tells whether every answer has ended and its events were taken."""
+        """Whether every answer has ended and its events were returned."""
         return all(each.over for each in self._of)
 
     def cancel(self) -> None:
@@ -323,7 +317,7 @@ class Generations:
             each.cancel()
 
     async def events(self, timeout_s: float) -> list[AnswerEvent]:
-        """Returns what happened since the last call, at least one thing, or nothing after `timeout_s` seconds."""
+        """Returns the events since the last call, at least one, or none after `timeout_s` seconds."""
         if (found := self._taken()) or self.failure is not None:
             return found
         self._came.clear()
@@ -344,6 +338,6 @@ class Generations:
 
 
 def _reads_only(options: AnswerOptions) -> bool:
-    """Whether a request is what routers send to a server that reads a prompt for another one."""
+    """Returns whether a request is what routers send to a server that reads a prompt for another one."""
     chances = (options.logprobs, options.prompt_logprobs)
     return options.max_tokens == 1 and chances == (None, None)

@@ -22,17 +22,20 @@ class Jobs:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     def ask(self, work: Callable[[], T]) -> Future[T]:
-        """Puts a job into the queue; any thread may. A job whose future is cancelled is left out."""
+        """Adds a job to the queue; returns the future of its result; callable from any thread. A job whose future is
+        cancelled is left out."""
         made: Future[T] = Future()
         self._queue.put((made, work))
         return made
 
     def stop(self) -> None:
-        """Ends `run` after the jobs that are there already; any thread may call it, and a handler of signals."""
+        """Makes `run` end after the jobs that are queued already; callable from any thread, and from a signal
+        handler.
+        """
         self._queue.put(None)
 
     def run(self) -> None:
-        """Does jobs until `stop`."""
+        """Runs jobs until `stop`."""
         while (job := self._queue.get()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():

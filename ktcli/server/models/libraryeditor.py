@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.ready import at_hand
 from ktcli.assembly.request import Wanted
 from ktcli.errors import Busy, QueueFull, UsageError
+from ktcli.records import dataclass
 from ktcli.store import aliases, library
 from ktcli.store.disposal import Disposal
 from ktcli.store.reference import Reference, is_elsewhere, parse
@@ -40,7 +40,7 @@ class PullStep:
 
 
 class LibraryEditor:
-    """Pulls, removes and renames models of the library for clients.
+    """Pulls, removes and renames models of the library for clients of the server.
 
     Args:
         wanted: how models are to be loaded, so that none is pulled that does not fit.
@@ -109,7 +109,7 @@ class LibraryEditor:
 
     @staticmethod
     def name(name: str, further: str) -> None:
-        """Gives a model a further name.
+        """Adds another name for a model.
 
         Raises:
             NotFound: there is no such model. UsageError: the name cannot be had.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from types import TracebackType
+from dataclasses import field, replace
 
 from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.presets import preset_over, with_system
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.errors import DeviceError
+from ktcli.records import dataclass
 from ktcli.server.models.adapters import Borrowed
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import ChatRequest, PromptMaker
@@ -43,22 +43,22 @@ class LoadedModel:
 
     @property
     def failure(self) -> DeviceError | None:
-        """Returns the failure of its GPU, since which it answers nothing; None: it answers."""
+        """The error of its GPU, since which it answers nothing; None: it answers."""
         return self.model.thread.failure
 
     @property
     def is_idle(self) -> bool:
-        """Tells whether it answers, and nobody uses it."""
+        """Whether it is usable and not in use."""
         return not self.leases and self.failure is None
 
     @property
     def due_s(self) -> float:
-        """Returns when it is closed if nobody uses it until then, `time.monotonic`."""
+        """The time at which it is closed unless it is used before, `time.monotonic`."""
         return self.used_s + self.keep_s
 
     @property
     def expires(self) -> int | None:
-        """Returns when it is closed if nobody uses it from now on, in seconds since 1970; None: never."""
+        """The time at which it is closed unless it is used from now on, in seconds since 1970; None: never."""
         if self.keep_s == FOREVER:
             return None
         left = self.keep_s if self.leases else self.due_s - time.monotonic()
@@ -66,7 +66,8 @@ class LoadedModel:
 
 
 class Lease:
-    """Keeps a model in memory until it is released; in a `with` statement until its end. For the event loop.
+    """A reference that keeps a model in memory until it is released; in a `with` statement until its end. For the event
+    loop.
 
     Attributes:
         name: the name of the model, with its adapter.
@@ -84,17 +85,18 @@ class Lease:
 
     @property
     def settings(self) -> Settings:
-        """Returns the settings of answers: the model's own, below those of the preset."""
+        """The settings of answers: the model's own, overridden by those of the preset."""
         return preset_over(self.preset, self.model.texts.settings)
 
     def of_messages(self, asked: ChatRequest) -> Callable[[PromptMaker], EncodedPrompt]:
-        """Returns what makes the prompt of a conversation, which begins with the preset's system text where it has none
-        of its own."""
+        """Returns a function that makes the prompt of a conversation; it begins with the preset's system text unless it
+        has one of its own.
+        """
         whole = replace(asked, messages=with_system(self.preset, asked.messages))
         return lambda prompts: prompts.of_messages(whole)
 
     def again(self) -> Lease:
-        """Returns a further lease of the same model, which has an end of its own.
+        """Returns another lease of the same model, to be released separately.
 
         Raises:
             ValueError: this one has ended.
@@ -119,10 +121,5 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

@@ -22,11 +22,11 @@ class LoopQueue:
         self._calls: list[Callable[[], None]] = []
 
     def put(self, receive: Callable[[T], None], value: T) -> None:
-        """Keeps a call of `receive` until `flush`."""
+        """Queues a call of `receive` until `flush`."""
         self._calls.append(partial(receive, value))
 
     def flush(self) -> None:
-        """Schedules the queued calls in the loop, in order; a loop that is closed gets nothing."""
+        """Schedules the queued calls in the loop, in order; drops them if the loop is closed."""
         if self._calls:
             calls, self._calls = self._calls, []
             try:

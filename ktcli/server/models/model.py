@@ -17,7 +17,7 @@ from ktcli.server.models.prompts import PromptMaker
 
 
 class ServedModel:
-    """A model that is served; made in the event loop that its answers come to.
+    """A model that is served; to be created in the event loop that receives its answers.
 
     Attributes:
         name: the name for people and clients.
@@ -53,7 +53,7 @@ class ServedModel:
             self.adapters = ServedAdapters(self.thread, engine.adapters, read_adapter)
 
     def close(self) -> None:
-        """Cancels its answers, and ends its threads; not for the event loop."""
+        """Cancels its answers, and ends its threads; not to be called in the event loop."""
         self.thread.close()
         self.grammars.close()
 

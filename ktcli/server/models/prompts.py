@@ -12,13 +12,14 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktcli.dialogue.local import LocalBackend
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.dialogue.splice import Spoken
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.server.http.inputsize import MARKED_WORK_MOST, rendering_work, require_room, too_long
 from ktcli.text.infill import Infill
 
@@ -44,7 +45,7 @@ class ChatRequest:
 
 
 class PromptMaker:
-    """Makes the prompts of one model; on the main thread only, but for `remember`.
+    """Makes the prompts of one model; on the main thread only, except for `remember`.
 
     Attributes:
         infill: the marks for a text between two others; None: the model has none.
@@ -61,7 +62,7 @@ class PromptMaker:
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """Returns the ids that go before a text outside any turn."""
+        """The ids that go before a text outside any turn."""
         return self._backend.texts.begin
 
     def of_messages(self, asked: ChatRequest) -> EncodedPrompt:
@@ -159,7 +160,7 @@ class PromptMaker:
             raise too_long(None if ids is None else len(ids), context)
 
     def remember(self, prompt: EncodedPrompt, text: str, ids: Sequence[int]) -> None:
-        """Keeps the ids of an answer for the prompts that continue it."""
+        """Stores the ids of an answer for the prompts that continue it."""
         spoken = Spoken(len(prompt.text), text, tuple(ids))
         if not text or not self._prompts.is_whole(spoken):
             return

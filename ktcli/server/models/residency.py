@@ -15,7 +15,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -27,18 +27,19 @@ from ktcli.engine.waiting import require_room
 from ktcli.errors import Busy, DeviceError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.records import dataclass
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.loaded import Lease, LoadedModel
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.source import FOREVER, ModelSource
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 
 T = TypeVar("T")
 
 
 class Counts(NamedTuple):
-    """Requests that are answered, and those that wait for their first step or for their model."""
+    """The numbers of running requests, and of those that wait for their first step or for their model."""
 
     running: int
     waiting: int
@@ -92,7 +93,7 @@ class Residency:
 
     @property
     def loaded(self) -> Sequence[LoadedModel]:
-        """Returns the models in memory, in the order in which they were loaded."""
+        """The models in memory, in the order in which they were loaded."""
         return tuple(self._loaded.values())
 
     def counts(self) -> Counts:
@@ -103,7 +104,7 @@ class Residency:
 
     @property
     def leases(self) -> int:
-        """Returns the number of leases of all models."""
+        """The number of leases of all models."""
         return sum(each.leases for each in self._loaded.values())
 
     def find(self, source: ModelSource) -> LoadedModel | None:
@@ -111,15 +112,17 @@ class Residency:
         return self._loaded.get(source.key)
 
     def recovering(self, source: ModelSource) -> bool:
-        """Tells whether a model's GPU failed, and it is about to be loaded again."""
+        """Returns whether a model's GPU failed, and it is about to be loaded again."""
         return source.key in self._recovering or self._has_failed(source)
 
     def unrecovered(self, source: ModelSource) -> Exception | None:
-        """Returns why a model whose GPU failed could not be loaded again; None: it could, or nothing failed."""
+        """Returns the error because of which a model could not be loaded again after its GPU failed; None: it could, or
+        nothing failed.
+        """
         return self._unrecovered.get(source.key)
 
     async def lease(self, source: ModelSource, keep_s: float | None = None) -> Lease:
-        """Returns a lease of a model, when it is in memory.
+        """Returns a lease of a model, once it is in memory.
 
         Args:
             keep_s: the seconds that it is to stay there afterwards; None: as before.
@@ -157,7 +160,7 @@ class Residency:
             self._changed.set()
 
     def drop(self, source: ModelSource) -> None:
-        """Unloads a model as soon as nobody uses it."""
+        """Unloads a model as soon as it is not in use."""
         if source.key in self._kept_s:
             self._kept_s[source.key] = 0.0
         if (loaded := self._loaded.get(source.key)) is not None:
@@ -321,7 +324,7 @@ class Residency:
             del self._recovering[source.key]
 
     def _has_failed(self, source: ModelSource) -> bool:
-        """Tells whether a model in memory answers nothing any more."""
+        """Returns whether a model in memory answers nothing any more."""
         return source.key in self._loaded and self._usable(source) is None
 
     def _usable(self, source: ModelSource) -> LoadedModel | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from ktcli.errors import Busy, DeviceError, NotFound
 from ktcli.manifest import PACK
 from ktcli.models import build
 from ktcli.models.pooling import TextPooling, read_pooling
+from ktcli.records import dataclass
 from ktcli.store import adapters, catalog, library
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
@@ -34,14 +35,14 @@ class Opened(Protocol):
     backend: LocalBackend
 
     def read_adapter(self, name: str) -> PackedAdapter:
-        """Reads an adapter of the library for it; on any thread.
+        """Returns an adapter of the library, read for this model; callable from any thread.
 
         Raises:
             KtError: there is none of this name for the model, or it cannot be used beside it.
         """
 
     def close(self) -> None:
-        """Writes what is to be kept between runs, and closes the model."""
+        """Writes the pages that are to be stored, and closes the model."""
 
     def forget(self) -> None:
         """Drops the reference to the backend, so that its memory can be freed."""
@@ -49,7 +50,7 @@ class Opened(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model without loading it.
+    """The facts of a model that are known without loading it.
 
     Attributes:
         context: the most positions that it was made for.
@@ -71,7 +72,7 @@ class ModelFacts:
 
     @property
     def task(self) -> str:
-        """What it is for, in Ollama's words."""
+        """Its task, in Ollama's words."""
         return "completion" if self.pooling is None else "embedding"
 
 
@@ -80,53 +81,53 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Returns the name for people and clients."""
+        """The name for people and clients."""
 
     @property
     def key(self) -> str:
-        """Returns the unique key of the model."""
+        """The unique key of the model."""
 
     @property
     def keep_s(self) -> float:
-        """Returns the seconds that it stays in memory when nobody uses it, unless a request says otherwise."""
+        """The seconds that it stays in memory without use, unless a request says otherwise."""
 
     @property
     def adapter(self) -> str:
-        """Returns the adapter of the library that is attached for its requests; empty: none."""
+        """The adapter of the library that is attached for its requests; empty: none."""
 
     def facts(self) -> ModelFacts:
-        """Returns the facts of the model; on any thread.
+        """Returns the facts of the model; callable from any thread.
 
         Raises:
             KtError: its files are damaged.
         """
 
     def fit(self, held: HeldMemory) -> MemoryFit:
-        """Tells whether it fits into memory; on any thread.
+        """Returns how the model fits into memory; callable from any thread.
 
         Raises:
             KtError: its files are damaged, or an option does not fit it.
         """
 
     def after_failure(self, error: DeviceError) -> str:
-        """Returns where the model runs after its GPU failed; empty: nowhere. See `talking.after_failure`."""
+        """Returns the device on which the model runs after its GPU failed; empty: none. See `talking.after_failure`."""
 
     def read_tokenizer(self) -> Tokenizer:
-        """Reads its tokenizer, which may take seconds; on any thread.
+        """Returns its tokenizer, read in some seconds; callable from any thread.
 
         Raises:
             KtError: its files are damaged.
         """
 
     def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
-        """Reads its other texts; on the main thread, which alone can stop a template.
+        """Returns its text files, read on the main thread, which alone can stop a template.
 
         Raises:
             KtError: its files are damaged.
         """
 
     def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
-        """Loads it; on any thread.
+        """Returns the model, loaded; callable from any thread.
 
         Args:
             is_stopped: asked while it is loaded; true: nobody wants it any more.
@@ -163,7 +164,7 @@ class StoredModel:
 
     @property
     def adapter(self) -> str:
-        """Empty: its requests get the engine as it was loaded."""
+        """The empty name: its requests use the engine as it was loaded."""
         return ""
 
     def facts(self) -> ModelFacts:
@@ -179,7 +180,7 @@ class StoredModel:
         return replace(found, identity=f"{found.identity}+{digest}")
 
     def fit(self, held: HeldMemory) -> MemoryFit:
-        """Returns how the model fits into memory beside what is held there."""
+        """Returns how the model fits into memory next to the models already there."""
         wanted, how = self.how.wanted, self.how
         if self.shorter and wanted.context is not None:
             context = min(wanted.context, self.facts().context)
@@ -187,19 +188,19 @@ class StoredModel:
         return fit_beside(self.ready, how, held)
 
     def after_failure(self, error: DeviceError) -> str:
-        """Returns where the model runs after its GPU failed; empty: nowhere."""
+        """Returns the device on which the model runs after its GPU failed; empty: none."""
         return after_failure(error, self.how)
 
     def read_tokenizer(self) -> Tokenizer:
-        """Reads the tokenizer from the pack."""
+        """Returns the tokenizer, read from the pack."""
         return load_tokenizer(self.ready.pack)
 
     def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
-        """Reads the other text files of the pack."""
+        """Returns the other text files, read from the pack."""
         return read_text_model(self.ready.name, self.ready.pack, tokenizer=tokenizer)
 
     def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
-        """Loads the model with the context that fits; stops when `is_stopped` says so."""
+        """Returns the model, loaded with the context that fits; stops when `is_stopped` returns True."""
         how = self.how
         wanted = replace(how.wanted, context=fit.context)
         listener = _Stoppable(how.listener, is_stopped)
@@ -210,7 +211,7 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedModel:
-    """A model that is served with several adapters, as one of them: the same engine, to which it is attached."""
+    """A model served with several adapters, as one of them: the same engine, to which the adapter is attached."""
 
     of: StoredModel
     adapter: str
@@ -222,7 +223,7 @@ class AdaptedModel:
 
     @property
     def key(self) -> str:
-        """The key of the model whose engine it is."""
+        """The key of the model with the engine."""
         return self.of.key
 
     @property
@@ -237,7 +238,7 @@ class AdaptedModel:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the adapter's files, as the library has it.
+        """The SHA-256 of the adapter's files, from the library.
 
         Raises:
             NotFound, BadCheckpoint: it is no longer there, or damaged.
@@ -245,23 +246,23 @@ class AdaptedModel:
         return digest_of(adapters.resolve(self.adapter))
 
     def fit(self, held: HeldMemory) -> MemoryFit:
-        """Returns how the model fits into memory beside what is held there."""
+        """Returns how the model fits into memory next to the models already there."""
         return self.of.fit(held)
 
     def after_failure(self, error: DeviceError) -> str:
-        """Returns where the model runs after its GPU failed."""
+        """Returns the device on which the model runs after its GPU failed; empty: none."""
         return self.of.after_failure(error)
 
     def read_tokenizer(self) -> Tokenizer:
-        """Reads the tokenizer from the pack."""
+        """Returns the tokenizer, read from the pack."""
         return self.of.read_tokenizer()
 
     def read_text_model(self, tokenizer: Tokenizer) -> TextModel:
-        """Reads the other text files of the pack."""
+        """Returns the other text files, read from the pack."""
         return self.of.read_text_model(tokenizer)
 
     def open(self, texts: TextModel, fit: MemoryFit, is_stopped: Callable[[], bool]) -> Opened:
-        """Loads the model, without an adapter attached."""
+        """Returns the model, loaded without an attached adapter."""
         return self.of.open(texts, fit, is_stopped)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from ktcli.errors import ContextFull, UsageError
 from ktcli.models.pooling import PoolingMode, TextPooling
+from ktcli.records import dataclass
 from ktcli.server.models.model import ServedModel
 from ktcli.text.control import Marked
 from ktcli.text.tokenizer import MAX_TOKEN_CHARS
@@ -52,14 +52,14 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextIds:
-    """The ids of one text, and the first of them whose hidden row counts."""
+    """The ids of one text, and the index of the first whose hidden row counts."""
 
     ids: NDArray[np.int32]
     since: int
 
 
 class TextCutter:
-    """Cuts the texts of a request into ids, with those around them; `cut` is for the main thread."""
+    """Encodes the texts of a request, with the ids around them; `cut` is for the main thread."""
 
     def __init__(self, model: ServedModel, pooling: TextPooling, asked: EmbeddingRequest) -> None:
         engine, texts = model.backend.engine, model.texts
@@ -71,7 +71,7 @@ class TextCutter:
         self._words = 0
 
     def parts(self) -> Iterator[Sequence[int]]:
-        """Yields the numbers of texts that are cut in one job.
+        """Yields ranges of texts that are encoded in one job each.
 
         Raises:
             UsageError: the texts have too many characters.
@@ -199,7 +199,7 @@ def shortened(pooling: TextPooling, dimensions: int | None, own: int, name: str)
 
 
 def require_few(inputs: int, dimensions: int, field: str) -> None:
-    """Checks the number of texts of a request, and of numbers in their vectors.
+    """Raises an error if a request has too many texts, or numbers in their vectors.
 
     Raises:
         UsageError: there are too many.

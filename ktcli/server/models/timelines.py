@@ -27,12 +27,13 @@ class Timelines:
 
     @property
     def due(self) -> bool:
-        """Tells whether there is something for `sweep`."""
+        """Whether `sweep` has something to do."""
         return bool(self._closing)
 
     def take(self, conversation: str) -> Sequence | None:
-        """Returns the timeline on which a conversation goes on, a new one if need be; all others are closed. None: the
-        conversation has no name, and is not kept."""
+        """Returns the timeline that a conversation continues, a new one if need be; all others are closed. None: the
+        conversation has no name, and is not kept.
+        """
         found = self._kept.pop(conversation, None)
         self._closing += self._kept.values()
         self._kept.clear()
@@ -41,17 +42,17 @@ class Timelines:
         return found or self._engine.sequence()
 
     def begin(self, answer: Answer, conversation: str, sequence: Sequence | None) -> None:
-        """Notes that an answer is computed on a timeline that was taken."""
+        """Records that an answer is computed on a timeline that was taken."""
         if sequence is not None:
             self._used[answer] = conversation, sequence
 
     def give_up(self, sequence: Sequence | None) -> None:
-        """Notes that no answer is computed on a timeline that was taken: `sweep` closes it."""
+        """Records that no answer is computed on a timeline that was taken: `sweep` closes it."""
         if sequence is not None:
             self._closing.append(sequence)
 
     def end(self, answer: Answer, *, keep: bool) -> None:
-        """Notes that an answer has ended; its timeline is kept if `keep`, else `sweep` closes it."""
+        """Records that an answer has ended; its timeline is kept if `keep`, else `sweep` closes it."""
         conversation, sequence = self._used.pop(answer, ("", None))
         if sequence is None:
             return
@@ -61,7 +62,7 @@ class Timelines:
             self._closing.append(sequence)
 
     def sweep(self) -> None:
-        """Closes the timelines that nobody goes on with."""
+        """Closes the timelines that are not continued."""
         closing, self._closing = self._closing, []
         for sequence in closing:
             with contextlib.suppress(KtError):  # of a device that failed

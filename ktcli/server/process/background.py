@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from ktcli import config
 from ktcli.errors import ExitCode, KtError
+from ktcli.records import dataclass
 from ktcli.server.process.discovery import END_S
 from ktcli.server.process.supervisor import (
     DONE,
@@ -45,7 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server that answers requests in the background.
+    """A background server that is ready.
 
     Attributes:
         said: what it says of itself.
@@ -59,7 +59,7 @@ class Started:
 
 
 class NotStarted(KtError):
-    """A server in the background ended before it answered requests."""
+    """Raised when a background server ended before it was ready."""
 
 
 def log_path(port: int) -> Path:
@@ -68,8 +68,8 @@ def log_path(port: int) -> Path:
 
 
 def start(words: Sequence[str], port: int, progress: Progress) -> Started:
-    """Starts a server and waits until it answers requests. If that is interrupted, or this process is told to end, the
-    server is stopped again.
+    """Starts a server in the background, waits until it is ready, and returns it. If that is interrupted, or this
+    process is told to end, the server is stopped again.
 
     Args:
         words: the command line behind `kt`.

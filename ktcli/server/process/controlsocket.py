@@ -23,7 +23,7 @@ Answer = Callable[[Any], Any]  # of the body: a value of JSON, None where there 
 
 
 class Refused(msgspec.Struct):
-    """An error, as whoever asked is told it."""
+    """An error whose message is sent to the client."""
 
     message: str
     hint: str = ""
@@ -31,7 +31,7 @@ class Refused(msgspec.Struct):
 
 
 class ControlAnswers:
-    """A thread that answers at a Unix socket until the socket is closed.
+    """A thread that answers requests at a Unix socket until the socket is closed.
 
     Args:
         listening: the socket, which whoever made it closes.
@@ -42,7 +42,7 @@ class ControlAnswers:
         self._listening, self._answers = listening, answers
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts the thread."""
         Daemon(self._accept, name="kt-control").start()
 
     def _accept(self) -> None:

@@ -16,7 +16,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ import msgspec
 from ktcli.errors import Busy, KtError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.records import dataclass
 from ktcli.server.process.draintime import DRAIN_MOST_S
 from ktcli.store.places import run_folder, server_sockets
 
@@ -39,7 +39,7 @@ _Second = Annotated[int, msgspec.Meta(ge=0, le=253_000_000_000)]  # until the ye
 
 
 class LoadedStatus(msgspec.Struct):
-    """What a server says of a model that it has in memory.
+    """A server's report on a model that it has in memory.
 
     Attributes:
         memory_bytes: what it takes of memory with whole contexts.
@@ -57,7 +57,7 @@ class LoadedStatus(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """What a server says of itself.
+    """A server's report on itself.
 
     Attributes:
         model: the one that it was started with.
@@ -103,11 +103,11 @@ class FoundServer:
 
     @property
     def name(self) -> str:
-        """Returns the name for messages: its model, else its port."""
+        """The name for messages: its model, else its port."""
         return self.status.model if self.status else self.socket.stem
 
     def is_meant_by(self, word: str) -> bool:
-        """Tells whether a word names this server: its model, an alias of that, or its port."""
+        """Returns whether a word names this server: its model, an alias of that, or its port."""
         names = (self.status.model, *self.status.aliases) if self.status else ()
         return word == self.socket.stem or word in names
 
@@ -160,7 +160,7 @@ def _body_of(connection: socket.socket, path: bytes, body: bytes | None = None) 
 
 
 def stop(server: FoundServer, drain_s: float | None = None) -> None:
-    """Stops a server and waits until it has ended; answers may finish for a while, as with Ctrl-C.
+    """Stops a server and waits until it has ended; answers may finish within its drain time, as with Ctrl-C.
 
     Args:
         drain_s: the seconds that they may take; None: as many as the server was started with.
@@ -217,7 +217,7 @@ def _set_drain(server: FoundServer, seconds: float) -> None:
 
 @contextlib.contextmanager
 def connected(path: Path) -> Iterator[socket.socket]:
-    """Yields a connection to the socket at `path`, however long that is: the system takes 107 bytes.
+    """Yields a connection to the socket at `path`, however long the path is: the system's limit is 107 bytes.
 
     Raises:
         OSError: nobody listens there, or another user's process, to which nothing is to be said.

@@ -14,7 +14,7 @@ _TELL_S = 2.0  # in which answers that are ended then tell their clients
 
 
 class Drain:
-    """Counts the requests that are being answered; for the event loop only.
+    """The count of the requests in progress; for the event loop only.
 
     Args:
         seconds: that they may take to finish.
@@ -30,13 +30,13 @@ class Drain:
         self._quiet.set()
 
     def require_running(self, path: str) -> None:
-        """Checks that a path is still answered. Raises: Refusal: the server is shutting down."""
+        """Raises an error if a path is not answered any more. Raises: Refusal: the server is shutting down."""
         if self.begun and not _is_always_answered(path):
             raise _refusal("the server is shutting down and accepts no new requests", self.seconds)
 
     @contextmanager
     def answering(self, path: str) -> Iterator[None]:
-        """Counts a request as in progress during the block.
+        """Opens a context that counts a request as in progress.
 
         Raises:
             Refusal: the server is shutting down.
@@ -60,7 +60,7 @@ class Drain:
         self._quiet.set()
 
     async def finished(self) -> bool:
-        """Waits until no request is being answered, or the time is over; returns whether all have finished."""
+        """Waits until no request is in progress, or the time is over; returns whether all have finished."""
         return await self._is_quiet_in(self.seconds)
 
     async def told(self) -> None:
@@ -82,7 +82,7 @@ def _is_always_answered(path: str) -> bool:
 
 
 def cut_off() -> Refusal:
-    """Returns the error of an answer that the shutdown cut off."""
+    """Returns the error of an answer that was cut off by the shutdown."""
     return _refusal("the server shut down before the answer was complete", 0.0)
 
 

@@ -12,7 +12,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def on_end_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls `stop` for each such signal while the context lasts; those that the parent set to be ignored stay so."""
+    """Opens a context in which `stop` is called for each signal that ends the process; signals that the parent process
+    ignored stay ignored.
+    """
 
     def heard(number: int, frame: FrameType | None) -> None:
         stop()

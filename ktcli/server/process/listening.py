@@ -25,7 +25,7 @@ _BACKLOG = 1024
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when its headers do not come; uvicorn itself waits for ever."""
+    """A connection that is closed when its headers do not arrive in time; uvicorn itself waits for ever."""
 
     _deadline: asyncio.TimerHandle | None = None
 

@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ktcli.errors import gib
 from ktcli.measure.request_trace import TracedRequest
+from ktcli.records import dataclass
 from ktcli.server.process.tracefile import MOST_BYTES, BlockHasher, TraceFile
 from ktcli.threads import Daemon
 
@@ -61,8 +61,8 @@ class RequestRecorder:
         self._thread.start()
 
     def begin(self, space: str, ids: Sequence[int]) -> Callable[[int], None]:
-        """Notes a request that has come; returns what notes its end, given the tokens of its answers. Both cost next to
-        nothing, on any thread.
+        """Records the arrival of a request; returns a function that records its end, given the tokens of its answers.
+        Both cost next to nothing, on any thread.
 
         Args:
             space: whatever decides beside the ids who shares blocks, see `BlockHasher`.
@@ -82,7 +82,7 @@ class RequestRecorder:
             self._changed.notify()
 
     def close(self) -> None:
-        """Writes what is left, requests that have not ended as if they had, and closes the file."""
+        """Writes all pending requests, unfinished ones as if they had ended, and closes the file."""
         with self._changed:
             self._closing = True
             self._changed.notify()

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import DeviceError
+from ktcli.records import dataclass
 from ktcli.server.http.app import application
 from ktcli.server.http.state import Rules, ServerState
 from ktcli.server.models.catalogue import Catalogue, ModelIndex
@@ -35,7 +36,8 @@ from ktcli.server.process.terminal import StartingTerminal
 from ktcli.server.tracing.spans import Trace
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer
-from ktcli.threads import Daemon, Threads
+from ktcli.threadpool import Threads
+from ktcli.threads import Daemon
 
 _TICK_S = 1.0
 FILE_THREADS = 2  # for what would hold the loop up: the library is read, large bodies are looked at
@@ -44,7 +46,7 @@ _GRACE_S = 2  # for connections whose requests are through
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is served, and how.
+    """The options of a server: the model, the addresses and the limits.
 
     Attributes:
         own: the model that is loaded at the start, and answers to names that mean no other.
@@ -75,7 +77,7 @@ class Service:
 
 
 class Serving:
-    """A server that runs until it is told to stop.
+    """A server that runs until it is stopped.
 
     Attributes:
         state: what its handlers share; None: it has not begun.
@@ -91,7 +93,7 @@ class Serving:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Serves until `stop`, or a signal; on the main thread.
+        """Serves until `stop`, or a signal; to be called on the main thread.
 
         Raises:
             KtError: the model cannot be loaded.
@@ -107,7 +109,7 @@ class Serving:
             raise self._error
 
     def stop(self) -> None:
-        """Lets answers finish for a while, see `Rules.drain_s`, and ends; the second call ends them at once."""
+        """Ends the server once answers have finished or `Rules.drain_s` is over; the second call ends them at once."""
         server, loop = self._server, self._loop
         if server is not None:
             server.force_exit = self._stopping

@@ -23,7 +23,9 @@ _EVERY_S = 0.1  # progress is told
 
 
 class Supervisor:
-    """Whoever started this process and wants to know how far it is; nobody, where the environment names none."""
+    """The connection to the process that started this one and waits until it is ready; none, unless the environment
+    names it.
+    """
 
     def __init__(self) -> None:
         # Processes that this one starts have nothing to tell.
@@ -31,7 +33,7 @@ class Supervisor:
         self._address = "\0" + name[1:] if name.startswith("@") else name
 
     def tell(self, **values: object) -> None:
-        """Sends a datagram; a supervisor that is gone, or that does not read, receives nothing."""
+        """Sends a datagram; lost if the supervisor has ended, or does not read."""
         if not self._address:
             return
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in values.items())
@@ -43,7 +45,7 @@ class Supervisor:
                 return
 
     def ready(self, said: str) -> None:
-        """Tells that requests are answered.
+        """Sends that requests are answered from now on.
 
         Args:
             said: a sentence about it.
@@ -76,7 +78,7 @@ class SupervisedListener:
         self._listener.warn(text)
 
     def agree(self, offer: Iterable[str], command: str) -> None:
-        """Passes an offer to pull on to the listener, which raises if it may not be."""
+        """Passes an offer to pull on to the listener, which raises to refuse it."""
         self._listener.agree(offer, command)
 
     def progress(

@@ -6,12 +6,12 @@ import os
 
 
 class StartingTerminal:
-    """The terminal at which the process was started, if there was one."""
+    """The terminal from which the process was started, if there was one."""
 
     def __init__(self) -> None:
         self._files = [each for each in range(3) if os.isatty(each)]
 
     @property
     def is_closed(self) -> bool:
-        """Tells whether there was a terminal and it is closed; a closed one no longer says that it is one."""
+        """Whether there was a terminal and it is closed; `isatty` is false for a closed one."""
         return bool(self._files) and not any(os.isatty(each) for each in self._files)

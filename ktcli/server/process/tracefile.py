@@ -33,7 +33,7 @@ _ID_BITS = 53  # that every reader of JSON keeps
 
 
 class BlockHasher:
-    """Numbers the blocks of prompts.
+    """Assigns numbers to the blocks of prompts, by a keyed hash.
 
     Args:
         key: the key of the hashes.
@@ -44,7 +44,7 @@ class BlockHasher:
 
     @classmethod
     def of_library(cls) -> BlockHasher:
-        """Returns the one of the library, whose key is made if there is none.
+        """Returns the hasher with the library's key, which is created if there is none.
 
         Raises:
             KtError: the key cannot be read or written.
@@ -65,7 +65,7 @@ class BlockHasher:
         return cls(key)
 
     def numbers(self, space: str, ids: Sequence[int]) -> list[int]:
-        """Returns a number for each block of a prompt, the last of which may be a part of one.
+        """Returns a number for each block of a prompt, the last of which may be shorter.
 
         Args:
             space: whatever else decides who shares blocks: model, adapter, salt.
@@ -96,7 +96,8 @@ class TraceFile:
 
     @classmethod
     def open(cls, path: Path) -> TraceFile:
-        """Opens a trace, which is made if it is not there; what a killed server wrote half is cut off.
+        """Returns a trace file opened for appending, created if need be; an incomplete line of a killed server is cut
+        off.
 
         Raises:
             UsageError: it is not a trace of blocks of BLOCK_TOKENS, others can read it, or it is full.
@@ -143,7 +144,7 @@ class TraceFile:
         return True
 
     def close(self) -> None:
-        """Closes the file, which gives back the lock."""
+        """Closes the file, which releases its lock."""
         os.close(self._descriptor)
 
 

@@ -18,7 +18,7 @@ def address_of(said: str) -> ServerAddress:
 
 
 def require_different(addresses: Sequence[ServerAddress]) -> None:
-    """Checks that no server is there twice, under another name of its machine either.
+    """Raises an error if two addresses are the same server, other names of its machine included.
 
     Raises:
         UsageError: one is; the sentence names it.

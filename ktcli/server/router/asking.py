@@ -19,7 +19,7 @@ from ktcli.errors import KtError, UsageError, hinted
 from ktcli.server.router.counters import Counters, cached_share, counters_in, mean, ratio
 from ktcli.server.router.facts import ServerFacts
 from ktcli.smallfiles import json_object
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class _Info(msgspec.Struct):
 def facts_of_those_there(
     addresses: Sequence[ServerAddress], key: str, model: str = ""
 ) -> tuple[tuple[ServerFacts, ...], tuple[tuple[ServerAddress, KtError], ...]]:
-    """Returns the facts of the servers that answer, and the others with the reasons; all are asked at the same time.
+    """Returns the facts of the servers that respond, and the others with the reasons; all are asked at the same time.
 
     Args:
         key: the API key to show; empty: none.
@@ -143,12 +143,12 @@ def facts_of(address: ServerAddress, key: str, model: str = "") -> ServerFacts:
 
 
 def context_of(address: ServerAddress, key: str, model: str) -> int | None:
-    """Returns the context that a server lists for a model; None: it does not say. Raises: as `facts_of`."""
+    """Returns the context that a server lists for a model; None: it lists none. Raises: as `facts_of`."""
     return _row(address, _models_of(address, key), model).context
 
 
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
-    """Returns the facts of a server with what its counters say of its traffic."""
+    """Returns the facts of a server, completed by the traffic in its counters."""
     measured_s = mean(counters, "inter_token_latency_seconds", "time_per_output_token_seconds")
     return replace(
         facts,

@@ -37,7 +37,7 @@ def status(port: int) -> RouterStatus:
 
 
 def change(port: int, address: ServerAddress, *, adds: bool) -> RouterStatus:
-    """Adds a server to the router on a port, or removes one, and returns the router's status then.
+    """Adds a server to the router on a port, or removes one; returns the router's new status.
 
     Raises:
         NotFound: none runs there. KtError: it refuses that, with its reason.

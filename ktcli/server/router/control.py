@@ -26,7 +26,9 @@ class ServerChange(msgspec.Struct):
 
 
 def answer_at(listening: socket.socket, router: RouterSupervisor) -> None:
-    """Begins to answer questions about a router, and to change it, at a socket, until the socket is closed."""
+    """Starts to answer requests for a router's status, and to change its servers, at a socket, until the socket is
+    closed.
+    """
     answers = {
         ("GET", SERVER): lambda _: server_status(router),
         ("GET", STATUS): lambda _: status_of_router(router),
@@ -44,7 +46,7 @@ def _change(body: Any) -> ServerChange:
 
 
 def server_status(router: RouterSupervisor) -> Status:
-    """Returns what `kt ps` shows of a router."""
+    """Returns the status of a router for `kt ps`."""
     settings = router.settings
     first = router.servers[0]
     return Status(

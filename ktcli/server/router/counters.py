@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from ktcli.records import dataclass
 
 _PREFIXES = ("kt_", "vllm:", "sglang:", "")
 _MOST_LINES = 50_000
@@ -37,7 +38,7 @@ class Counters:
 
 
 def counters_in(text: bytes) -> Counters:
-    """Returns the counters in a text; lines that are malformed are left out."""
+    """Returns the counters in a text of Prometheus; malformed lines are left out."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[tuple[str, Labels], float] = {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself.
+    """A server's report on itself, as a router needs it.
 
     Attributes:
         url: its address: "http://10.0.0.2:11435".
@@ -35,7 +35,7 @@ class ServerFacts:
 
 
 def require_agreement(servers: Sequence[ServerFacts]) -> None:
-    """Checks that servers can stand in for one another.
+    """Raises an error if servers cannot replace one another.
 
     Raises:
         UsageError: two have different models or contexts; the sentence names them.

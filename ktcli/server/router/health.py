@@ -10,13 +10,13 @@ _DRAINING = "draining"
 
 
 class HealthLog:
-    """Compares what a router says of its servers with what it said before."""
+    """Compares a router's report on its servers with the report before."""
 
     def __init__(self) -> None:
         self._well: dict[str, bool] = {}
 
     def changes(self, workers: Sequence[Worker]) -> list[str]:
-        """Returns a sentence for each server whose health has changed; a new one that is well is none."""
+        """Returns a sentence for each server whose health has changed; a new healthy one is no change."""
         said = []
         for each in workers:
             if each.status == _DRAINING:  # it was removed

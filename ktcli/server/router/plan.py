@@ -8,9 +8,10 @@ conversation's own second question goes elsewhere. Measured with the servers of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 
+from ktcli.records import dataclass
 from ktcli.server.router.facts import ServerFacts
 
 # Until it is learned what conversations begin with. With 0.6, eight clients without anything in common found 95 % of
@@ -47,7 +48,7 @@ class RoutingPlan:
 
 @dataclass(frozen=True, slots=True)
 class RouterPlace:
-    """Where a router listens; its metrics are on this machine's loopback.
+    """The address of a router; its metrics are on this machine's loopback.
 
     Attributes:
         drain_s: the seconds that answers may take to finish when it is stopped.
@@ -78,7 +79,7 @@ class RouterKeys:
 
     @property
     def first(self) -> str:
-        """The key by which kt and the router themselves ask the servers; empty: there is none."""
+        """The key with which kt and the router themselves send requests to the servers; empty: there is none."""
         return self.users[0][1] if self.users else ""
 
     def hidden(self) -> RouterKeys:
@@ -87,7 +88,7 @@ class RouterKeys:
 
 
 def plan_for(servers: Sequence[ServerFacts]) -> RoutingPlan:
-    """Returns the numbers for servers that agree, at least one."""
+    """Returns the router's parameters for one or more servers that agree."""
     threshold, why = _threshold(servers)
     streams = min(each.streams or _STREAMS for each in servers)
     return RoutingPlan(threshold, why, max(1, streams // _SPILL_PART), _timeout_s(servers))
@@ -113,7 +114,7 @@ def _timeout_s(servers: Sequence[ServerFacts]) -> int:
 def arguments(
     urls: Sequence[str], plan: RoutingPlan, place: RouterPlace, keys: RouterKeys
 ) -> list[str]:
-    """Returns the words of smg's command line.
+    """Returns the arguments of smg's command line.
 
     Args:
         urls: the addresses of the servers.

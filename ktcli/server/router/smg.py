@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import quote
 
 import msgspec
 
 from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError
+from ktcli.records import dataclass
 from ktcli.server.router.asking import HttpReply, ask
 from ktcli.server.router.counters import Counters, counters_in
 from ktcli.server.router.plan import RouterPlace
@@ -39,7 +40,7 @@ class _Workers(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """How many of its servers smg can use."""
+    """The number of its servers that smg can use."""
 
     healthy_workers: int = 0
 
@@ -61,7 +62,7 @@ class SmgClient:
         return ServerAddress("http", here(self.place.host), self.place.port)
 
     def readiness(self) -> Readiness | None:
-        """Returns how many servers it can use; None: it does not answer."""
+        """Returns how many servers it can use; None: it does not respond."""
         try:
             reply = ask(self._address, "/readiness", answer_s=2.0)
             return msgspec.json.decode(reply.body, type=Readiness)
@@ -92,7 +93,7 @@ class SmgClient:
             time.sleep(_POLL_S)
 
     def remove(self, url: str) -> None:
-        """Takes a server out, whose answers go on, and waits until they have ended.
+        """Removes a server and waits until its answers have ended.
 
         Raises:
             KtError: they do not end.
@@ -109,7 +110,7 @@ class SmgClient:
             time.sleep(_POLL_S)
 
     def counters(self) -> Counters:
-        """Returns what it counts; nothing if it does not answer."""
+        """Returns its counters; none if it does not respond."""
         address = ServerAddress("http", "127.0.0.1", self.place.metrics_port)
         try:
             return counters_in(ask(address, "/metrics").body)
@@ -128,5 +129,5 @@ class SmgClient:
 
 
 def here(host: str) -> str:
-    """Returns the address at which this machine reaches a program of its own that listens at another."""
+    """Returns the address by which this machine reaches one of its own programs that listens at another address."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -13,7 +13,7 @@ from ktcli.server.router.counters import Counters, cached_share, counters_in
 from ktcli.server.router.plan import RoutingPlan, plan_for
 from ktcli.server.router.smg import Worker
 from ktcli.server.router.supervision import RouterSupervisor
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 
 _ASK_S = 2.0  # in which a server gives its counters
 _AT_ONCE = 16
@@ -21,7 +21,7 @@ ABSENT, UNUSED = "not used", "unknown"
 
 
 class RoutedServer(msgspec.Struct):
-    """What a router has sent to one server.
+    """The counts of requests that a router has sent to one server.
 
     Attributes:
         state: "ready", "unhealthy", "draining" or a word of smg's.
@@ -41,7 +41,7 @@ class RoutedServer(msgspec.Struct):
 
 
 class RouterStatus(msgspec.Struct):
-    """What a router is and has done since it was started.
+    """The state of a router, and its counts since it was started.
 
     Attributes:
         since: seconds since 1970.
@@ -76,7 +76,7 @@ class RouterStatus(msgspec.Struct):
 
 
 def status_of_router(router: RouterSupervisor) -> RouterStatus:
-    """Returns the status of a router that runs, whose servers are asked for their counters.
+    """Returns the status of a running router, with the counters of its servers.
 
     Raises:
         KtError: the router does not answer.
@@ -121,7 +121,7 @@ def routed_servers(
     router: Counters,
     theirs: Mapping[str, Counters],
 ) -> list[RoutedServer]:
-    """Returns what a router has sent to its servers.
+    """Returns the counts of requests that a router has sent to its servers.
 
     Args:
         workers, theirs: what the router says of a server, and the server's own counters, by its address.
@@ -149,7 +149,7 @@ def routed_servers(
 
 
 def suggested(router: RouterSupervisor, theirs: Mapping[str, Counters]) -> RoutingPlan:
-    """Returns the numbers with which a router of these servers would be started now.
+    """Returns the parameters with which a router of these servers would be started now.
 
     Args:
         theirs: the counters of its servers, by their addresses.

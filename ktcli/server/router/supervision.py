@@ -1,8 +1,8 @@
-"""Keeps a router running: starts it, says when it is ready, starts it again after a crash, ends it when told.
+"""Keeps a router running, see `process.childsupervisor`; says when it is ready, and which servers it routes to.
 
-What it routes to is kept here, so that servers that were added are there after a crash, too. A signal only counts; the
-main thread looks at the count, ten times a second. Another thread asks the servers, which may hang: those that did not
-answer yet, and all of them whether they are what they were.
+What it routes to is kept here, so that servers that were added are there after a crash, too. Another thread than the
+main one asks the servers, which may hang: those that did not answer yet, and all of them whether they are what they
+were.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from ktcli.assembly.listener import Listener
 from ktcli.client.address import ServerAddress
-from ktcli.errors import KtError, NotFound, UsageError, counted
-from ktcli.server.process.endsignals import on_end_signals
+from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.records import dataclass
+from ktcli.server.process.childsupervisor import POLL_S, ChildSupervisor, RestartPace
 from ktcli.server.router.address import address_of, same_as
 from ktcli.server.router.asking import context_of, facts_of
 from ktcli.server.router.facts import ServerFacts, require_agreement
@@ -29,15 +30,13 @@ from ktcli.threads import Daemon
 
 READY_S = 60.0  # in which a router that starts can use a server
 CHECK_S = 60.0  # after which a server is asked whether it is what it was
-_POLL_S = 0.1
 _STEADY_S = 60.0  # that a router has run when a crash does not count with earlier ones
 _BACKOFF_S, _BACKOFF_MOST_S = 1.0, 30.0  # before it is started again; twice as long each time
-_CRASHES_MOST = 5  # one after the other, until it is given up
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """What is routed, and how.
+    """The options of a router: its servers, address and limits.
 
     Attributes:
         servers: those that answered.
@@ -54,29 +53,23 @@ class RouterSettings:
     model: str = ""
 
 
-class RouterSupervisor:
-    """A router that runs until it is told to stop.
+class RouterSupervisor(ChildSupervisor[RouterProcess]):
+    """A router that runs until it is stopped, and the servers that it routes to."""
 
-    Args:
-        ready: called when it can be used, the first time only.
-    Attributes:
-        since: when it was started, seconds since 1970.
-        restarts: how often it was started again after a crash.
-    """
+    what = "router"
 
     def __init__(
         self, settings: RouterSettings, listener: Listener, ready: Callable[[], None]
     ) -> None:
-        self.settings, self.since, self.restarts = settings, int(time.time()), 0
+        pace = RestartPace(_STEADY_S, _BACKOFF_S, _BACKOFF_MOST_S)
+        super().__init__(pace, settings.place.drain_s, listener, ready)
+        self.settings = settings
         self.client = SmgClient(settings.place, settings.keys.control)
-        self._listener, self._ready = listener, ready
         self._servers = {each.url: each for each in settings.servers}
         self._absent = list(settings.absent)
         self._told: dict[str, str] = {}  # what was said last of servers that are not used
         self._health_changed = threading.Event()
-        self._stops = 0
         self._changing = threading.Lock()
-        self._process: RouterProcess | None = None
 
     @property
     def servers(self) -> tuple[ServerFacts, ...]:
@@ -93,37 +86,10 @@ class RouterSupervisor:
         """The process of the router; 0: none runs."""
         return self._process.pid if self._process else 0
 
-    def stop(self) -> None:
-        """Lets answers finish and ends; the second call ends them at once."""
-        self._stops += 1
-
-    def run(self) -> None:
-        """Routes until `stop`, or a signal; on the main thread.
-
-        Raises:
-            KtError: it does not start, or crashes again and again.
-        """
-        crashes = 0
-        with on_end_signals(self.stop):
-            try:
-                while not self._stops:
-                    process = self._process = self._started()
-                    self._run_once(process)
-                    if self._stops:
-                        self._end(process)
-                    else:
-                        steady = time.monotonic() - process.began_s > _STEADY_S
-                        crashes = 1 if steady else crashes + 1
-                        self._after_crash(process, crashes)
-            finally:
-                self.stop()  # for the thread that asks servers
-                if self._process is not None and self._process.ended() is None:
-                    self._process.kill()
-
     # --- servers come and go --------------------------------------------------------------------
 
     def add(self, address: ServerAddress) -> ServerFacts:
-        """Adds a server that agrees with the others, and returns its facts.
+        """Adds a server that agrees with the others; returns its facts.
 
         Raises:
             KtError: it does not answer, disagrees, or is there already.
@@ -146,7 +112,7 @@ class RouterSupervisor:
             )
 
     def remove(self, address: ServerAddress) -> None:
-        """Takes a server out, whose answers may finish.
+        """Removes a server, whose answers in progress may finish.
 
         Raises:
             NotFound: it is not one of them. UsageError: it is the last.
@@ -225,17 +191,20 @@ class RouterSupervisor:
 
     # --- the process ----------------------------------------------------------------------------
 
-    def _run_once(self, process: RouterProcess) -> None:
-        """Waits until the router is ready, and then until it has ended or is to be stopped.
-
-        Raises:
-            KtError: it does not become ready the first time.
-        """
+    def _run_once(self, process: RouterProcess) -> KtError | None:
         is_ready = self._is_ready(process)
-        if self._stops or (self.restarts and not is_ready):
-            return
-        if not is_ready:
+        if not (self._stops or self.restarts or is_ready):
             raise self._not_ready(process)
+        if is_ready and not self._stops:
+            self._run_ready(process)
+        if self._stops:
+            return None
+        if process.ended() is None:
+            process.kill()
+        return KtError(f"{self.settings.engine.label} ended by itself: {process.why()}")
+
+    def _run_ready(self, process: RouterProcess) -> None:
+        """Passes on what becomes of the servers, until the router has ended or is to be stopped."""
         if not self.restarts:
             self._ready()
             Daemon(self._watch, name="kt-route-servers").start()
@@ -254,7 +223,7 @@ class RouterSupervisor:
     def _is_ready(self, process: RouterProcess) -> bool:
         """Waits until it can use all its servers, or any of them after a while; returns whether it can."""
         until = time.monotonic() + READY_S
-        while process.ended() is None and not self._stops_in(_POLL_S):
+        while process.ended() is None and not self._stops_in(POLL_S):
             found = self.client.readiness()
             healthy = found.healthy_workers if found else 0
             if healthy >= len(self._servers):
@@ -272,43 +241,5 @@ class RouterSupervisor:
             )
         return KtError(f"{self.settings.engine.label} ended at its start: {process.why()}")
 
-    def _after_crash(self, process: RouterProcess, crashes: int) -> None:
-        """Waits before the router is started again.
-
-        Raises:
-            KtError: it crashes again and again.
-        """
-        if process.ended() is None:
-            process.kill()
-        said = f"{self.settings.engine.label} ended by itself: {process.why()}"
-        if crashes >= _CRASHES_MOST:
-            raise KtError(f"{said}; that was the {crashes}th time in a row")
-        wait_s = min(_BACKOFF_S * 2.0 ** (crashes - 1), _BACKOFF_MOST_S)
-        self._listener.warn(f"{said}; it is started again in {wait_s:.0f} s")
-        self.restarts += 1
-        self._stops_in(wait_s)
-
-    def _end(self, process: RouterProcess) -> None:
-        """Ends the router, by force if it takes too long or a second stop comes."""
-        drain_s, before = self.settings.place.drain_s, self._stops
-        process.stop()
-        if process.ended() is None:
-            answers = f"answers have up to {counted(drain_s, 'second')} to finish"
-            self._listener.note(f"{answers}; Ctrl-C again ends at once")
-        until = time.monotonic() + stop_s(drain_s)
-        while not process.wait(_POLL_S):
-            if self._stops > before:
-                process.kill()
-            elif time.monotonic() > until:
-                self._listener.warn("the router did not end by itself; it was killed")
-                process.kill()
-
-    def _stops_in(self, seconds: float) -> bool:
-        """Waits, no longer than the router runs; returns whether it is to be stopped."""
-        until, process = time.monotonic() + seconds, self._process
-        was_running = process is not None and process.ended() is None
-        while not self._stops and (left := until - time.monotonic()) > 0:
-            time.sleep(min(_POLL_S, left))
-            if was_running and process is not None and process.ended() is not None:
-                break
-        return self._stops > 0
+    def _end_s(self) -> float:
+        return stop_s(self.drain_s)

@@ -39,11 +39,11 @@ class BoundedLog:
         return tuple(self._last)
 
     def forget(self) -> None:
-        """Drops the last lines, not those of the file: what follows is another process's."""
+        """Clears the last lines in memory, not those of the file: another process begins."""
         self._last.clear()
 
     def write(self, line: bytes) -> None:
-        """Adds a line; a disk that is full loses it, and the engine goes on."""
+        """Adds a line; it is lost if the disk is full."""
         text = line.decode("utf-8", "replace").strip()
         if text:
             self._last.append(text[-_KEPT_CHARS:])
@@ -55,7 +55,7 @@ class BoundedLog:
             return
 
     def close(self) -> None:
-        """Closes the file; what is written afterwards is dropped."""
+        """Closes the file; later lines are dropped."""
         file, self._file = self._file, -1
         os.close(file)
 

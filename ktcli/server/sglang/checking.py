@@ -6,19 +6,17 @@ with its name; so is a flag that the engine has come to require.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ktcli.errors import KtError, UsageError
 from ktcli.server.sglang.flags import SWITCH, EngineFlag, FlagTable, require_parsed
 from ktcli.server.sglang.line import EngineOption, ServerLine
 
 
 class OtherFlags(KtError):
-    """The installed engine does not take the command line that kt writes."""
+    """Raised when the installed engine does not accept kt's command line."""
 
 
 def require_accepted(line: ServerLine, found: FlagTable, tested: FlagTable) -> None:
-    """Checks that an engine takes a command line, and means by it what the tested one means.
+    """Raises an error unless an engine accepts a command line, with the same meaning as in the tested version.
 
     Args:
         found, tested: the flags of the engine that is to run, and of the version that kt was tested with.
@@ -65,9 +63,3 @@ def _refused(what: str) -> OtherFlags:
         f"the installed sglang-kt has other flags than this kt was tested with: {what}",
         hint="install the tested version: kt engine rm sglang-kt, then kt engine install sglang-kt",
     )
-
-
-def unknown_flags(words: Sequence[str], table: FlagTable) -> list[str]:
-    """Returns the flags of a command line that a version does not have."""
-    have = table.by_name()
-    return [word for word in words if word.startswith("--") and word not in have]

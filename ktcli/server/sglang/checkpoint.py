@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, UsageError
+from ktcli.records import dataclass
 from ktcli.server.sglang.families import FAMILIES
 from ktcli.weights.header import read_header
 
@@ -51,7 +51,7 @@ def code_of(folder: Path, config: Mapping[str, Any]) -> RepositoryCode:
 
 
 def require_code(code: RepositoryCode, name: str, folder: Path) -> None:
-    """Checks that the code that a checkpoint needs is there, since kt pulls none.
+    """Raises an error if a checkpoint's own Python code is missing, since kt pulls none.
 
     Raises:
         UsageError: a file is missing.
@@ -64,7 +64,7 @@ def require_code(code: RepositoryCode, name: str, folder: Path) -> None:
 
 
 def changes_experts(folder: Path) -> bool:
-    """Tells whether the adapter in a folder changes routed experts, by the names of its tensors.
+    """Returns whether the adapter in a folder changes routed experts, by the names of its tensors.
 
     Raises:
         BadCheckpoint: a file is damaged.

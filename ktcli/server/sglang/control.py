@@ -15,7 +15,7 @@ _RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 
 
 def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
-    """Begins to answer questions about an engine at a socket, until the socket is closed."""
+    """Starts to answer requests for an engine's status at a socket, until the socket is closed."""
     answers = {
         ("GET", "/server"): lambda _: engine_status(supervisor),
         ("POST", "/server/drain"): lambda body: _set_drain(supervisor, body),
@@ -24,7 +24,7 @@ def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
 
 
 def engine_status(supervisor: EngineSupervisor) -> Status:
-    """Returns what `kt ps` shows of an engine."""
+    """Returns the status of an engine for `kt ps`."""
     settings, process = supervisor.settings, supervisor.process
     counters = process.counters() if process is not None and supervisor.is_ready else None
     running, waiting = (

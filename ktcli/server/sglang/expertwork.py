@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.planner.plan import Plan
 from ktcli.planner.prefill import NEVER
+from ktcli.records import dataclass
 from ktcli.server.sglang.families import (
     BF16,
     CONVERTED,
@@ -31,7 +32,7 @@ _CONVERTIBLE = {BF16: "bf16", FP8: "fp8"}  # what kt-kernel's script for AMXINT4
 
 @dataclass(frozen=True, slots=True)
 class ExpertWork:
-    """Where the experts are computed, and what follows from it.
+    """The place where the experts are computed, and its consequences.
 
     Attributes:
         method: kt-kernel's; empty: all experts lie on the GPUs.
@@ -97,42 +98,42 @@ def expert_work(
     sizes: ModelSizes,
     gpus: Sequence[Gpu],
 ) -> ExpertWork:
-    """Returns where the experts of a model are computed that some GPUs share.
+    """Returns where the experts of a model that some GPUs share are computed.
 
     Raises:
         UsageError: kt-kernel cannot compute them, or more are wanted on the GPUs than fit.
         NotEnoughMemory: the GPUs or the memory do not hold the model.
     """
-    wishes, plan = asked.wishes, asked.plan
-    adapted = any(each.on_experts for each in wishes.adapters)
-    if wishes.weight_path and wishes.method.upper() not in CONVERTED:
+    options, plan = asked.options, asked.plan
+    adapted = any(each.on_experts for each in options.adapters)
+    if options.weight_path and options.method.upper() not in CONVERTED:
         raise UsageError(
             f"--expert-weights needs --method {' or --method '.join(CONVERTED)}",
             hint="leave it out: the checkpoint's own experts are read then",
         )
     room = GpuRoom(sizes, gpus, CHUNK, streams_layers=False)
-    wanted = plan.context * wishes.streams
-    forced = wishes.experts is not None or bool(wishes.method) or adapted
+    wanted = plan.context * options.streams
+    forced = options.experts is not None or bool(options.method) or adapted
     has_shared = bool(text_config(asked.config).get("n_shared_experts"))
     if not sizes.experts_bytes or (not forced and room.experts(wanted) == sizes.experts):
-        shares = split(room, wishes.name, wanted, plan.context, None)
+        shares = split(room, options.name, wanted, plan.context, None)
         free = max(0, asked.machine.memory.free_bytes - _PROCESSES_BYTES)
         return ExpertWork("", "", shares, 0, 0, CHUNK, False, False, has_shared, free)
     method = _method(asked, family, stored)
     threshold = 0 if adapted or method in CONVERTED else _threshold(plan)
     streaming, notes = _streaming(room, threshold, plan.context)
     threshold = threshold if streaming.streams_layers else 0
-    most = 0 if adapted else wishes.experts
-    shares = split(streaming, wishes.name, wanted, plan.context, most)
+    most = 0 if adapted else options.experts
+    shares = split(streaming, options.name, wanted, plan.context, most)
     planned = _planned(plan) if most is None else None
     if planned is not None and planned < shares.experts:
         shares = replace(shares, experts=planned)
     if shares.tokens < wanted:
-        said = f"the cache has room for {shares.tokens:,} tokens, not for {wishes.streams} whole contexts"
+        said = f"the cache has room for {shares.tokens:,} tokens, not for {options.streams} whole contexts"
         notes = (*notes, said)
     return ExpertWork(
         method,
-        wishes.weight_path if method in CONVERTED else wishes.model_path,
+        options.weight_path if method in CONVERTED else options.model_path,
         shares,
         0 if adapted else plan.depths[0][1],
         threshold,
@@ -161,15 +162,15 @@ def _streaming(room: GpuRoom, threshold: int, context: int) -> tuple[GpuRoom, tu
 
 def _method(asked: ServingQuestion, family: SglangFamily, stored: ExpertStorage) -> str:
     """Returns the method of kt-kernel for a model. Raises: UsageError: there is none."""
-    wishes, text = asked.wishes, text_config(asked.config)
-    method = wishes.method.upper() or stored.method
+    options, text = asked.options, text_config(asked.config)
+    method = options.method.upper() or stored.method
     if method not in METHODS:
         raise UsageError(
-            f"--method {wishes.method[:60]!r} is unknown", hint=f"use {', '.join(METHODS)}"
+            f"--method {options.method[:60]!r} is unknown", hint=f"use {', '.join(METHODS)}"
         )
-    if not wishes.method and not family.on_cpu:
+    if not options.method and not family.on_cpu:
         raise UsageError(
-            f"nobody has published that kt-kernel runs {wishes.name} ({asked.config.get('model_type')}),"
+            f"nobody has published that kt-kernel runs {options.name} ({asked.config.get('model_type')}),"
             " and its experts do not all fit on the GPUs",
             hint=f"--method {stored.method} tries it; kt serve NAME without --engine runs it with kt's own engine",
         )
@@ -180,10 +181,10 @@ def _method(asked: ServingQuestion, family: SglangFamily, stored: ExpertStorage)
         )
     if text.get("swiglu_limit") and method not in (FP8, MXFP4, MXFP8):
         raise UsageError(
-            f"kt-kernel limits activations, as {wishes.name} does, only with FP8, MXFP4 and MXFP8, not with {method}",
+            f"kt-kernel limits activations, as {options.name} does, only with FP8, MXFP4 and MXFP8, not with {method}",
             hint="pull a repository whose experts are stored so",
         )
-    if method in CONVERTED and not wishes.weight_path:
+    if method in CONVERTED and not options.weight_path:
         raise UsageError(
             f"--method {method} needs --expert-weights FOLDER", hint=conversion(asked, method)
         )
@@ -191,7 +192,7 @@ def _method(asked: ServingQuestion, family: SglangFamily, stored: ExpertStorage)
 
 
 def conversion(asked: ServingQuestion, method: str) -> str:
-    """Returns the words for how kt-kernel's own conversion is made."""
+    """Returns words for the way in which kt-kernel's own conversion is made."""
     pools = max(1, sum(node.has_memory and bool(node.cores) for node in asked.machine.nodes))
     kind = _CONVERTIBLE.get(stored_of(asked.config).method)
     if kind is None:
@@ -199,7 +200,7 @@ def conversion(asked: ServingQuestion, method: str) -> str:
     return (
         "kt-kernel's own script, which is in its repository and not in the wheel, makes it:"
         f" python scripts/convert_cpu_weights.py"
-        f" --input-path {asked.wishes.model_path} --input-type {kind} --output FOLDER"
+        f" --input-path {asked.options.model_path} --input-type {kind} --output FOLDER"
         f" --quant-method {method.removeprefix('AMX').lower()} --threadpool-count {pools}"
     )
 
@@ -232,7 +233,7 @@ def _room(asked: ServingQuestion, sizes: ModelSizes, method: str) -> int:
     need, have = experts + _PROCESSES_BYTES, asked.machine.memory.free_bytes
     if need > have:
         raise NotEnoughMemory(
-            f"{asked.wishes.name} with {method} experts",
+            f"{asked.options.name} with {method} experts",
             need,
             have,
             hint="kt plan says what would fit",

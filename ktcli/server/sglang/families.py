@@ -7,10 +7,10 @@ published that it works, so they are refused unless a method is asked for, or al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 
 BF16, FP8, FP8_ROWS, RAWINT4 = "BF16", "FP8", "FP8_PERCHANNEL", "RAWINT4"
 MXFP4, MXFP8, GPTQ_INT4 = "MXFP4", "MXFP8", "GPTQ_INT4"
@@ -22,7 +22,7 @@ _FLASHINFER = "flashinfer"
 
 @dataclass(frozen=True, slots=True)
 class ExpertStorage:
-    """How a checkpoint stores its experts.
+    """The format in which a checkpoint stores its experts.
 
     Attributes:
         method: kt-kernel's for them.
@@ -54,7 +54,7 @@ METHODS = (*STORED, *CONVERTED)
 
 @dataclass(frozen=True, slots=True)
 class SglangFamily:
-    """What SGLang is told of a family of models.
+    """The options of SGLang for a family of models.
 
     Attributes:
         attention: the backend of attention that was published for it; empty: the engine chooses.
@@ -99,7 +99,7 @@ _UNKNOWN = SglangFamily(on_cpu=False)
 
 
 def family_of(config: Mapping[str, Any]) -> SglangFamily:
-    """Returns the row of a model by its config.json; of one that is not in the table, the row that knows nothing."""
+    """Returns the row of a model by its config.json; for an unknown one, the row with the defaults."""
     return FAMILIES.get(str(config.get("model_type")), _UNKNOWN)
 
 
@@ -110,7 +110,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def stored_of(config: Mapping[str, Any]) -> ExpertStorage:
-    """Returns how a checkpoint stores its experts, by its config.json.
+    """Returns the format of a checkpoint's experts, by its config.json.
 
     Raises:
         UsageError: in no way that the engine's methods read.

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from typing import Any, NoReturn
 
 from ktcli.errors import UsageError
+from ktcli.records import dataclass
 from ktcli.resources import data_path
 
 # What a value is read as; `OTHER` is a function of the engine's own, which takes any text here.
@@ -22,7 +23,7 @@ Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EngineFlag:
-    """One flag of a command line.
+    """One flag of the engine's command line.
 
     Attributes:
         names: all its spellings, such as "--model-path" and "--model".
@@ -58,7 +59,7 @@ class FlagTable:
         return {name: flag for flag in self.flags for name in flag.names}
 
     def document(self) -> dict[str, Any]:
-        """Returns the table as a JSON object; fields that say nothing are left out."""
+        """Returns the table as a JSON object; empty fields are left out."""
         silent = asdict(EngineFlag((), ""))
         flags = [
             {key: value for key, value in asdict(flag).items() if value != silent[key]}
@@ -93,7 +94,7 @@ def recorded() -> FlagTable:
 
 
 def parser_of(flags: Iterable[EngineFlag]) -> argparse.ArgumentParser:
-    """Returns a parser that takes a command line exactly as these flags say, without abbreviations."""
+    """Returns a parser for a command line of exactly these flags, without abbreviations."""
     parser = _Parser(prog="sglang.launch_server", add_help=False, allow_abbrev=False)
     for flag in flags:
         more: dict[str, Any] = {"required": flag.required} if flag.required else {}
@@ -123,7 +124,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def require_parsed(words: Sequence[str], table: FlagTable) -> None:
-    """Checks that the parser of a version takes a command line.
+    """Raises an error unless the parser of a version accepts a command line.
 
     Raises:
         UsageError: it does not; the sentence is argparse's.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from ktcli.records import dataclass
 
 HIDDEN = "***"
 MODULE = "sglang.launch_server"
@@ -29,7 +31,7 @@ class EngineOption:
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """The command line of a server, and what goes with it.
+    """The command line of a server, and its environment.
 
     Attributes:
         variables: of the environment.
@@ -41,7 +43,7 @@ class ServerLine:
     notes: tuple[str, ...] = ()
 
     def words(self, *, hidden: bool = False) -> list[str]:
-        """Returns the words behind the module.
+        """Returns the arguments after the module.
 
         Args:
             hidden: whether keys are replaced by asterisks.
@@ -53,7 +55,7 @@ class ServerLine:
         return found
 
     def value(self, flag: str) -> str | None:
-        """Returns the first value of a flag, empty for a switch; None: it is not given."""
+        """Returns the first value of a flag, empty for a switch; None: it is not there."""
         found = next((each for each in self.options if each.flag == flag), None)
         return None if found is None else (found.values or ("",))[0]
 
@@ -81,7 +83,7 @@ class ServerLine:
 
 
 class LineWriter:
-    """Collects the options of a line, in order."""
+    """Collects the options of a command line, in order."""
 
     def __init__(self) -> None:
         self.options = list[EngineOption]()
@@ -92,7 +94,7 @@ class LineWriter:
         self.options.append(EngineOption(flag, tuple(map(str, values)), why, secret))
 
     def add_if(self, given: bool, flag: str, *values: object, why: str = "") -> None:
-        """Adds an option where it is wanted."""
+        """Adds an option if a condition holds."""
         if given:
             self.add(flag, *values, why=why)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli.assembly.host import machine_here
@@ -19,12 +19,13 @@ from ktcli.models import build
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
+from ktcli.records import dataclass
 from ktcli.server.sglang.checking import require_accepted
 from ktcli.server.sglang.checkpoint import changes_experts, code_of, require_code
 from ktcli.server.sglang.families import stored_of
 from ktcli.server.sglang.flags import FlagTable, recorded
 from ktcli.server.sglang.line import ServerLine
-from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangWishes
+from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangOptions
 from ktcli.server.sglang.source import read_flags
 from ktcli.server.sglang.translation import command_line, require_class
 from ktcli.store import adapters, library, places
@@ -35,25 +36,25 @@ from ktcli.weights.recipe import Recipe
 
 @dataclass(frozen=True, slots=True)
 class AskedServing:
-    """What somebody asks of the engine.
+    """The user's options for the engine.
 
     Attributes:
         model: the name as typed, which may end in +ADAPTER.
         adapters: the names of further ones.
-        wishes: as far as they need no files: `model_path`, `name` and `adapters` are filled in.
+        options: as far as they need no files: `model_path`, `name` and `adapters` are filled in.
         described: a file that describes another machine; None: this one.
     """
 
     model: str
     wanted: Wanted
-    wishes: SglangWishes
+    options: SglangOptions
     adapters: Sequence[str] = ()
     described: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLine:
-    """A command line, and what it follows from."""
+    """A command line, and the facts that it was derived from."""
 
     line: ServerLine
     plan: Plan
@@ -81,7 +82,7 @@ def prepare(asked: AskedServing, engine: InstalledEngine | None, *, starts: bool
     if code is not None:
         question = replace(question, code=code.why)
     line = command_line(question)
-    weights = asked.wishes.weight_path
+    weights = asked.options.weight_path
     if weights and starts and not Path(weights).is_dir():
         raise NotFound(
             f"--expert-weights {weights} is not a folder",
@@ -100,7 +101,7 @@ def flags_of(engine: InstalledEngine) -> FlagTable:
 
 
 def checkpoint_of(subject: Subject, *, needed: bool) -> tuple[Path, bool]:
-    """Returns the folder of a model's checkpoint, and whether it is there.
+    """Returns the folder of a model's checkpoint, and whether it exists.
 
     Args:
         needed: whether it has to be.
@@ -130,8 +131,8 @@ def _planned(
     # How many experts lie on the GPUs is decided where their memory is counted as this engine uses it.
     alone = replace(words, device=AUTO, gpu_experts=None, placement=None)
     plan = place(model, host, alone.apply(request, model.spec))
-    wishes = replace(
-        asked.wishes,
+    options = replace(
+        asked.options,
         model_path=str(folder),
         name=subject.name,
         experts=_experts(words.gpu_experts),
@@ -139,7 +140,7 @@ def _planned(
         adapters=_adapters(asked, subject),
     )
     classes = recorded().architectures
-    question = ServingQuestion(model, subject.config, machine, plan, wishes, classes, gpus or ())
+    question = ServingQuestion(model, subject.config, machine, plan, options, classes, gpus or ())
     return plan, question
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktcli.hardware.machine import Machine
 from ktcli.models.model import Model
 from ktcli.planner.plan import Plan
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class ServedAdapter:
 
 
 @dataclass(frozen=True, slots=True)
-class SglangWishes:
-    """What somebody wants of the engine beyond the plan.
+class SglangOptions:
+    """The user's options for the engine that the plan does not contain.
 
     Attributes:
         model_path: the checkpoint.
@@ -56,7 +57,7 @@ class SglangWishes:
 
 @dataclass(frozen=True, slots=True)
 class ServingQuestion:
-    """All that a command line follows from.
+    """The inputs of a command line.
 
     Attributes:
         config: the model's config.json.
@@ -69,7 +70,7 @@ class ServingQuestion:
     config: Mapping[str, Any]
     machine: Machine
     plan: Plan
-    wishes: SglangWishes
+    options: SglangOptions
     architectures: Sequence[str]
     gpus: tuple[int, ...] = ()
     code: str = ""

@@ -74,7 +74,7 @@ _AGAIN = "install it again: kt engine rm sglang-kt, then kt engine install sglan
 
 
 def architectures_in(package: Path) -> tuple[str, ...]:
-    """Returns the names of the classes of models in a package; () where it has no models."""
+    """Returns the names of the model classes in a package; () where there are none."""
     found = set[str]()
     for file in sorted((package / _MODELS).glob("*.py")):
         with contextlib.suppress(KtError):

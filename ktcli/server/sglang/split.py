@@ -7,7 +7,6 @@ its part of the dense weights and of as many experts as fit. Latents of attentio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import floor
 from typing import Any
 
@@ -17,6 +16,7 @@ from ktcli.models.model import Model
 from ktcli.ops.tensors import Role
 from ktcli.planner.device import GRAPH_BYTES, RUNTIME_BYTES
 from ktcli.planner.spec import kv_bytes_per_token
+from ktcli.records import dataclass
 from ktcli.server.sglang.families import ExpertStorage, text_config
 from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -61,7 +61,7 @@ class ModelSizes:
 
     @classmethod
     def of(cls, model: Model, config: Mapping[str, Any], stored: ExpertStorage) -> ModelSizes:
-        """Returns the sizes of a model whose config.json this is."""
+        """Returns the sizes of the model with this config.json."""
         recipe, spec, text = (
             Recipe.named(stored.experts, stored.dense),
             model.spec,
@@ -128,7 +128,7 @@ def sharing(sizes: ModelSizes, gpus: Sequence[Gpu], block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpuRoom:
-    """What a GPU's memory has to hold, of a model that several share.
+    """The use of a GPU's memory, for a model that several share.
 
     Attributes:
         chunk: tokens of a prompt at once.
@@ -184,7 +184,7 @@ class GpuRoom:
         return min(sizes.experts, left * number // each) if each else 0
 
     def require(self, name: str, tokens: int) -> None:
-        """Checks that all but the experts fits.
+        """Raises an error unless everything except the experts fits.
 
         Raises:
             NotEnoughMemory: it does not.

@@ -1,4 +1,4 @@
-"""Translates a plan into the command line of SGLang with kt-kernel: a pure function of model, machine, plan and wishes.
+"""Translates a plan into the command line of SGLang with kt-kernel: a pure function of model, machine and plan.
 
 What kt's plan decides is kept where the engine has the same lever: context, depth of deferral, the prompt length from
 which experts are streamed, and at most as many experts on the GPUs. How GPUs share a model is the engine's affair: see
@@ -25,7 +25,7 @@ from ktcli.server.sglang.families import (
     stored_of,
 )
 from ktcli.server.sglang.line import LineWriter, ServerLine
-from ktcli.server.sglang.question import ServingQuestion, SglangWishes
+from ktcli.server.sglang.question import ServingQuestion, SglangOptions
 from ktcli.server.sglang.split import ModelSizes, sharing
 from ktcli.settings import MOONCAKE
 from ktcli.store.mooncake.address import MooncakeAddress
@@ -45,7 +45,7 @@ def command_line(asked: ServingQuestion) -> ServerLine:
         DeviceError: the machine has no GPU for it. NotEnoughMemory: it does not fit.
     """
     require_class(asked.config, asked.architectures)
-    family, wishes = family_of(asked.config), asked.wishes
+    family, options = family_of(asked.config), asked.options
     _require_trust(asked, family)
     stored = stored_of(asked.config)
     sizes = ModelSizes.of(asked.model, asked.config, stored)
@@ -54,14 +54,14 @@ def command_line(asked: ServingQuestion) -> ServerLine:
     chosen = gpus[:number]
     how = expert_work(asked, family, stored, sizes, chosen)
     writer = LineWriter()
-    _address(writer, wishes)
+    _address(writer, options)
     if not how.all_on_gpus:
         how.write(writer, asked.machine, number)
     _running(writer, asked, family, how, stored, chosen)
-    _adapters(writer, wishes, how)
-    if wishes.store:
-        _hierarchical_cache(writer, wishes, how)
-    writer.add_if(wishes.trusts_code, "--trust-remote-code", why="as you said")
+    _adapters(writer, options, how)
+    if options.store:
+        _hierarchical_cache(writer, options, how)
+    writer.add_if(options.trusts_code, "--trust-remote-code", why="as you said")
     if number < len(gpus):
         writer.notes.append(
             f"{number} of {len(gpus)} GPUs are used: no larger number divides the model's heads and experts evenly"
@@ -72,7 +72,7 @@ def command_line(asked: ServingQuestion) -> ServerLine:
 
 
 def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> None:
-    """Checks that the engine has a class for a model.
+    """Raises an error unless the engine has a class for a model.
 
     Raises:
         UsageError: it has none.
@@ -87,9 +87,9 @@ def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> No
 
 
 def _require_trust(asked: ServingQuestion, family: SglangFamily) -> None:
-    if (why := asked.code or family.code) and not asked.wishes.trusts_code:
+    if (why := asked.code or family.code) and not asked.options.trusts_code:
         raise UsageError(
-            f"{asked.wishes.name} runs in sglang-kt only with code of its repository: {why}",
+            f"{asked.options.name} runs in sglang-kt only with code of its repository: {why}",
             hint="read that code first; --trust-remote-code allows it",
         )
 
@@ -116,17 +116,17 @@ def _gpus(asked: ServingQuestion) -> list[Gpu]:
     return able
 
 
-def _address(writer: LineWriter, wishes: SglangWishes) -> None:
-    writer.add("--host", wishes.host)
-    writer.add("--port", wishes.port)
-    writer.add("--model-path", wishes.model_path)
-    writer.add("--served-model-name", wishes.name)
-    if wishes.key:
-        writer.add("--api-key", wishes.key, secret=True)
-    if wishes.admin_key:
+def _address(writer: LineWriter, options: SglangOptions) -> None:
+    writer.add("--host", options.host)
+    writer.add("--port", options.port)
+    writer.add("--model-path", options.model_path)
+    writer.add("--served-model-name", options.name)
+    if options.key:
+        writer.add("--api-key", options.key, secret=True)
+    if options.admin_key:
         writer.add(
             "--admin-api-key",
-            wishes.admin_key,
+            options.admin_key,
             secret=True,
             why="so that no user changes the server",
         )
@@ -141,8 +141,8 @@ def _running(
     gpus: list[Gpu],
 ) -> None:
     """Adds the options of SGLang itself."""
-    plan, shares, streams = asked.plan, how.shares, asked.wishes.streams
-    if any(each.on_experts for each in asked.wishes.adapters):
+    plan, shares, streams = asked.plan, how.shares, asked.options.streams
+    if any(each.on_experts for each in asked.options.adapters):
         streams = max(2, streams)  # with one the engine answers nothing
     writer.add_if(bool(family.attention), "--attention-backend", family.attention)
     writer.add(
@@ -174,12 +174,12 @@ def _running(
     writer.add("--enable-cache-report")
 
 
-def _adapters(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None:
+def _adapters(writer: LineWriter, options: SglangOptions, how: ExpertWork) -> None:
     """Adds the options of adapters. Raises: UsageError: these cannot be served together."""
-    if not wishes.adapters:
+    if not options.adapters:
         return
-    on_experts = [each for each in wishes.adapters if each.on_experts]
-    if on_experts and len(wishes.adapters) > 1:
+    on_experts = [each for each in options.adapters if each.on_experts]
+    if on_experts and len(options.adapters) > 1:
         raise UsageError(
             f"sglang-kt serves {on_experts[0].name}, which changes routed experts, only alone",
             hint="leave out the other adapters",
@@ -189,20 +189,20 @@ def _adapters(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None
             f"{on_experts[0].name} changes routed experts, which sglang-kt does on the CPU only"
         )
     writer.add("--enable-lora")
-    writer.add("--lora-paths", *(f"{each.name}={each.path}" for each in wishes.adapters))
+    writer.add("--lora-paths", *(f"{each.name}={each.path}" for each in options.adapters))
     writer.add_if(bool(on_experts), "--disable-cuda-graph", why="adapters of experts need it")
 
 
-def _hierarchical_cache(writer: LineWriter, wishes: SglangWishes, how: ExpertWork) -> None:
+def _hierarchical_cache(writer: LineWriter, options: SglangOptions, how: ExpertWork) -> None:
     """Adds the options of HiCache with a Mooncake store. Raises: UsageError: the address is not one."""
     gpus = how.shares.gpus
     host_gb = max(1, how.free_bytes // _HOST_CACHE_PART // gpus // 1_000_000_000)
     settings = {
-        "master_server_address": store_address(wishes.store).master,
+        "master_server_address": store_address(options.store).master,
         "metadata_server": "P2PHANDSHAKE",
         "protocol": "tcp",
         # Pages of other models, and of another number of GPUs, are other bytes.
-        "extra_backend_tag": f"{wishes.name}-tp{gpus}",
+        "extra_backend_tag": f"{options.name}-tp{gpus}",
     }
     writer.add("--enable-hierarchical-cache")
     writer.add(

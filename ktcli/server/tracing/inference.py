@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ktcli.dialogue.answer import Ended
 from ktcli.engine.request import Finish
+from ktcli.records import dataclass
 
 INFERENCE = "kt.inference"  # the key of a scope under which a handler leaves its Inference
 
@@ -21,7 +21,7 @@ _FINISHES = {
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """The work of a model for one request.
+    """The facts of a model's work for one request, for its trace.
 
     Attributes:
         model: its name as served.
@@ -43,6 +43,6 @@ class Inference:
 
 
 def finish_of(ended: Ended) -> str:
-    """Returns why an answer ended, as `Inference.finishes` has it."""
+    """Returns the reason why an answer ended, as in `Inference.finishes`."""
     whole = ended.calls and ended.finish is Finish.STOP
     return "tool_calls" if whole else _FINISHES[ended.finish]

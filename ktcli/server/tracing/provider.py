@@ -36,7 +36,7 @@ _INSTALL = "pip install 'ktcli[otel]'"
 
 
 def naming_variable(environ: Mapping[str, str]) -> str | None:
-    """Returns the variable that asks for traces; None: none does, or another one turns them off."""
+    """Returns the environment variable that asks for traces; None: none does, or another one turns them off."""
     said = {name: environ.get(name, "").strip() for name in _NAMING}
     is_off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     if is_off or said["OTEL_TRACES_EXPORTER"].lower() == "none":
@@ -48,7 +48,8 @@ def tracer_provider(
     listener: Listener, environ: Mapping[str, str] = os.environ
 ) -> TracerProvider | None:
     """Returns OpenTelemetry's tracer provider with the exporters that its variables name; None: they name none, or it
-    cannot be made, which the listener is told."""
+    cannot be created, of which the listener is warned.
+    """
     if (variable := naming_variable(environ)) is None:
         return None
     try:
@@ -64,8 +65,9 @@ def tracer_provider(
 
 @contextmanager
 def tracing(listener: Listener) -> Iterator[Trace | None]:
-    """Opens a context that yields what traces a request; None: nobody asks for traces. At its end, those that have not
-    been sent are, if their receiver takes them soon."""
+    """Opens a context that yields a function to trace requests; None: traces are not asked for. At its end, those that
+    have not been sent are, if their receiver takes them soon.
+    """
     if (provider := tracer_provider(listener)) is None:
         yield None
         return

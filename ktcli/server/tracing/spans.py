@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
+
 from ktcli import __version__
 from ktcli.server.tracing.inference import INFERENCE, Inference
 
@@ -35,8 +37,9 @@ Trace = Callable[[Scope, float], None]
 
 
 def trace_of(provider: TracerProvider) -> Trace:
-    """Returns what makes the spans of a request, given its scope as the guard leaves it, and when it began
-    (`time.monotonic`)."""
+    """Returns a function that makes the spans of a request, given its scope as the guard leaves it, and when it began
+    (`time.monotonic`).
+    """
     from opentelemetry.propagate import extract
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -46,26 +49,30 @@ def trace_of(provider: TracerProvider) -> Trace:
         if scope["path"] in _UNTRACED:
             return
         about, inference = http_attributes(scope), scope.get(INFERENCE)
-        parent, kind = extract(_headers(scope)), SpanKind.SERVER
-        span = tracer.start_span(_name(about), parent, kind, about, start_time=_wall_ns(began_s))
+        parent, kind = extract(Headers(scope=scope)), SpanKind.SERVER
+        wall_ns = _wall_clock()
+        span = tracer.start_span(_name(about), parent, kind, about, start_time=wall_ns(began_s))
         ends = [(span, about, time.monotonic())]
         if inference is not None:
             said = inference_attributes(inference, scope["path"])
             name = f"{said['gen_ai.operation.name']} {inference.model}"
             inside, kind, begins = set_span_in_context(span), SpanKind.INTERNAL, inference.began_s
-            below = tracer.start_span(name, inside, kind, said, start_time=_wall_ns(begins))
+            below = tracer.start_span(name, inside, kind, said, start_time=wall_ns(begins))
             ends.insert(0, (below, said, inference.ended_s))
         for each, attributes, end_s in ends:
             if "error.type" in attributes:
                 each.set_status(Status(StatusCode.ERROR))
-            each.end(_wall_ns(end_s))
+            each.end(wall_ns(end_s))
 
     return trace
 
 
-def _wall_ns(seconds: float) -> int:
-    """Returns the nanoseconds since 1970 of a time of `time.monotonic`."""
-    return time.time_ns() - time.monotonic_ns() + int(seconds * 1e9)
+def _wall_clock() -> Callable[[float], int]:
+    """Returns a function that returns the nanoseconds since 1970 of a time of `time.monotonic`: of one look at both
+    clocks, between whose readings others may run, so that times keep their order.
+    """
+    between_ns = time.time_ns() - time.monotonic_ns()
+    return lambda seconds: between_ns + int(seconds * 1e9)
 
 
 def _name(about: Attributes) -> str:
@@ -76,7 +83,7 @@ def _name(about: Attributes) -> str:
 
 def http_attributes(scope: Scope) -> Attributes:
     """Returns the attributes of an HTTP request and its response."""
-    headers, noted = _headers(scope), scope["kt.noted"]
+    headers, noted = Headers(scope=scope), scope["kt.noted"]
     method, status = scope["method"], noted["status"]
     found: Attributes = {
         "http.request.method": method if method in _METHODS else "_OTHER",
@@ -119,12 +126,4 @@ def inference_attributes(inference: Inference, path: str) -> Attributes:
         found["gen_ai.response.time_to_first_chunk"] = inference.first_s - inference.began_s
     if "error" in inference.finishes:
         found["error.type"] = "_OTHER"
-    return found
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    """Returns the headers by lower-case name; of several with one name the first."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
     return found

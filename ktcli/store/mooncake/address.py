@@ -10,10 +10,10 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ktcli.errors import KtError, UsageError
+from ktcli.records import dataclass
 from ktcli.settings import MOONCAKE
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):([0-9]{1,5})/?", re.ASCII)
@@ -60,12 +60,12 @@ class MooncakeAddress:
 
     @property
     def master(self) -> str:
-        """The address as Mooncake's client takes it."""
+        """The address in the form of Mooncake's client."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     def require_private(self, addresses: Iterable[IPAddress]) -> None:
-        """Checks that these addresses of the host are of this machine or of private networks.
+        """Raises an error unless these addresses of the host are this machine's or of private networks.
 
         Raises:
             KtError: one is not.
@@ -79,7 +79,7 @@ class MooncakeAddress:
                 )
 
     def resolved(self) -> list[IPAddress]:
-        """Returns all addresses of the host; the name service may take long.
+        """Returns all addresses of the host; the name lookup may take long.
 
         Raises:
             KtError: there are none.
@@ -94,7 +94,7 @@ class MooncakeAddress:
         return [_plain(str(each[4][0])) for each in found]
 
     def require_listener(self, wait_s: float) -> None:
-        """Checks that something accepts connections there. Raises: KtError: nothing does."""
+        """Raises an error unless something accepts connections there. Raises: KtError: nothing does."""
         try:
             socket.create_connection((self.host, self.port), wait_s).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: no name has such a part

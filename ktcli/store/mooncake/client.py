@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from ktcli.errors import KtError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
+from ktcli.records import dataclass
 from ktcli.store.mooncake.address import MooncakeAddress
 from ktcli.store.mooncake.process import Helper, HelperFailed
 from ktcli.store.mooncake.values import key_of, read_value, value_bytes
@@ -40,7 +40,7 @@ _Name = tuple[PageKind, bytes]
 
 @dataclass(frozen=True, slots=True)
 class StoreConnection:
-    """The facts with which the process is started.
+    """The parameters with which the client process is started.
 
     Attributes:
         command: its command line, see `command_of`.
@@ -96,7 +96,7 @@ class MooncakeStore:
 
     @property
     def rests(self) -> bool:
-        """Whether it is not asked: it did not answer, or answered with errors, and has not been tried again."""
+        """Whether it is not used for a while: it did not respond, or responded with errors."""
         return self._helper is None
 
     # --- the process ----------------------------------------------------------------------------------
@@ -155,12 +155,12 @@ class MooncakeStore:
     # --- what is there --------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Notes that a request begins; there is no listing to look at, see `seek`."""
+        """Resets the time budget, as a request begins; there is no listing to read, see `seek`."""
         self._until = None
         self._tell()
 
     def seek(self, labels: Iterable[PageLabel]) -> None:
-        """Asks which of these are there; what is not known afterwards counts as missing."""
+        """Looks up which of these exist; those that are unknown afterwards count as missing."""
         helper = self._helper
         if helper is None:
             return
@@ -188,7 +188,7 @@ class MooncakeStore:
         self._tell()
 
     def has(self, kind: PageKind, key: bytes) -> bool:
-        """Tells whether something was there a short time ago."""
+        """Returns whether a record existed a short time ago."""
         seen = None if self.rests else self._seen.get((kind, key))
         return seen is not None and time.monotonic() - seen[0] < _FRESH_S
 
@@ -218,8 +218,9 @@ class MooncakeStore:
     # --- reading --------------------------------------------------------------------------------------
 
     def read(self, labels: Sequence[PageLabel], into: Sequence[U8Array]) -> int:
-        """Reads records into memory and checks them; returns how many of the first ones are intact and in place, none
-        that do not come within the request's budget."""
+        """Reads records into memory and checks them; returns how many of the first ones are intact and in memory; those
+        that do not arrive within the request's budget are not.
+        """
         came = 0
         while came < len(labels) and (helper := self._helper) is not None and self._left_s() > 0:
             n = self._fitting(labels[came:], into[came:])
@@ -292,7 +293,7 @@ class MooncakeStore:
     # --- writing --------------------------------------------------------------------------------------
 
     def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> bool:
-        """Lets a record be written in time, unless it is there; returns whether it is queued."""
+        """Queues a record to be written, unless it exists; returns whether it is queued."""
         fits = value_bytes(label, size_bytes) <= self._room_bytes
         is_there = self.has(*_name(label)) or _name(label) in self._strange
         if not fits or is_there or not self._writes:
@@ -354,10 +355,10 @@ class MooncakeStore:
         self._count(helper, [code for code in codes if code < 0 and code != _FULL])
 
     def use(self, keys: Iterable[bytes]) -> None:
-        """Does nothing: the master notes what is read."""
+        """Does nothing: the master records reads itself."""
 
     def hurry(self) -> None:
-        """Lets all queued records be written at once."""
+        """Has all queued records written at once."""
         if not self.rests:
             self.writer.hurry()
 
@@ -375,7 +376,7 @@ class MooncakeStore:
         return False
 
     def close(self) -> None:
-        """Writes queued records as far as that is quick, and ends the process."""
+        """Writes queued records within a short time, and ends the process."""
         self.flush(CLOSE_S)
         self._closing.set()
         self._wanted.set()

@@ -27,23 +27,23 @@ _REAP_S = 1.0
 
 
 class HelperFailed(Exception):
-    """Raised when the process does not answer as it has to; the message completes a sentence about the store."""
+    """Raised when the process does not respond correctly; the message completes a sentence about the store."""
 
 
 def command_of(engine: InstalledEngine) -> list[str]:
-    """Returns the command line of the process, without what `Helper` adds."""
+    """Returns the command line of the process, without the arguments that `Helper` adds."""
     return [str(engine.python), "-I", str(_SCRIPT)]
 
 
 class Channel:
-    """One of the two sockets to the process; one thread uses it at a time."""
+    """One of the two sockets to the process; for one thread at a time."""
 
     def __init__(self) -> None:
         self._here, self.there = socket.socketpair()
         self._left = b""
 
     def ask(self, request: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-        """Sends a request and returns the answer.
+        """Sends a request; returns the response.
 
         Raises:
             HelperFailed: none came within `wait_s` seconds, or not one of the protocol, or it is an error.
@@ -87,12 +87,12 @@ class Channel:
         self._here.settimeout(left_s)
 
     def shut(self) -> None:
-        """Ends whatever waits for an answer."""
+        """Interrupts all waits for a response."""
         with contextlib.suppress(OSError):
             self._here.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Gives the socket back, once nobody uses it."""
+        """Closes the socket, once it is not in use."""
         self._here.close()
 
 
@@ -155,14 +155,14 @@ class Helper:
         return self._child.poll() is not None
 
     def kill(self) -> None:
-        """Ends the process at once, and whatever waits for it; does not wait itself."""
+        """Ends the process at once, and all waits for it; does not wait itself."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         for each in (self.reads, self.writes):
             each.shut()
 
     def reap(self) -> bool:
-        """Waits for a process that was killed, which nobody asks any more; returns whether it is gone."""
+        """Waits for a killed process; returns whether it has ended."""
         for each in (self.reads, self.writes):
             each.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -30,7 +30,7 @@ def value_bytes(label: PageLabel, size_bytes: int) -> int:
 
 
 def read_value(value: U8Array, space: Space, label: PageLabel, data: U8Array) -> None:
-    """Copies the data of a record from its value into `data`, [size_bytes], and checks that they are those of `label`.
+    """Copies the data of a record from its value into `data`, [size_bytes], and checks that they belong to `label`.
 
     Raises:
         Damaged: they are not; `data` holds nothing of use.

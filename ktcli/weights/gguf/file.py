@@ -96,7 +96,7 @@ class Gguf(OpenFiles):
 
     @property
     def description(self) -> str:
-        """What says which tensors there are."""
+        """The name of what lists the tensors, for errors."""
         return f"general.architecture {self._architecture!r}"
 
     @property
@@ -105,8 +105,9 @@ class Gguf(OpenFiles):
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """Returns the names of the tensors besides `taken`, but for the rotary embedding's factors, which are part
-        of the configuration here, and for scales of activations."""
+        """Returns the names of the tensors besides `taken`, except the rotary embedding's factors, which are part of
+        the configuration here, and scales of activations.
+        """
         taken = {*taken, ROPE_FACTORS}
         return [name for name in self.parts if name not in taken and not name.endswith(IN_SCALE)]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, BinaryIO
 from ktcli import ggufname
 from ktcli.errors import BadCheckpoint
 from ktcli.numbered import numbered_set
+from ktcli.records import dataclass
 from ktcli.weights.header import MAX_TENSORS, TensorEntry, is_regular
 
 MAGIC = b"GGUF"
@@ -56,13 +56,14 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Tells whether a path is named like a GGUF file; its contents are checked when they are read."""
+    """Returns whether a path has the name of a GGUF file; its contents are checked when they are read."""
     return ggufname.is_gguf(path.name)
 
 
 def gguf_at(path: Path) -> Path | None:
-    """Returns the path of the GGUF file at `path`: it itself, or the first one of the only set in a folder that a
-    quant was pulled to; None: there is none."""
+    """Returns the path of the GGUF file at `path`: itself, or the first one of the only set in a folder that a quant
+    was pulled to; None: there is none.
+    """
     if is_gguf(path):
         return path
     if not path.is_dir() or (path / "config.json").exists():

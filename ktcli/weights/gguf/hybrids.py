@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ktcli.weights.gguf import facts, views
+from ktcli.weights.gguf import hybrid_facts, views
 from ktcli.weights.gguf.metadata import SIGMOID, SOFTMAX
 from ktcli.weights.gguf.names import LAYER, Names
 from ktcli.weights.gguf.rules import (
@@ -69,7 +69,7 @@ def _mamba_names(layer: str) -> Names:
 _NEMOTRON = Architecture(
     "nemotron_h",
     {**_MAMBA, "layer_norm_epsilon": ("attention.layer_norm_rms_epsilon", float)},
-    changes=facts.nemotron,
+    changes=hybrid_facts.nemotron,
     by_layer=("num_key_value_heads", "intermediate_size"),
     gating=SIGMOID,
     body=("backbone.", "lm_head"),
@@ -131,7 +131,7 @@ HYBRIDS: dict[str, Architecture] = {
     "qwen3next": Architecture(
         "qwen3_5_moe_text",
         {**QWEN_MOE, **_DELTA},
-        changes=facts.delta,
+        changes=hybrid_facts.delta,
         names={
             **_DELTA_NAMES,
             "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
@@ -141,7 +141,7 @@ HYBRIDS: dict[str, Architecture] = {
             "blk.0.ssm_in.weight": Architecture(
                 "qwen3_next",
                 {**QWEN_MOE, **_DELTA},
-                changes=facts.delta,
+                changes=hybrid_facts.delta,
                 names={
                     **_DELTA_NAMES,
                     "ssm_in": "linear_attn.in_proj_qkvz",
@@ -152,12 +152,16 @@ HYBRIDS: dict[str, Architecture] = {
         },
     ),
     "qwen35": Architecture(
-        "qwen3_5_text", _DELTA, changes=facts.delta, names=_DELTA_NAMES, views=views.tiled_views
+        "qwen3_5_text",
+        _DELTA,
+        changes=hybrid_facts.delta,
+        names=_DELTA_NAMES,
+        views=views.tiled_views,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
         {**QWEN_MOE, **_DELTA},
-        changes=facts.delta,
+        changes=hybrid_facts.delta,
         names=_DELTA_NAMES,
         views=views.tiled_views,
     ),
@@ -165,7 +169,7 @@ HYBRIDS: dict[str, Architecture] = {
         "granitemoehybrid",
         {**GRANITE, **_MAMBA},
         {"rope_interleave": True},
-        changes=facts.granite_hybrid,
+        changes=hybrid_facts.granite_hybrid,
         by_layer=("num_key_value_heads",),
         gating=SOFTMAX,
         names={
@@ -188,7 +192,7 @@ HYBRIDS: dict[str, Architecture] = {
             "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
         },
         {"norm_topk_prob": True},
-        changes=facts.kimi_linear,
+        changes=hybrid_facts.kimi_linear,
         by_layer=("num_key_value_heads",),
         gating=SIGMOID,
         names={
@@ -209,7 +213,7 @@ HYBRIDS: dict[str, Architecture] = {
             "kda_lower_bound": ("kda.gate_lower_bound", float),
         },
         {"rope_interleave": True},
-        changes=facts.ling3,
+        changes=hybrid_facts.ling3,
         by_layer=("num_key_value_heads",),
         gating=SIGMOID,
         names={
@@ -239,7 +243,7 @@ HYBRIDS: dict[str, Architecture] = {
             "linear_num_heads": ("attention.head_count", int),
             "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
         },
-        changes=facts.glm5_next,
+        changes=hybrid_facts.glm5_next,
         by_layer=("num_key_value_heads",),
         gating=SIGMOID,
         body=("model.language_model.", "lm_head"),
@@ -256,7 +260,7 @@ HYBRIDS: dict[str, Architecture] = {
     "lfm2": Architecture(
         "lfm2_moe",
         _LFM2,
-        changes=facts.lfm2_dense,
+        changes=hybrid_facts.lfm2_dense,
         by_layer=("num_key_value_heads",),
         names=_LFM2_NAMES,
     ),
@@ -264,7 +268,7 @@ HYBRIDS: dict[str, Architecture] = {
         "lfm2_moe",
         {**QWEN3_MOE, **_LFM2, "num_dense_layers": ("leading_dense_block_count", int)},
         {"norm_topk_prob": True},
-        changes=facts.lfm2,
+        changes=hybrid_facts.lfm2,
         by_layer=("num_key_value_heads",),
         gating=SIGMOID,
         names=_LFM2_NAMES,

@@ -8,7 +8,6 @@ it is of: the rules of that one apply whose names fit most of the model's tensor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ktcli.errors import BadCheckpoint, UsageError, hinted
 from ktcli.models import Model, with_defaults
 from ktcli.models.config import Fields, text_part
 from ktcli.ops.tensors import Tensor
+from ktcli.records import dataclass
 from ktcli.weights.gguf.architectures import ARCHITECTURES
 from ktcli.weights.gguf.file import Gguf
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
@@ -40,7 +40,7 @@ _ONE_EXPERT, _PARTS = (1, 2, 1), (12, 1)
 
 @dataclass(frozen=True, slots=True)
 class ReadImatrix:
-    """The importance that an imatrix gives a model.
+    """The importance of a model's columns from an imatrix file.
 
     Attributes:
         missing: the names of the model's tensors that it has nothing of.

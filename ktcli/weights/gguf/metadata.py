@@ -48,7 +48,7 @@ class Metadata:
         return self._of(key).whole(self._name(key), low=0, high=high, default=default)
 
     def most(self, key: str) -> int:
-        """Returns the largest integer of a key of which layers may have different ones."""
+        """Returns the largest integer of a key that may have a value for each layer."""
         listed = self.fields.values.get(self._name(key))
         return max(self.each(key, int)) if isinstance(listed, list) else self.whole(key)
 
@@ -67,8 +67,9 @@ class Metadata:
 
     @property
     def layers(self) -> int:
-        """The number of layers without those that guess further tokens, which are not run; a file may speak of those
-        and count and have none."""
+        """The number of layers without those that predict further tokens, which are not run; a file may count those
+        without having them.
+        """
         every = self.whole("block_count", high=MAX_LAYERS)
         own = every - self.whole("nextn_predict_layers", 0, MAX_LAYERS)
         if own < 1:
@@ -105,7 +106,7 @@ class Metadata:
         return found
 
     def gating(self, *known: int) -> int:
-        """Returns how the router scores: one of `known`, the first where the file does not say."""
+        """Returns the scoring function of the router: one of `known`, the first where the file has none."""
         found = self.whole("expert_gating_func", known[0]) or known[0]
         if found not in known:
             words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
@@ -137,7 +138,7 @@ class Metadata:
 
 
 def scaling(m: Metadata) -> dict[str, Any] | None:
-    """Returns how the rotation is stretched, as `rope_scaling`; None: it is not."""
+    """Returns the `rope_scaling` that stretches the rotation; None: it is not stretched."""
     if m.factors:
         return {"rope_type": "factors", "factors": m.factors}
     # A factor without a kind is a linear one, as in llama.cpp.

@@ -65,7 +65,7 @@ def hub_tensors(
     differing: Names,
     body: tuple[str, str] = ("model.", "lm_head"),
 ) -> Iterator[tuple[str, str, TensorEntry]]:
-    """Yields each tensor as the hub names it: (name there, name in the file, its entry).
+    """Yields each tensor under its name on the hub: (name there, name in the file, its entry).
 
     A tensor without a name there keeps its own.
 
@@ -110,7 +110,7 @@ def layer_of(name: str) -> int:
 
 
 def below_layer(hub_name: str) -> str:
-    """Returns the name of a tensor below its layer, or all of it where it is in none."""
+    """Returns the name of a tensor without its layer's prefix, or all of it outside of layers."""
     return _BODY.sub("", hub_name, count=1)
 
 

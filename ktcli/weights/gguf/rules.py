@@ -7,10 +7,11 @@ specification of GGUF and from llama.cpp's converters and loaders.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktcli.models.config import Fields
+from ktcli.records import dataclass
 from ktcli.weights.gguf.metadata import Metadata
 from ktcli.weights.gguf.names import Names
 from ktcli.weights.gguf.types import TensorView
@@ -21,7 +22,7 @@ Rows = Mapping[str, tuple[str, type]]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The rules by which the files of one architecture are read.
+    """The rules for reading the files of one architecture.
 
     Attributes:
         model_type: the `model_type` of `config.json`.

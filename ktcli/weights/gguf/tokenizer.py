@@ -62,7 +62,7 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
 
 
 def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the files that `small_files` would give, without making them."""
+    """Returns the names of the files in the result of `small_files`, without making them."""
     names = ["generation_config.json"]
     names += [TEMPLATE] * bool(values.get(_TEMPLATE))
     known = values.get(f"{_KEY}model", "no_vocab") != "no_vocab"

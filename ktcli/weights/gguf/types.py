@@ -7,13 +7,13 @@ Tensors that converters rearrange are read through a `TensorView`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.native import BadNumber, DType, Format, Numbers, Pool, Scale
+from ktcli.records import dataclass
 from ktcli.weights.formats import LINEAR
 from ktcli.weights.storage import (
     PLAIN,
@@ -23,6 +23,7 @@ from ktcli.weights.storage import (
     PlainStorage,
     Raw,
     Read,
+    ScalesNotKept,
     Storage,
     rows_of,
 )
@@ -43,8 +44,8 @@ class HalfScales(PlainStorage):
 
 
 @dataclass(frozen=True, slots=True)
-class Packaged:
-    """A storage of blocks of a type that the `gguf` package decodes; one part."""
+class Packaged(ScalesNotKept):
+    """A storage of blocks that the `gguf` package decodes; one part."""
 
     dtype: str
     lossless: None = None
@@ -72,15 +73,12 @@ class Packaged:
             raise BadNumber("a value is NaN or Inf")
         return Numbers.of(np.ascontiguousarray(out))
 
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: there are no scales to keep."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The place in a file of each row (or column) of a tensor: those before `kept` stay, the others are counted like
-    the elements of an array of the shape `counts`, a step along which is so many places in the file as `steps` says."""
+    """A permutation of a tensor's rows (or columns) in a file: those before `kept` stay, the others are counted like
+    the elements of an array of the shape `counts`, a step along which is so many places in the file as `steps` says.
+    """
 
     counts: tuple[int, ...]
     steps: tuple[int, ...]
@@ -108,7 +106,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """The way from a file's numbers to a tensor's.
+    """The transformation from a file's numbers to a tensor's.
 
     Attributes:
         rows, columns: where they are in the file; None: in their places.
@@ -167,12 +165,12 @@ class Viewed:
         return Numbers.of(np.ascontiguousarray(matrix))
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns the scales that the underlying storage keeps; None where the view changes columns or values."""
+        """Returns the original scales of the underlying storage; None where the view changes columns or values."""
         return self.storage.kept(pool, span, (_joined(raws),), fmt) if self._is_rows else None
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(ScalesNotKept):
     """A storage whose numbers are multiplied by one f32, which is the last part."""
 
     storage: Storage
@@ -189,7 +187,7 @@ class Scaled:
         return (*self.storage.reads(span), rows_of(scale, scale.entry.size_bytes, 0, 1))
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """Returns the span as an f32 matrix; what is too large is refused."""
+        """Returns the span as an f32 matrix; numbers that become too large are refused."""
         *stored, scale = raws
         matrix: Matrix = pool.decode(self.storage.numbers(pool, span, stored).whole)
         with np.errstate(all="ignore"):
@@ -197,10 +195,6 @@ class Scaled:
         if not np.isfinite(matrix).all():
             raise BadNumber("a value is NaN or Inf")
         return Numbers.of(matrix)
-
-    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Returns None: there are no scales to keep."""
-        return None
 
 
 def _joined(raws: Sequence[Raw]) -> Raw:
@@ -218,7 +212,7 @@ def log_of_rate(stored: Matrix) -> Matrix:
 
 
 def log_of_positive(stored: Matrix) -> Matrix:
-    """Returns the logarithms of decay rates, of which a file has the rates as they are."""
+    """Returns the logarithms of decay rates, which a file stores as they are."""
     return _log(stored, "a decay rate is not above zero")
 
 

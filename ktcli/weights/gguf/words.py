@@ -8,7 +8,7 @@ llama.cpp's converter gave to tokenizers that it did not know, and the ways of v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ktcli.records import dataclass
 
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -56,11 +56,7 @@ _SIGNED = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+"
 )
-_DEEPSEEK_V3 = (
-    r"\p{N}{1,3}",
-    _CJK,
-    rf"{_SIGNED}[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
+_DEEPSEEK_V3 = (r"\p{N}{1,3}", _CJK, rf"{_SIGNED}[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 _SPARK = (r"\p{N}{1,3}", _CJK, rf"{_SIGNED}|[\r\n]|\s+(?!\S)|\s+", r"\p{N}")
 _YOUTU = (
     rf"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|{_CJK}",
@@ -115,7 +111,7 @@ _LINES = r"[^\n]+|[\n]+"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The patterns and settings by which texts are cut into words.
+    """The patterns and settings by which texts are split into words.
 
     Attributes:
         patterns: regular expressions; each cuts the pieces that the ones before left whole.

@@ -166,9 +166,9 @@ INLINE void store_part(int q, int32_t *sum)
         TILE_STORE(3, sum, 64);
 }
 
-/* acc[i] after row i of the `n` parts of `width` columns from column `column` on. */
+/* acc[i], i < most, after row i of the `n` parts of `width` columns from column `column` on. */
 INLINE void multiply_parts(amx_work *w, const tile_of_x *rows, const uint8_t *lines, int64_t column, int64_t n,
-                           int64_t width, vf *acc)
+                           int64_t width, int most, vf *acc)
 {
     ALIGNED int32_t sums[SUMS][TILE_BYTES / 4];
     const uint8_t *x = rows->at + column;
@@ -187,14 +187,14 @@ INLINE void multiply_parts(amx_work *w, const tile_of_x *rows, const uint8_t *li
             const float *by = rows->scales + LANES * ((column + (g - SUMS) * width) / KT_ACT_GROUP);
             vf scale = vf_load(w->scales + LANES * (g - SUMS));
 #pragma GCC unroll 16
-            for (int i = 0; i < TILE_ROWS; i++)
+            for (int i = 0; i < most; i++)
                 acc[i] = add_part(acc[i], vi_load(sums[q] + LANES * i), vf_set1(by[i]), scale);
         }
 }
 
 /* One output tile, columns [column, column + n * width): added to its floats, or finished. */
 INLINE void part_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *lines, int64_t column, int64_t n,
-                      int64_t width, vf in_the_end)
+                      int64_t width, int most, vf in_the_end)
 {
     float *kept = (float *)(void *)sums_at(w, tile, 0);
     int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
@@ -203,25 +203,25 @@ INLINE void part_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *l
     if (is_last)
         fetch_y(w, panel, tile);
 #pragma GCC unroll 16
-    for (int i = 0; i < TILE_ROWS; i++)
+    for (int i = 0; i < most; i++)
         acc[i] = column ? vf_load(kept + LANES * i) : vf_set1(0.0f);
-    multiply_parts(w, &w->rows[tile], lines, column, n, width, acc);
+    multiply_parts(w, &w->rows[tile], lines, column, n, width, most, acc);
 #pragma GCC unroll 16
-    for (int i = 0; i < TILE_ROWS; i++)
+    for (int i = 0; i < most; i++)
         if (!is_last)
             vf_store(kept + LANES * i, acc[i]);
         else if (i < left)
             store_values(w->p, panel, t + i, vf_mul(acc[i], in_the_end));
 }
 
-/* All tokens of the block times one panel, its parts `width` columns wide. */
-INLINE void panel_parts(amx_work *w, int64_t panel, int64_t width)
+/* All tokens of the block times one panel, its parts `width` columns wide, in tiles of up to `most` rows. */
+INLINE void panel_parts(amx_work *w, int64_t panel, int64_t width, int most)
 {
     const uint8_t *scales = scales_of(w, panel);
     int64_t tiles = (w->n + TILE_ROWS - 1) / TILE_ROWS;
     int of_row = part_kind_of(w->p) == PARTS_OF_ROW;
     vf one = vf_set1(1.0f), in_the_end = of_row ? load_scales(w->p->format->scale, scales, 0) : one;
-    plan_ahead(w, panel, 1, tiles * (w->l.k_padded / width));
+    plan_ahead(w, panel, 1, tiles * (w->l.k_padded / width) + (w->unpacks_most ? 8 * w->steps : 0));
     for (int64_t step = 0; step < w->steps; step += PART_STEPS) {
         int64_t steps = w->steps - step < PART_STEPS ? w->steps - step : PART_STEPS;
         int64_t first = 64 * step / width, n = 64 * steps / width;
@@ -230,16 +230,29 @@ INLINE void panel_parts(amx_work *w, int64_t panel, int64_t width)
             vf_store(w->scales + LANES * g, of_row ? one : load_scales(w->p->format->scale, scales,
                                                                       group_of_part(w->p->format, first + g)));
         for (int64_t tile = 0; tile < tiles; tile++)
-            part_tile(w, panel, tile, lines, 64 * step, n, width, in_the_end);
+            part_tile(w, panel, tile, lines, 64 * step, n, width, most, in_the_end);
     }
+}
+
+/* Width and rows become constants of the inner loops. */
+INLINE void multiply_panel_of(amx_work *w, int64_t panel, int most)
+{
+    if (w->l.group == 32)
+        panel_parts(w, panel, 32, most);
+    else
+        panel_parts(w, panel, 64, most);
 }
 
 static void multiply_panel(amx_work *w, int64_t panel)
 {
-    if (w->l.group == 32)
-        panel_parts(w, panel, 32);
+    if (w->n <= 2)
+        multiply_panel_of(w, panel, 2);
+    else if (w->n <= 4)
+        multiply_panel_of(w, panel, 4);
+    else if (w->n <= 8)
+        multiply_panel_of(w, panel, 8);
     else
-        panel_parts(w, panel, 64);
+        multiply_panel_of(w, panel, TILE_ROWS);
 }
 
 /* ---- both ---------------------------------------------------------------------------------------- */
@@ -249,17 +262,19 @@ static void amx_product(const product *p)
 {
     amx_work w = amx_work_of(p);
     int64_t most = block_tokens(w.steps);
-    if (p->format->group == 32)
-        configure(&half_tiles);
+    int is_whole = p->format->group != 32 && p->n_tokens >= TILE_ROWS;
     for (int64_t t = 0; t < p->n_tokens; t += most) {
         take_tokens(&w, t, p->n_tokens - t < most ? p->n_tokens - t : most);
+        is_whole &= w.n >= TILE_ROWS;
+        if (!is_whole)
+            configure_rows(p->format->group == 32 ? half_tiles : whole_tiles, tile_rows(&w));
         for (int64_t panel = p->first_panel; panel < p->last_panel;) {
             int panels = !w.has_parts && p->last_panel - panel > 1 ? 2 : 1;
             w.has_parts ? multiply_panel(&w, panel) : multiply_panels(&w, panel, panels);
             panel += panels;
         }
     }
-    if (p->format->group == 32)
+    if (!is_whole)
         configure(&whole_tiles);
 }
 

@@ -57,6 +57,14 @@ INLINE void configure(const tile_config *c)
     __asm__ volatile("ldtilecfg %0" : : "m"(*c));
 }
 
+/* Those, with fewer rows of x and of sums. */
+static void configure_rows(tile_config c, int64_t rows)
+{
+    for (int i = 0; i < 6; i++)
+        c.rows[i] = (uint8_t)rows;
+    configure(&c);
+}
+
 static void enter(void)
 {
     configure(&whole_tiles);
@@ -85,6 +93,7 @@ typedef struct amx_work {
     int64_t x_stride;           /* bytes */
     int64_t first, n;           /* the token block */
     tile_of_x rows[TILE_TOKENS_MOST / TILE_ROWS];
+    int unpacks_most;           /* unpacking takes longer than multiplying */
     const uint8_t *ahead;       /* next line of weights to prefetch, or NULL */
     int64_t ahead_lines;        /* per step */
     /* the thread's scratch */
@@ -137,23 +146,32 @@ static amx_work amx_work_of(const product *p)
     return w;
 }
 
-/* Tokens [t, t + 16) of the product lie one after the other. */
-static int rows_follow(const product *p, int64_t t)
+/* Tokens [t, t + n) of the product lie equally far apart, *apart rows of x. */
+static int are_even(const product *p, int64_t t, int64_t n, int64_t *apart)
 {
-    for (int i = 1; p->x_rows && i < TILE_ROWS; i++)
-        if (p->x_rows[t + i] != p->x_rows[t] + i)
+    *apart = p->x_rows && n > 1 ? (int64_t)p->x_rows[t + 1] - p->x_rows[t] : 1;
+    for (int64_t i = 2; p->x_rows && i < n; i++)
+        if (p->x_rows[t + i] - p->x_rows[t + i - 1] != *apart)
             return 0;
     return 1;
+}
+
+/* Tiles have the rows of x that a block has, so that a few cost less than 16. */
+static int64_t tile_rows(const amx_work *w)
+{
+    return w->n < TILE_ROWS ? w->n : TILE_ROWS;
 }
 
 /* The scales of 16 rows of the block from row t on; of rows that are none, 0. */
 static const float *take_scales(const amx_work *w, int64_t t)
 {
     float *out = w->x_scales + t * w->steps;
-    for (int64_t i = 0; i < TILE_ROWS; i++) {
-        const float *scales = t + i < w->n ? x_scales(w->p, w->first + t + i) : NULL;
+    int64_t rows = w->n - t < TILE_ROWS ? w->n - t : TILE_ROWS;
+    memset(out, 0, (size_t)(w->steps * LANES) * sizeof *out);
+    for (int64_t i = 0; i < rows; i++) {
+        const float *scales = x_scales(w->p, w->first + t + i);
         for (int64_t s = 0; s < w->steps; s++)
-            out[LANES * s + i] = scales ? scales[s] : 0.0f;
+            out[LANES * s + i] = scales[s];
     }
     return out;
 }
@@ -161,53 +179,24 @@ static const float *take_scales(const amx_work *w, int64_t t)
 /* Make the n tokens from `first` on the block: every tile of it gets its rows. */
 static void take_tokens(amx_work *w, int64_t first, int64_t n)
 {
-    int64_t stride = copy_stride(w->steps), size = w->steps * 64;
+    int64_t stride = copy_stride(w->steps), size = w->steps * 64, apart;
     w->first = first;
     w->n = n;
+    w->unpacks_most = w->has_parts && w->p->format->bits < 8 && n <= TILE_ROWS / 2;
     for (int64_t t = 0; t < n; t += TILE_ROWS) {
         tile_of_x *rows = &w->rows[t / TILE_ROWS];
         const float *scales = w->has_parts ? take_scales(w, t) : NULL;
-        if (n - t >= TILE_ROWS && rows_follow(w->p, first + t)) {
-            *rows = (tile_of_x){w->x + row_of(w->p->x_rows, first + t) * w->x_stride, w->x_stride, scales};
+        if (n - t >= tile_rows(w) && are_even(w->p, first + t, tile_rows(w), &apart)) {
+            *rows = (tile_of_x){w->x + row_of(w->p->x_rows, first + t) * w->x_stride, apart * w->x_stride, scales};
             continue;
         }
         *rows = (tile_of_x){w->copies + t * stride, stride, scales};
-        for (int64_t i = t; i < t + TILE_ROWS; i++)
+        for (int64_t i = t; i < t + tile_rows(w); i++)
             if (i < n)
                 memcpy(w->copies + i * stride, w->x + row_of(w->p->x_rows, first + i) * w->x_stride, (size_t)size);
             else
                 memset(w->copies + i * stride, 0, (size_t)size);
     }
-}
-
-/* Steps [step, step + n) of panel `panel`, number q of its pair, as B tiles. */
-static const uint8_t *lines_of(const amx_work *w, int64_t panel, int q, int64_t step, int64_t n)
-{
-    const uint8_t *codes = w->p->w + (size_t)panel * w->p->panel_bytes + (size_t)step * w->l.step_bytes;
-    if (w->p->format->bits != 4)
-        return codes;
-    uint8_t *out = w->lines + q * BLOCK_STEPS * TILE_BYTES;
-    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->p->format->codebook));
-    for (int64_t s = 0; s < n; s++, codes += 512)
-        for (int line = 0; line < 8; line++) {
-            vb raw = vb_load(codes + 64 * line);
-            vb_store(out + s * TILE_BYTES + 64 * line, vb_low(raw, table));
-            vb_store(out + s * TILE_BYTES + 64 * line + 512, vb_high(raw, table));
-        }
-    return out;
-}
-
-static const uint8_t *scales_of(const amx_work *w, int64_t panel)
-{
-    return w->p->w + (size_t)panel * w->p->panel_bytes + w->l.scale_offset;
-}
-
-/* Rows of y that are added to lie far apart: they come while their last columns are multiplied. */
-INLINE void fetch_y(const amx_work *w, int64_t panel, int64_t tile)
-{
-    int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
-    for (int i = 0; w->p->y_gate && i < TILE_ROWS && i < left; i++)
-        prefetch(y_at(w->p, panel, t + i));
 }
 
 /* While these panels are multiplied, `turns` times, what comes after them is fetched, evenly. */
@@ -222,6 +211,42 @@ INLINE void fetch_ahead(amx_work *w)
 {
     for (int64_t i = 0; i < w->ahead_lines; i++, w->ahead += 64)
         prefetch_l2(w->ahead);
+}
+
+/* Steps [step, step + n) of panel `panel`, number q of its pair, as B tiles. Where that is most of the work, fetches
+ * are spread over it, too: only so is the memory busy all the time. */
+static const uint8_t *lines_of(amx_work *w, int64_t panel, int q, int64_t step, int64_t n)
+{
+    const uint8_t *codes = w->p->w + (size_t)panel * w->p->panel_bytes + (size_t)step * w->l.step_bytes;
+    int bits = w->p->format->bits;
+    if (bits >= 8)
+        return codes;
+    uint8_t *out = w->lines + q * BLOCK_STEPS * TILE_BYTES;
+    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->p->format->codebook));
+    for (int64_t s = 0; s < n; s++, codes += w->l.step_bytes) {
+#pragma GCC unroll 8
+        for (int line = 0; line < 8; line++) {
+            vb raw = vb_load(codes + 64 * line);
+            if (w->unpacks_most)
+                fetch_ahead(w);
+            vb_store(out + s * TILE_BYTES + 64 * line, signed_low(bits, raw, table, codes, line));
+            vb_store(out + s * TILE_BYTES + 64 * line + 512, signed_high(bits, raw, table, codes, line));
+        }
+    }
+    return out;
+}
+
+static const uint8_t *scales_of(const amx_work *w, int64_t panel)
+{
+    return w->p->w + (size_t)panel * w->p->panel_bytes + w->l.scale_offset;
+}
+
+/* Rows of y that are added to lie far apart: they come while their last columns are multiplied. */
+INLINE void fetch_y(const amx_work *w, int64_t panel, int64_t tile)
+{
+    int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
+    for (int i = 0; w->p->y_gate && i < TILE_ROWS && i < left; i++)
+        prefetch(y_at(w->p, panel, t + i));
 }
 
 /* ---- ceilings ------------------------------------------------------------------------------------ */

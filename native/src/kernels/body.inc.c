@@ -11,6 +11,7 @@
 #include "vec.h"
 
 #include "product.inc.c"
+#include "codes.inc.c"
 #include "product_int8.inc.c"
 #include "product_float.inc.c"
 #include "attend_f32.inc.c"

@@ -28,12 +28,17 @@ INLINE void store_codes(int bits, uint8_t *panel, const layout *l, int64_t c, in
     vi_store8(byte, codes);
     memcpy(word, byte, sizeof word);
     for (int q = 0; q < 4; q++) {
-        uint8_t *to = at + 16 * ((bits == 4 ? in % 32 : in) + 4 * q);
-        if (bits == 4 && in >= 32) {
-            memcpy(&there, to, 4);
-            word[q] = there | word[q] << 4;
-        }
-        memcpy(to, &word[q], 4);
+        int64_t line = bits == 8 ? in / 4 + q : in % 32 / 4 + q;
+        uint32_t lower = bits == 8 ? word[q] : word[q] & 0x0f0f0f0fu, upper = word[q] >> 4 & 0x03030303u;
+        memcpy(&there, at + 64 * line, 4);
+        lower = bits != 8 && in >= 32 ? there | lower << 4 : lower;
+        memcpy(at + 64 * line, &lower, 4);
+        if (bits != 6)
+            continue;
+        int shift = two_bits(in / 4 + q);
+        memcpy(&there, at + 512 + 64 * (line / 2), 4);
+        upper = shift ? there | upper << shift : upper;
+        memcpy(at + 512 + 64 * (line / 2), &upper, 4);
     }
 }
 
@@ -133,22 +138,39 @@ static float usable_scale(const float *given)
     return size >= GROUP_TINY && size <= 1.0f / GROUP_TINY ? *given : 0.0f;
 }
 
+/* What the e4m3 scales of each row have in common: stored, and the sizes it leaves. */
+static void choose_range(const codebook *b, const panel_rows *rows, uint8_t *stored, size_range *range)
+{
+    float most = fminf(fabsf(b->value[0]), fabsf(b->value[15])) * SCALE_E4M3_ROOM;
+    for (int r = 0; r < LANES; r++) {
+        vf top = vf_set1(0.0f);
+        for (int64_t c = 0; rows->x[r] && c < rows->k; c += LANES)
+            top = vf_max(top, vf_abs(vf_load_upto(rows->x[r], c, rows->k)));
+        stored[r] = row_e4m3(vf_top(top) / most);
+        range->least[r] = least_e4m3(stored[r]);
+        range->most[r] = most_e4m3(stored[r]);
+    }
+}
+
 static void encode_panel(const kt_format *f, const panel_rows *rows, uint8_t *dst, kt_pack_error *error)
 {
     layout l = layout_of(f, rows->k);
     codebook b = {0};
+    size_range range;
     row_error sums[LANES];
     for (int r = 0; r < LANES; r++)
         sums[r].wrong = sums[r].square = sums[r].out_wrong = sums[r].out_square = sums[r].out_stored = vf_set1(0.0f);
     memset(dst + l.scale_offset, 0, l.panel_bytes - l.scale_offset);
-    if (f->bits == 4)
+    if (f->bits < 8)
         b = codebook_of(f);
+    if (f->scale == KT_SCALE_E4M3)
+        choose_range(&b, rows, dst + l.scale_offset, &range);
     if (f->bits >= 16)
         encode_plain(f->bits, &l, rows, dst, sums);
     for (int64_t g = 0; f->bits < 16 && g < l.groups; g++) {
         int64_t c = g * l.group, left = rows->k - c, valid = left < 0 ? 0 : left < l.group ? left : l.group;
         const float *weight = rows->importance && valid ? rows->importance + c : NULL;
-        row_groups groups = {rows->x, weight, c, l.group, valid};
+        row_groups groups = {rows->x, weight, &range, c, l.group, valid};
         float found[LANES] = {0}, given[LANES];
         int missing = 0;
         for (int r = 0; r < LANES; r++) {
@@ -156,7 +178,7 @@ static void encode_panel(const kt_format *f, const panel_rows *rows, uint8_t *ds
             given[r] = usable_scale(has ? rows->scales + r * l.groups + g : NULL);
             missing |= given[r] == 0.0f && rows->x[r];
         }
-        if (f->bits == 4 && missing)
+        if (f->bits < 8 && missing)
             search_scales(&b, f->scale, &groups, found);
         for (int r = 0; r < LANES; r++) {
             int64_t columns = rows->x[r] ? valid : 0;

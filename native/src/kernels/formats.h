@@ -9,6 +9,11 @@
  *   decoded value = (float)code * scale, or (float)codebook[index] * scale: one f32 multiplication;
  *                   the float of an E4M3 code is exact
  *   bf16 scale    the upper half of an f32;  e8m0 scale b: 2^(b-127), except that b = 0 means 0
+ *   e4m3 scale    kt_weights.h;  e4m3(x) rounds the size of x to nearest even in 3 bits of mantissa, and to the
+ *                 nearest of the row's sizes; but 0 stays 0, which is stored as byte 0. The row's R is the least
+ *                 with which its largest scale can be stored: with a = max |x| of the row and c = min(|cb[0]|,
+ *                 |cb[last]|), the exponent field of the float (a / (c * 23/32)) * 16/15, less 15, within 1..239: so
+ *                 the largest weight of a row may have become the third code from the end, and still be found again
  *   bf16(x)       rounds x to nearest even; NaN becomes the quiet NaN 0x7fc0 with x's sign
  *   columns k..k' and rows n..16*panels are encoded as if the source were 0 there
  *   bytes of a panel after its last scale are 0
@@ -27,21 +32,24 @@
  *      of a zero is kept.
  *   A given scale (kt_pack) of magnitude 2^-60..2^60 is s, in place of 1 and 2.
  *
- * ENCODING, bits 4. With cb[16] the codebook as floats. For each row and group x[0..g):
- *   nearest(v) = how many i of 0..14 have v > (cb[i] + cb[i+1]) / 2      (ties go to the lower index)
+ * ENCODING, bits 4 and 6. With cb[] the codebook as floats, 16 values, or for bits 6 the 64 from -32 to 31; `last` is
+ * 15 or 63. For each row and group x[0..g):
+ *   nearest(v) = how many i < last have v > (cb[i] + cb[i+1]) / 2      (ties go to the lower index)
  *   1. hi = max x[j], lo = min x[j]; m = hi if hi >= -lo, else lo.
  *      If |m| < 2^-60: scale 0, every index nearest(0). Done.
  *   2. Try candidate scales s in the order below. A candidate is skipped if its divisor or s is 0.
  *      For each: inv = 1 / s;  i[j] = nearest(x[j] * inv);  e[j] = x[j] - cb[i[j]] * s.
- *   3. Exact candidates (scale f32 and bf16): s = round(m / cb[i]) for i = 0, 1, ... 15, where round is
- *      the identity or bf16(). The first one with every e[j] == 0 is taken. Done.
+ *   3. Exact candidates (not of scale e8m0): s = round(m / cb[i]) for i = 0, 1, ... last, of bits 6 without 8..55,
+ *      where round is the identity, bf16() or e4m3(). The first one with every e[j] == 0 is taken. Done.
  *   4. Searched candidates:
  *        scale f32 and bf16: for j = 26, 27, ... 48:  s = round(m / (cb[0] * (j / 32))), then
- *                                                     s = round(m / (cb[15] * (j / 32)))
- *        scale e8m0: with p = floor(log2 |m|), L = floor(log2 max(|cb[0]|, |cb[15]|)):
+ *                                                     s = round(m / (cb[last] * (j / 32)))
+ *        scale e4m3: s = e4m3(m / (cb[0] * 48/32)) and the seven sizes of a scale behind it, each no more than
+ *                    the row's largest; then the same of cb[last]
+ *        scale e8m0: with p = floor(log2 |m|), L = floor(log2 max(|cb[0]|, |cb[last]|)):
  *                    s = 2^p, 2^(p-1), ... 2^(p-L), those with exponents in -126..127
  *      If the codebook is linear, cb[i] = cb[0] + i, the errors that are added up here take
- *      clamp(rint(x[j] * inv), cb[0], cb[15]) for cb[i[j]]: of two as near the even one, which is no worse.
+ *      clamp(rint(x[j] * inv), cb[0], cb[last]) for cb[i[j]]: of two as near the even one, which is no worse.
  *      error(s) = total of 16 partial sums, q[c] = q[c] + e[j] * e[j] for j = c, c+16, c+32, ... from 0
  *      (with importance: + (e[j] * e[j]) * v[j], v = 0 for columns k..k');
  *      total: q[c] += q[c+8] for c < 8, then q[c] += q[c+4] for c < 4, q[c] += q[c+2] for c < 2,
@@ -78,6 +86,10 @@
 #define GROUP_TINY 0x1p-60f /* a group below this encodes as zero: its squared errors would underflow */
 #define ROTATION_UNIT 64    /* columns of the smallest block */
 #define E4M3_MOST 448.0f    /* the largest code, 0x7e */
+#define SCALE_E4M3_SIZES 8  /* that the search tries on either side of zero */
+#define SCALE_E4M3_ROOM (23.0f / 32.0f)     /* of the codes, which the largest weight of a row reaches in any case */
+#define SCALE_E4M3_TOP 15   /* the greatest exponent of one, above that of its row */
+#define LEAST_6 (-32)       /* the code of index 0, bits 6 */
 
 /* Sizes of one panel of a matrix with k columns. */
 typedef struct layout {
@@ -96,14 +108,23 @@ static inline int64_t round_up(int64_t value, int64_t multiple)
 
 static inline size_t scale_bytes(int32_t scale)
 {
-    return scale == KT_SCALE_F32 ? 4 : scale == KT_SCALE_BF16 ? 2 : scale == KT_SCALE_E8M0 ? 1 : 0;
+    return scale == KT_SCALE_F32 ? 4 : scale == KT_SCALE_BF16 ? 2 : scale == KT_SCALE_E8M0 || scale == KT_SCALE_E4M3 ? 1 : 0;
+}
+
+/* Bytes before the first scale: e4m3, what those of a row have in common. */
+static inline size_t scale_head(int32_t scale)
+{
+    return scale == KT_SCALE_E4M3 ? KT_PANEL_ROWS : 0;
 }
 
 static inline int format_is_valid(const kt_format *f)
 {
     if (f->bits == 16 || f->bits == 32)
         return f->scale == KT_SCALE_NONE && f->group == 0 && f->codes == KT_CODE_INTEGER && f->rotation == 0;
-    if (f->bits != 4 && f->bits != 8)
+    if (f->bits != 4 && f->bits != 6 && f->bits != 8)
+        return 0;
+    if (f->scale == KT_SCALE_E4M3 && f->bits == 4 &&
+        (f->codebook[0] >= 0 || f->codebook[15] <= 0 || !memchr(f->codebook, 0, sizeof f->codebook)))
         return 0;
     if (f->codes != KT_CODE_INTEGER && (f->codes != KT_CODE_E4M3 || f->bits != 8))
         return 0;
@@ -111,6 +132,8 @@ static inline int format_is_valid(const kt_format *f)
         if (f->codebook[i] > f->codebook[i + 1])
             return 0;
     if (f->rotation != 0 && f->rotation != 64 && f->rotation != 128 && f->rotation != 256)
+        return 0;
+    if (f->scale == KT_SCALE_E4M3 && (f->group == 0 || f->bits == 8))
         return 0;
     return scale_bytes(f->scale) && (f->group == 0 || f->group == 32 || f->group == 64 || f->group == 128);
 }
@@ -126,7 +149,7 @@ static inline layout layout_of(const kt_format *f, int64_t k)
     l.groups = l.k_padded / l.group;
     l.step_bytes = (size_t)(KT_PANEL_ROWS * l.step * f->bits / 8);
     l.scale_offset = (size_t)(l.k_padded / l.step) * l.step_bytes;
-    size_t scales = (size_t)l.groups * KT_PANEL_ROWS * scale_bytes(f->scale);
+    size_t scales = scale_head(f->scale) + (size_t)l.groups * KT_PANEL_ROWS * scale_bytes(f->scale);
     l.panel_bytes = (l.scale_offset + scales + 63) / 64 * 64;
     return l;
 }
@@ -183,6 +206,12 @@ static inline float float_of_f16(uint16_t h)
     return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
+/* Bits 6: where in a byte of the plane of 2 bits those of line `line` (of 16) of a step begin. */
+static inline int two_bits(int64_t line)
+{
+    return 2 * (int)(line % 2) + (line < 8 ? 0 : 4);
+}
+
 /* Exponent and mantissa of an E4M3 byte lie in a float's place, 120 too low in exponent, subnormals too. */
 static inline float float_of_e4m3(uint8_t code)
 {
@@ -201,10 +230,38 @@ static inline uint8_t e4m3_of_float(float v)
     return (uint8_t)(sign | (((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120 << 3)));
 }
 
+/* The least and the greatest size of the e4m3 scales of a row with this R. */
+static inline float least_e4m3(uint8_t r)
+{
+    return float_of_bits((uint32_t)r << 23);
+}
+
+static inline float most_e4m3(uint8_t r)
+{
+    return float_of_bits(((uint32_t)r + SCALE_E4M3_TOP) << 23 | 0x700000u);
+}
+
+/* R of a row whose largest scale is that. */
+static inline uint8_t row_e4m3(float largest)
+{
+    int r = (int)(bits_of_float(largest * (16.0f / 15.0f)) >> 23 & 255) - SCALE_E4M3_TOP;
+    return (uint8_t)(r < 1 ? 1 : r > 254 - SCALE_E4M3_TOP ? 254 - SCALE_E4M3_TOP : r);
+}
+
+/* The e4m3 scale of such a row nearest to s; 0 of 0. */
+static inline float scale_e4m3(float s, uint8_t r)
+{
+    uint32_t u = bits_of_float(fabsf(s));
+    float size = float_of_bits((u + 0x7ffffu + (u >> 20 & 1)) & 0xfff00000u);
+    size = fminf(fmaxf(size, least_e4m3(r)), most_e4m3(r));
+    return s == 0.0f ? 0.0f : copysignf(size, s);
+}
+
 /* Scale number `index` (group * 16 + row) of the scales at `at`. */
 static inline float scale_load(int32_t scale, const uint8_t *at, int64_t index)
 {
     uint16_t half;
+    uint32_t byte;
     float single;
     switch (scale) {
     case KT_SCALE_F32:
@@ -215,12 +272,15 @@ static inline float scale_load(int32_t scale, const uint8_t *at, int64_t index)
         return float_of_bf16(half);
     case KT_SCALE_E8M0:
         return float_of_bits((uint32_t)at[index] << 23);
+    case KT_SCALE_E4M3:
+        byte = at[KT_PANEL_ROWS + index];
+        return float_of_bits(((byte & 128) << 24) + ((byte & 127) << 20) + ((uint32_t)at[index % KT_PANEL_ROWS] << 23));
     default:
         return 1.0f;
     }
 }
 
-/* Store a scale that was already rounded to its type. */
+/* Store a scale that was already rounded to its type; of e4m3 what its row has in common is there. */
 static inline void scale_store(int32_t scale, float s, uint8_t *at, int64_t index)
 {
     uint32_t u = bits_of_float(s);
@@ -231,6 +291,9 @@ static inline void scale_store(int32_t scale, float s, uint8_t *at, int64_t inde
         memcpy(at + 2 * index, &half, 2);
     else if (scale == KT_SCALE_E8M0)
         at[index] = (uint8_t)(u >> 23);
+    else if (scale == KT_SCALE_E4M3)
+        at[KT_PANEL_ROWS + index] =
+            s == 0.0f ? 0 : (uint8_t)((u >> 24 & 128) | ((u & 0x7fffffffu) - ((uint32_t)at[index % KT_PANEL_ROWS] << 23)) >> 20);
 }
 
 #endif

@@ -28,6 +28,13 @@ typedef struct act8 {
     int64_t stride;         /* k' : multiple of 128 */
 } act8;
 
+/* What suits a CPU among ways that compute the same bits: cpu_tuned. */
+typedef struct cpu_tuning {
+    int64_t ahead;              /* bytes of weights that streams fetch ahead of those that they read */
+    int near;                   /* tiles fetch the panels that come next into L1, not L2 */
+    int blocks_book4;           /* block_int8.inc.c for 4 bits of a codebook, where a row has it */
+} cpu_tuning;
+
 /* y[y_row(t)][r] = v, v = sum over k of W[r][k] * x[x_row(t)][k] + bias[r], for panels [first_panel, last_panel)
  * of one matrix and t in [0, n_tokens); with y_gate, y[y_row(t)][r] = fma(y_gate[t], v, y[y_row(t)][r]) instead,
  * and then no y row may occur twice. x_row(t) = x_rows ? x_rows[t] : t, likewise y. */
@@ -51,7 +58,7 @@ typedef struct product {
     void *scratch;              /* this thread's, product_scratch_bytes() */
     int64_t tile_min;           /* rows with tiles: fewest tokens that use them */
     const uint8_t *next;        /* panels this thread will read next, or NULL: fetched while the last ones are used */
-    int64_t ahead;              /* bytes of weights to fetch ahead of those that are read: cpu_fetch_ahead */
+    cpu_tuning tuning;
 } product;
 
 /* One block of queries against the keys of one page, flash style: updates running maximum, sum and

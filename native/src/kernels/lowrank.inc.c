@@ -6,6 +6,33 @@ INLINE vf factor_at(const void *factor, int in_f32, int64_t at)
     return in_f32 ? vf_load((const float *)factor + at) : vf_from_bf16((const uint16_t *)factor + at);
 }
 
+/* A factor is read once by the first block of rows and comes from memory then: it fetches what the next ranks or panels
+ * have at this place, since each rank is in a page of its own, where the CPU's prefetching ends. The others find it in the
+ * cache. */
+INLINE void prefetch_factor(const void *factor, int in_f32, int64_t at)
+{
+    __builtin_prefetch((const uint8_t *)factor + (size_t)at * (in_f32 ? sizeof(float) : sizeof(uint16_t)));
+}
+
+/* Calls BLOCK(n) with the constant n that is `rows`, 1..LOWRANK_ROWS, which is 6 at most. */
+#define WITH_ROWS(rows, BLOCK)                                                                                               \
+    switch (rows) {                                                                                                          \
+    case 1: BLOCK(1); break;                                                                                                 \
+    case 2: BLOCK(2); break;                                                                                                 \
+    case 3: BLOCK(LOWRANK_ROWS < 3 ? LOWRANK_ROWS : 3); break;                                                               \
+    case 4: BLOCK(LOWRANK_ROWS < 4 ? LOWRANK_ROWS : 4); break;                                                               \
+    case 5: BLOCK(LOWRANK_ROWS < 5 ? LOWRANK_ROWS : 5); break;                                                               \
+    default: BLOCK(LOWRANK_ROWS); break;                                                                                     \
+    }
+
+/* Rows of the next block where `left` are left: all blocks have about as many, as a row alone takes as long as three of a
+ * full block. */
+INLINE int64_t rows_of_block(int64_t left)
+{
+    int64_t blocks = (left + LOWRANK_ROWS - 1) / LOWRANK_ROWS;
+    return (left + blocks - 1) / blocks;
+}
+
 INLINE void inner_block(const inner_product *p, int64_t row, int64_t rank, int rows, int ranks, int in_f32)
 {
     const float *x[LOWRANK_ROWS];
@@ -17,33 +44,46 @@ INLINE void inner_block(const inner_product *p, int64_t row, int64_t rank, int r
     }
     for (int64_t j = 0; j < p->panels; j++) {
         vf a[LOWRANK_RANKS];
-        for (int i = 0; i < ranks; i++)
-            a[i] = factor_at(p->a, in_f32, (rank + i) * p->rank_stride + j * p->panel_stride);
+        for (int i = 0; i < ranks; i++) {
+            int64_t at = (rank + i) * p->rank_stride + j * p->panel_stride;
+            a[i] = factor_at(p->a, in_f32, at);
+            if (row == 0)
+                prefetch_factor(p->a, in_f32, at + ranks * p->rank_stride);
+        }
         for (int t = 0; t < rows; t++) {
             vf values = vf_load_upto(x[t], j * p->step, p->columns);
             for (int i = 0; i < ranks; i++)
                 sum[t][i] = vf_fma(values, a[i], sum[t][i]);
         }
     }
-    for (int t = 0; t < rows; t++)
+    for (int t = 0; t < rows; t++) {
+        float *out = p->out + (row + t) * p->out_stride + rank, found[LOWRANK_RANKS];
+        if (ranks == 4)
+            vf_sum4(sum[t], found);
+        else
+            for (int i = 0; i < ranks; i++)
+                found[i] = vf_sum(sum[t][i]);
         for (int i = 0; i < ranks; i++)
-            p->out[(row + t) * p->out_stride + rank + i] = p->scale * vf_sum(sum[t][i]);
+            out[i] = p->scale * found[i];
+    }
+}
+
+INLINE void inner_rows(const inner_product *p, int64_t row, int rows, int in_f32)
+{
+    int64_t rank = 0;
+    for (; rank + LOWRANK_RANKS <= p->ranks; rank += LOWRANK_RANKS)
+        inner_block(p, row, rank, rows, LOWRANK_RANKS, in_f32);
+    for (; rank < p->ranks; rank++)
+        inner_block(p, row, rank, rows, 1, in_f32);
 }
 
 INLINE void inner_all(const inner_product *p, int in_f32)
 {
-    int64_t row = 0, rank;
-    for (; row + LOWRANK_ROWS <= p->n_rows; row += LOWRANK_ROWS) {
-        for (rank = 0; rank + LOWRANK_RANKS <= p->ranks; rank += LOWRANK_RANKS)
-            inner_block(p, row, rank, LOWRANK_ROWS, LOWRANK_RANKS, in_f32);
-        for (; rank < p->ranks; rank++)
-            inner_block(p, row, rank, LOWRANK_ROWS, 1, in_f32);
-    }
-    for (; row < p->n_rows; row++) {
-        for (rank = 0; rank + LOWRANK_RANKS <= p->ranks; rank += LOWRANK_RANKS)
-            inner_block(p, row, rank, 1, LOWRANK_RANKS, in_f32);
-        for (; rank < p->ranks; rank++)
-            inner_block(p, row, rank, 1, 1, in_f32);
+    for (int64_t row = 0, rows; row < p->n_rows; row += rows) {
+        rows = rows_of_block(p->n_rows - row);
+#define BLOCK(n) inner_rows(p, row, n, in_f32)
+        WITH_ROWS(rows, BLOCK)
+#undef BLOCK
     }
 }
 
@@ -64,8 +104,12 @@ INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int 
             sum[t][j] = vf_set1(0.0f);
     for (int64_t i = 0; i < p->ranks; i++) {
         vf b[LOWRANK_PANELS];
-        for (int j = 0; j < panels; j++)
-            b[j] = factor_at(p->b, in_f32, i * p->rank_stride + (panel + j) * p->panel_stride);
+        for (int j = 0; j < panels; j++) {
+            int64_t at = i * p->rank_stride + (panel + j) * p->panel_stride;
+            b[j] = factor_at(p->b, in_f32, at);
+            if (row == 0)
+                prefetch_factor(p->b, in_f32, at + panels * p->panel_stride);
+        }
         for (int t = 0; t < rows; t++) {
             vf value = vf_set1(x[t * p->x_stride + i]);
             for (int j = 0; j < panels; j++)
@@ -85,11 +129,12 @@ INLINE void outer_block(const outer_product *p, int64_t row, int64_t panel, int 
 
 INLINE void outer_panels(const outer_product *p, int64_t panel, int panels, int in_f32)
 {
-    int64_t row = 0;
-    for (; row + LOWRANK_ROWS <= p->n_rows; row += LOWRANK_ROWS)
-        outer_block(p, row, panel, LOWRANK_ROWS, panels, in_f32);
-    for (; row < p->n_rows; row++)
-        outer_block(p, row, panel, 1, panels, in_f32);
+    for (int64_t row = 0, rows; row < p->n_rows; row += rows) {
+        rows = rows_of_block(p->n_rows - row);
+#define BLOCK(n) outer_block(p, row, panel, n, panels, in_f32)
+        WITH_ROWS(rows, BLOCK)
+#undef BLOCK
+    }
 }
 
 INLINE void outer_all(const outer_product *p, int in_f32)

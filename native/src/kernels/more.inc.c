@@ -12,6 +12,7 @@
 extern const kt_kernels kernels_avx512;
 
 #include "product.inc.c"
+#include "codes.inc.c"
 #include "product_float.inc.c"
 #include "attend_bf16.inc.c"
 #include "turn.inc.c"

@@ -52,12 +52,27 @@ INLINE vf load_scales(int32_t type, const uint8_t *scales, int64_t index)
         return vf_from_bf16((const uint16_t *)(const void *)(scales + 32 * index));
     if (type == KT_SCALE_F32)
         return vf_load((const float *)(const void *)(scales + 64 * index));
-    return type == KT_SCALE_E8M0 ? vf_from_e8m0(scales + 16 * index) : vf_set1(1.0f);
+    if (type == KT_SCALE_E8M0)
+        return vf_bits(vi_shl(vi_load8(scales + 16 * index), 23));
+    if (type == KT_SCALE_E4M3) {
+        vi size = vi_sar(vi_shl(vi_load8(scales + KT_PANEL_ROWS + 16 * index), 24), 4);
+        return vf_bits(vi_add(vi_and(size, (int32_t)0x87f00000u), vi_shl(vi_load8(scales), 23)));
+    }
+    return vf_set1(1.0f);
 }
 
 INLINE int64_t row_of(const int32_t *rows, int64_t t)
 {
     return rows ? rows[t] : t;
+}
+
+/* Fetch a line that a tile needs when it comes to the next panels. */
+INLINE void prefetch_next(const product *p, const void *line)
+{
+    if (p->tuning.near)
+        prefetch(line);
+    else
+        prefetch_l2(line);
 }
 
 /* The panels from `panel` on, or after the last one what comes next; NULL: nothing known. */
@@ -69,7 +84,7 @@ INLINE const uint8_t *panels_after(const product *p, int64_t panel)
 /* The beginning of what comes next: from there on the stream fetches ahead itself. */
 INLINE void fetch_next(const product *p)
 {
-    for (int64_t i = 0; p->next && i < p->ahead; i += 64)
+    for (int64_t i = 0; p->next && i < p->tuning.ahead; i += 64)
         prefetch_l2(p->next + i);
 }
 

@@ -32,7 +32,7 @@ INLINE void tile_bf16(const product *p, int64_t panel, int panels, int64_t t, in
             for (int q = 0; q < panels; q++)
                 pair[q] = vi_load(w + (size_t)q * p->panel_bytes + 64 * line);
             if (panels == 1)
-                prefetch(w + 64 * line + p->ahead);
+                prefetch(w + 64 * line + p->tuning.ahead);
             for (int i = 0; i < tokens; i++) {
                 vx two = vx_load(x[i] + 2 * line);
                 for (int q = 0; q < panels; q++)
@@ -126,11 +126,20 @@ INLINE void decode_columns(const decoder *d, const uint8_t *panel, int64_t c, vf
         return;
     }
     vf scale = load_scales(d->scale, panel + d->l.scale_offset, c / d->l.group);
-    vi four = vi_load(at + 16 * (d->bits == 4 ? in % 32 : in));
+    vi four = vi_load(at + 16 * (d->bits < 8 ? in % 32 : in));
     for (int j = 0; j < 4; j++) {
-        vf code = d->codes == KT_CODE_E4M3 ? vf_e4m3(four, j)
-                  : d->bits == 8           ? vf_of_vi(vi_sar(vi_shl(four, 24 - 8 * j), 24))
-                                           : vf_lookup(d->values, vi_and(vi_shr(four, 8 * j + (in < 32 ? 0 : 4)), 15));
+        vf code;
+        vi index = vi_and(vi_shr(four, 8 * j + (in < 32 ? 0 : 4)), 15);
+        if (d->codes == KT_CODE_E4M3) {
+            code = vf_e4m3(four, j);
+        } else if (d->bits == 8) {
+            code = vf_of_vi(vi_sar(vi_shl(four, 24 - 8 * j), 24));
+        } else if (d->bits == 6) {
+            vi two = vi_and(vi_shr(vi_load(at + 512 + 64 * (in % 32 / 8)), 8 * j + two_bits(in / 4)), 3);
+            code = vf_of_vi(vi_add(vi_add(index, vi_shl(two, 4)), vi_set1(LEAST_6)));
+        } else {
+            code = vf_lookup(d->values, index);
+        }
         w[j] = vf_mul(code, scale);
     }
 }

@@ -1,8 +1,9 @@
-/* product_int8.inc.c - products of 4- and 8-bit weights with int8 activations: the choice
- * between two methods, stream_int8.inc.c for few tokens and tile_int8.inc.c for many.
+/* product_int8.inc.c - products of 4-, 6- and 8-bit weights with int8 activations: the choice
+ * between three methods, stream_int8.inc.c for few tokens, and for many tile_int8.inc.c or
+ * block_int8.inc.c.
  *
  * A step is 64 columns of a panel. In 4 bits its 8 lines hold columns 0..31 in the low and 32..63 in the
- * high nibbles; in 8 bits its lines 0..7 and 8..15 do. So a step gives two int32 sums per row, `lo` and
+ * high nibbles, and in 6 bits two more of each in the lines behind; in 8 bits its lines 0..7 and 8..15 do. So a step gives two int32 sums per row, `lo` and
  * `hi`, which belong to one part, or in groups of 32 to two.
  */
 
@@ -10,13 +11,10 @@ enum {
     TOKEN_BLOCK = 240,      /* tokens whose starts lie in the scratch: their x fits L2 beside a panel pair */
 };
 
-/* How codes become the bytes of a dot product; constants in every loop below. */
-typedef enum code_kind { CODES_INT8, CODES_LINEAR4, CODES_BOOK4 } code_kind;
-
 static code_kind code_kind_of(const kt_format *f)
 {
-    if (f->bits == 8)
-        return CODES_INT8;
+    if (f->bits != 4)
+        return f->bits == 8 ? CODES_INT8 : CODES_LINEAR6;
     for (int i = 0; i < 16; i++)
         if (f->codebook[i] != f->codebook[0] + i)
             return CODES_BOOK4;
@@ -26,35 +24,25 @@ static code_kind code_kind_of(const kt_format *f)
 /* What dot products are short of when weights are made unsigned (see vi_dot), per unit of sum x. */
 static int32_t dot_bias(const kt_format *f)
 {
-    code_kind kind = code_kind_of(f);
-    return kind == CODES_INT8 ? DOT_BIAS_INT8 : kind == CODES_LINEAR4 ? f->codebook[0] : DOT_BIAS_BOOK4(f->codebook);
+    switch (code_kind_of(f)) {
+    case CODES_INT8:
+        return DOT_BIAS_INT8;
+    case CODES_LINEAR4:
+        return f->codebook[0];
+    case CODES_LINEAR6:
+        return LEAST_6;
+    default:
+        return DOT_BIAS_BOOK4(f->codebook);
+    }
 }
 
 /* A thread's memory for one product. */
 typedef struct int8_scratch {
-    int32_t *start;         /* [TOKEN_BLOCK][parts]: where the int32 sums of a token begin */
+    int32_t *start;         /* [TOKEN_BLOCK][parts]: where the int32 sums of a token begin; in blocks [parts][BLOCK_ROOM] */
     float *scales;          /* [GEMM_PANELS][groups][16] */
     int32_t *later;         /* [GEMV_TOKENS][parts of 32][16]: a stream's sums that wait for their scales */
+    uint8_t *blocks;        /* where is_blocked: block_bytes() */
 } int8_scratch;
-
-static size_t int8_scratch_bytes(const kt_format *f, int64_t k)
-{
-    layout l = layout_of(f, k);
-    size_t parts = (size_t)(l.k_padded / (f->group == 32 ? 32 : KT_ACT_GROUP));
-    return parts * TOKEN_BLOCK * 4 + (size_t)l.groups * GEMM_PANELS * 64 + (size_t)l.k_padded * GEMV_TOKENS * 2 + 192;
-}
-
-static int8_scratch int8_scratch_at(const layout *l, void *base)
-{
-    uint8_t *at = base;
-    int8_scratch s;
-    s.later = (int32_t *)(void *)at;
-    at += (size_t)l->k_padded * GEMV_TOKENS * 2;
-    s.scales = (float *)(void *)at;
-    at += (size_t)l->groups * GEMM_PANELS * 64;
-    s.start = (int32_t *)(void *)at;
-    return s;
-}
 
 /* start[i][part] = bias * sum of x over the part, for tokens [t, t + n). */
 static void fill_starts(const product *p, const layout *l, int64_t t, int64_t n, int32_t *start)
@@ -77,28 +65,43 @@ INLINE vi load_start(const int32_t *start)
     return vi_set1(*start);
 }
 
-INLINE vb line_low(code_kind kind, vb raw, vb table)
-{
-    return kind == CODES_INT8 ? vb_int8(raw) : kind == CODES_LINEAR4 ? vb_low_bits(raw) : vb_low(raw, table);
-}
-
-INLINE vb line_high(code_kind kind, vb raw, vb table)
-{
-    return kind == CODES_LINEAR4 ? vb_high_bits(raw) : vb_high(raw, table);
-}
-
 #include "stream_int8.inc.c"
 #include "tile_int8.inc.c"
+#include "block_int8.inc.c"
+
+static size_t int8_scratch_bytes(const kt_format *f, int64_t k)
+{
+    layout l = layout_of(f, k);
+    size_t parts = (size_t)(l.k_padded / (f->group == 32 ? 32 : KT_ACT_GROUP));
+    return parts * BLOCK_ROOM * 4 + (size_t)l.groups * GEMM_PANELS * 64 + (size_t)l.k_padded * GEMV_TOKENS * 2 + 192 +
+           (is_blocked(f) ? block_bytes(&l) : 0);
+}
+
+static int8_scratch int8_scratch_at(const layout *l, void *base)
+{
+    uint8_t *at = base;
+    int8_scratch s;
+    s.later = (int32_t *)(void *)at;
+    at += (size_t)l->k_padded * GEMV_TOKENS * 2;
+    s.scales = (float *)(void *)at;
+    at += (size_t)l->groups * GEMM_PANELS * 64;
+    s.start = (int32_t *)(void *)at;
+    s.blocks = at + (size_t)l->groups * BLOCK_ROOM * 4;
+    return s;
+}
 
 static void product_int8(const product *p)
 {
     layout l = layout_of(p->format, p->k);
     int8_scratch s = int8_scratch_at(&l, p->scratch);
-    if (p->n_tokens <= (p->format->bits == 4 ? STREAM_MOST_INT4 : STREAM_MOST_INT8)) {
+    if (p->n_tokens <= (p->format->bits < 8 ? STREAM_MOST_INT4 : STREAM_MOST_INT8)) {
         fill_starts(p, &l, 0, p->n_tokens, s.start);
         stream_block(p, &l, &s);
         return;
     }
-    for (int64_t t = 0; t < p->n_tokens; t += TOKEN_BLOCK)
-        tile_block(p, &l, &s, t, p->n_tokens - t < TOKEN_BLOCK ? p->n_tokens - t : TOKEN_BLOCK);
+    int blocked = takes_blocks(p, &l);
+    for (int64_t t = 0; t < p->n_tokens; t += TOKEN_BLOCK) {
+        int64_t n = p->n_tokens - t < TOKEN_BLOCK ? p->n_tokens - t : TOKEN_BLOCK;
+        blocked ? block_block(p, &l, &s, t, n) : tile_block(p, &l, &s, t, n);
+    }
 }

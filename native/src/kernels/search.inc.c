@@ -1,4 +1,4 @@
-/* search.inc.c - the search for 4-bit scales, as specified in formats.h, without anything that
+/* search.inc.c - the search for scales of 4 and 6 bits, as specified in formats.h, without anything that
  * changes a result.
  *
  * Sixteen groups at once, those of a panel's rows at the same columns: lane r is row r, so a candidate costs no
@@ -11,11 +11,11 @@ enum { BINS = 32 };
 /* What lies nearest to v: values between the same two of `mid` have the same. v falls into one of BINS bins, and in
  * bin i first[i] middles are behind it; where no two are in one bin, one comparison decides. */
 typedef struct codebook {
-    float value[16], mid[16];       /* mid[15]: infinite */
+    float value[16], mid[16];       /* mid[15]: infinite. Of bits 6: the 8 least and the 8 greatest values */
     int32_t first[BINS];
     float scale, offset;            /* bin = rint(v * scale + offset), in 0..BINS - 1 */
     int has_bins;
-    int is_linear;                  /* value[i] = value[0] + i: nearest by rounding */
+    int is_linear;                  /* one value follows another by 1: nearest by rounding */
 } codebook;
 
 static void fill_bins(codebook *b)
@@ -39,8 +39,8 @@ static codebook codebook_of(const kt_format *f)
 {
     codebook b = {.is_linear = 1};
     for (int i = 0; i < 16; i++) {
-        b.value[i] = f->codebook[i];
-        b.is_linear &= b.value[i] == b.value[0] + (float)i;
+        b.value[i] = f->bits == 6 ? (float)(LEAST_6 + i + (i < 8 ? 0 : 48)) : f->codebook[i];
+        b.is_linear &= f->bits == 6 || b.value[i] == b.value[0] + (float)i;
     }
     for (int i = 0; i < 15; i++)
         b.mid[i] = (b.value[i] + b.value[i + 1]) / 2.0f;
@@ -73,8 +73,24 @@ INLINE float round_scale(int32_t type, float s)
     return type == KT_SCALE_BF16 ? float_of_bf16(bf16_of_float(s)) : s;
 }
 
+/* The sizes that e4m3 scales of each lane's row can have. */
+typedef struct size_range {
+    float least[LANES], most[LANES];
+} size_range;
+
+/* scale_e4m3 of each lane. */
+INLINE vf vf_round_e4m3(vf s, const size_range *range)
+{
+    vf none = vf_set1(0.0f), size = vf_abs(s);
+    vi u = vi_bits(size), sign = vi_and(vi_bits(s), INT32_MIN);
+    u = vi_add(vi_add(u, vi_set1(0x7ffff)), vi_and(vi_shr(u, 20), 1));
+    vf rounded = vf_max(vf_bits(vi_and(u, (int32_t)0xfff00000u)), vf_load(range->least));
+    rounded = vf_less(none, size, vf_min(rounded, vf_load(range->most)), none);
+    return vf_bits(vi_add(vi_bits(rounded), sign));
+}
+
 /* to[r] = m[r] / divisor, rounded to the type of the scales. */
-INLINE void divide_scales(int32_t type, const float *m, float divisor, float *to)
+INLINE void divide_scales(int32_t type, const size_range *range, const float *m, float divisor, float *to)
 {
     uint16_t half[LANES];
     vf s = vf_div(vf_load(m), vf_set1(divisor));
@@ -82,7 +98,7 @@ INLINE void divide_scales(int32_t type, const float *m, float divisor, float *to
         vf_store_bf16(half, s);
         s = vf_from_bf16(half);
     }
-    vf_store(to, s);
+    vf_store(to, type == KT_SCALE_E4M3 ? vf_round_e4m3(s, range) : s);
 }
 
 enum {
@@ -93,6 +109,7 @@ enum {
 /* Where the groups lie: columns [first, first + valid) of the rows x; the rest is 0, and rows that are NULL. */
 typedef struct row_groups {
     const float *const *x, *importance;     /* importance: of column `first`, or NULL */
+    const size_range *range;                /* of scales e4m3 */
     int64_t first, size, valid;
 } row_groups;
 
@@ -224,8 +241,22 @@ INLINE void raise_ends(const piece *p, vf *high, vf *low)
     }
 }
 
+/* The e4m3 scales with which the largest value lies near `end`. */
+static void list_sizes(const size_range *range, search *f, float end)
+{
+    vf most = vf_load(range->most), none = vf_set1(0.0f);
+    divide_scales(KT_SCALE_E4M3, range, f->m, end * (SEARCH_LAST / 32.0f), f->scale[f->n]);
+    vf first = vf_load(f->scale[f->n]), size = vf_abs(first);
+    vi sign = vi_and(vi_bits(first), INT32_MIN);
+    for (int i = 0; i < SCALE_E4M3_SIZES; i++, f->n++) {
+        vf next = vf_min(vf_bits(vi_add(vi_bits(size), vi_set1(i << 20))), most);
+        next = vf_less(none, size, next, none);
+        vf_store(f->scale[f->n], vf_bits(vi_add(vi_bits(next), sign)));
+    }
+}
+
 /* Steps 3 and 4 of the specification: which scales are tried. */
-static void list_candidates(const codebook *b, int32_t type, search *f)
+static void list_candidates(const codebook *b, int32_t type, const size_range *range, search *f)
 {
     float end = fmaxf(fabsf(b->value[0]), fabsf(b->value[15]));
     int span = end >= 1.0f ? (int)(bits_of_float(end) >> 23 & 255) - 127 : 0;
@@ -241,11 +272,14 @@ static void list_candidates(const codebook *b, int32_t type, search *f)
         return;
     for (int i = 0; i < 16; i++)
         if (b->value[i] != 0.0f)
-            divide_scales(type, f->m, b->value[i], f->exact[i]);
-    for (int j = SEARCH_FIRST; j <= SEARCH_LAST; j++)
+            divide_scales(type, range, f->m, b->value[i], f->exact[i]);
+    for (int at = 0; type == KT_SCALE_E4M3 && at < 16; at += 15)
+        if (b->value[at] != 0.0f)
+            list_sizes(range, f, b->value[at]);
+    for (int j = SEARCH_FIRST; type != KT_SCALE_E4M3 && j <= SEARCH_LAST; j++)
         for (int at = 0; at < 16; at += 15)
             if (b->value[at] != 0.0f)
-                divide_scales(type, f->m, b->value[at] * ((float)j / 32.0f), f->scale[f->n++]);
+                divide_scales(type, range, f->m, b->value[at] * ((float)j / 32.0f), f->scale[f->n++]);
 }
 
 /* What the exact candidates leave over: worst[i], infinite where there is no such candidate. */
@@ -258,7 +292,7 @@ static void find_worst(const codebook *b, const search *f, const piece *p, vf *w
             raise_worst(b, 0, p, f->exact[i], &worst[i]);
 }
 
-/* The scales of sixteen 4-bit groups, 0 where one encodes as zero. Steps 1 to 4 of the specification. */
+/* The scales of sixteen groups, 0 where one encodes as zero. Steps 1 to 4 of the specification. */
 static void search_scales(const codebook *b, int32_t type, const row_groups *g, float *chosen)
 {
     search f;
@@ -273,7 +307,7 @@ static void search_scales(const codebook *b, int32_t type, const row_groups *g, 
     }
     vf largest = vf_less(high, low, vf_sub(none, low), high);
     vf_store(f.m, vf_less(vf_abs(largest), vf_set1(GROUP_TINY), none, largest));
-    list_candidates(b, type, &f);
+    list_candidates(b, type, g->range, &f);
     for (int i = 0; i < 16; i++)
         worst[i] = vf_less(none, vf_abs(vf_load(f.exact[i])), none, endless);
     for (int64_t c = 0; c < g->size; c += PIECE) {

@@ -20,13 +20,15 @@ INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint
     int chains = tokens <= CHAINED ? CHAINS_INT8 : 1;
 #pragma GCC unroll 8
     for (int line = 0; line < 8; line++) {
-        vb raw = vb_load(step + 64 * line), low = line_low(kind, raw, table);
+        vb raw = vb_load(step + 64 * line), low = kind == CODES_INT8 ? vb_int8(raw) : line_low(kind, raw, table, step, line);
         prefetch(ahead + 64 * line);
+        if (kind == CODES_LINEAR6 && line % 2)
+            prefetch(ahead + 512 + 64 * (line / 2));
         for (int i = 0; i < tokens; i++)
             lo[i][line % chains] = vi_dot_at(lo[i][line % chains], low, x[i] + column + 4 * line);
         if (kind == CODES_INT8)
             continue;
-        vb high = line_high(kind, raw, table);
+        vb high = line_high(kind, raw, table, step, line);
         for (int i = 0; i < tokens; i++)
             hi[i][line % chains] = vi_dot_at(hi[i][line % chains], high, x[i] + column + 32 + 4 * line);
     }
@@ -80,7 +82,7 @@ INLINE void sum_parts(const product *p, const layout *l, code_kind kind, part_ki
                 lo[i][c] = hi[i][c] = vi_set1(0);
         for (int64_t end = s + per_part; s < end; s++) {
             const uint8_t *step = w + (size_t)s * l->step_bytes;
-            dot_step(kind, tokens, step, step + p->ahead, table, t->x, 64 * s, lo, hi);
+            dot_step(kind, tokens, step, step + p->tuning.ahead, table, t->x, 64 * s, lo, hi);
         }
         for (int i = 0; i < tokens; i++) {
             high[i] = total_of(hi[i], tokens);
@@ -101,11 +103,11 @@ INLINE void scale_later(const product *p, const layout *l, part_kind kind, int64
         acc[i] = kind == PARTS_OF_ROW ? vf_mul(t->acc[i], load_scales(p->format->scale, t->scales, 0)) : vf_set1(0.0f);
     int64_t width = part_columns(p, l), row = 16 * (int64_t)scale_bytes(p->format->scale);
     if (kind == PARTS_OF_ROW)
-        prefetch(t->scales + p->ahead);
+        prefetch(t->scales + p->tuning.ahead);
     for (int64_t part = 0; kind != PARTS_OF_ROW && part < l->k_padded / width; part++) {
         int64_t at = group_of_part(p->format, part) * row;
         if (at % 64 == 0)
-            prefetch(t->scales + at + p->ahead);
+            prefetch(t->scales + at + p->tuning.ahead);
         vf scale = load_scales(p->format->scale, t->scales, group_of_part(p->format, part));
         for (int i = 0; i < tokens; i++) {
             vi sum = vi_add(vi_load(t->later + LANES * (part * tokens + i)), load_start(t->start[i] + part));
@@ -160,6 +162,8 @@ INLINE void stream_format(const product *p, const layout *l, const int8_scratch 
         stream_parts(p, l, s, panel, CODES_INT8, tokens);
     else if (kind == CODES_LINEAR4)
         stream_parts(p, l, s, panel, CODES_LINEAR4, tokens);
+    else if (kind == CODES_LINEAR6)
+        stream_parts(p, l, s, panel, CODES_LINEAR6, tokens);
     else
         stream_parts(p, l, s, panel, CODES_BOOK4, tokens);
 }

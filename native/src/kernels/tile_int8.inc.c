@@ -1,8 +1,8 @@
 /* tile_int8.inc.c - the tiled method of product_int8, for many tokens, GEMM_PANELS panels at a
  * time. Tiles of at most GEMM_TOKENS tokens run over them with int32 and f32 sums in registers:
  * lines, f32 scales per group, starts per token and part. Lines are multiplied where they lie;
- * those of 4 bits are unpacked in registers by each tile. Once for all tiles, in the scratch,
- * is slower: int4, 32 and 256 tokens, parts of the peak, 0.75 and 0.80 instead of 0.81 and 0.81
+ * those of 4 and 6 bits are unpacked in registers by each tile. A whole panel once for all tiles, in
+ * the scratch, is slower (block_int8.inc.c does it for blocks of columns): int4, 32 and 256 tokens, parts of the peak, 0.75 and 0.80 instead of 0.81 and 0.81
  * on Zen 4, 0.42 and 0.44 instead of 0.50 and 0.48 on Emerald Rapids. While the tiles compute,
  * the next panels are prefetched, a few lines per step. */
 
@@ -36,15 +36,16 @@ INLINE void tile_line(int is_short, int panels, const int8_t *const *x, int toke
     }
 }
 
-/* sum += the 32 columns from `column` on, of 4-bit lines: the low or the high codes of a step's. */
+/* sum += the 32 columns from `column` on, the low or the high ones of a step; not of 8 bits. */
 INLINE void tile_codes(const tile_panels *w, code_kind kind, int is_short, vb table, int panels,
                        const int8_t *const *x, int tokens, int64_t column, int is_high, vi (*sum)[GEMM_PANELS])
 {
     for (int at = 0; at < 8; at++) {
         vb line[GEMM_PANELS];
         for (int q = 0; q < panels; q++) {
-            vb raw = vb_load(w->lines[q] + 8 * (column - 32 * is_high) + 64 * at);
-            line[q] = is_high ? line_high(kind, raw, table) : line_low(kind, raw, table);
+            const uint8_t *step = w->lines[q] + (kind == CODES_LINEAR6 ? 12 : 8) * (column - 32 * is_high);
+            vb raw = vb_load(step + 64 * at);
+            line[q] = is_high ? line_high(kind, raw, table, step, at) : line_low(kind, raw, table, step, at);
         }
         tile_line(is_short, panels, x, tokens, column + 4 * at, line, sum);
     }
@@ -107,7 +108,7 @@ INLINE void tile(const product *p, const layout *l, tile_panels *w, code_kind ki
                 sum[i][q] = load_start(from[i] + part);
         for (int64_t end = column + width; column < end;) {
             for (int64_t i = 0; i < w->ahead_lines; i++, w->ahead += 64)
-                prefetch_l2(w->ahead);
+                prefetch_next(p, w->ahead);
             for (int64_t stop = column + chunk; column < stop;)
                 column = tile_columns(w, kind, table, panels, x, tokens, column, stop, sum);
         }
@@ -169,6 +170,8 @@ static void tile_pass(const product *p, const layout *l, const int8_scratch *s, 
         tile_kind(p, l, s, &w, CODES_INT8, panel, panels, t, n);
     else if (kind == CODES_LINEAR4)
         tile_kind(p, l, s, &w, CODES_LINEAR4, panel, panels, t, n);
+    else if (kind == CODES_LINEAR6)
+        tile_kind(p, l, s, &w, CODES_LINEAR6, panel, panels, t, n);
     else
         tile_kind(p, l, s, &w, CODES_BOOK4, panel, panels, t, n);
 }

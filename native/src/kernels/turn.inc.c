@@ -25,11 +25,12 @@ INLINE void fetch_columns(const turn *t, const decoder *d, int64_t panel)
 INLINE void code_lines(const uint8_t *at, int q, vb table, int bits, vb *codes)
 {
     for (int i = 0; i < 4; i++) {
+        int line = bits == 8 ? 4 * q + i : 4 * (q % 2) + i;
+        vb raw = vb_load(at + 64 * line);
         if (bits == 8)
-            codes[i] = vb_load(at + 64 * (4 * q + i));
+            codes[i] = raw;
         else
-            codes[i] = q < 2 ? vb_low(vb_load(at + 64 * (4 * q + i)), table)
-                             : vb_high(vb_load(at + 64 * (4 * (q - 2) + i)), table);
+            codes[i] = q < 2 ? signed_low(bits, raw, table, at, line) : signed_high(bits, raw, table, at, line);
     }
 }
 
@@ -86,6 +87,8 @@ static void turn_whole(const turn *t, const decoder *d, size_t out_bytes)
             turn_words(t, d, w, out + 512 * panel, out_bytes);
         else if (d->bits == 4)
             turn_integers(t, d, w, 4, out + 512 * panel, out_bytes);
+        else if (d->bits == 6)
+            turn_integers(t, d, w, 6, out + 512 * panel, out_bytes);
         else
             turn_integers(t, d, w, 8, out + 512 * panel, out_bytes);
     }

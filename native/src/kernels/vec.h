@@ -15,16 +15,19 @@
  *   vf_swap(v, d)  lane i is lane i ^ d, d = 1, 2, 4 or 8   vf_load_twice (8 floats, each two times)
  *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest;  vf_sum4 of four
  *   vf_from_bf16 vf_from_f16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
- *   vf_from_e8m0        2^(b - 127) of 16 bytes b; 0 of 0
  *   vf_exp2i(n)         2^n for integral n in -126..127
  *   vi_set1 vi_load vi_store vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
  *   vi_bits vf_bits     the same 16 words of 32 bits
- *   vi_store8           lanes to bytes
+ *   vi_load8 vi_store8  lanes from bytes, 0..255, and to them
  *   vf_nearest(v, mid)  how many of the 15 mid are < v       vi_add_above(i, a, b)  i + 1 where a > b, else i
  *   vi_lookup32(t, i)   t[i] of 32 int32, i in 0..31
  *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
+ *   vb_six(four, two, n)    4 bits, and above them the bits n and n + 1 of each byte of two, n = 0, 2, 4 or 6
+ *   vb_less_32          each byte less 32
  *   vi_dot vi_dot_at (x in memory) DOT_BIAS_* DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
- *   short_dot short_total   the same for codes 0..15, in a form that holds SHORT_SUMS of them (0: any number)
+ *   short_dot short_total   the same for codes 0..15, in a form that holds SHORT_SUMS of them (0: any number); of
+ *                       codes 0..63 SHORT_SUMS_6
+ *   BLOCKS_BOOK4 BLOCKS_LINEAR6     whether block_int8.inc.c is faster for such codes
  *   vf_dot_bf16         acc + products of pairs, the odd one first: fma(even, even, fma(odd, odd, acc)), as
  *                       the instruction has it (found by trial on Zen 4); it flushes subnormals     vx_load
  *   vf_store_bf16_normal    of values that are 0 or normal     vf_scale2(a, n)  a * 2^n, both normal

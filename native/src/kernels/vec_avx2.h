@@ -113,11 +113,11 @@ INLINE vf vf_from_bf16(const uint16_t *p)
                 shift16(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8))))};
 }
 
-INLINE __m256 from_e8m0(const uint8_t *p)
+INLINE vi vi_load8(const uint8_t *p)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23));
+    return (vi){_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))};
 }
-INLINE vf vf_from_e8m0(const uint8_t *p) { return (vf){from_e8m0(p), from_e8m0(p + 8)}; }
 
 INLINE vf vf_from_f16(const uint16_t *p)
 {
@@ -239,6 +239,7 @@ enum { LOWRANK_ROWS = 2, LOWRANK_RANKS = 2, LOWRANK_PANELS = 2 };
 enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2, DELTA_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
 enum { GEMM_TOKENS = 4, GEMM_PANELS = 1, DOT_LINEAR4 = 1, SHORT_SUMS = 8 };
+enum { SHORT_SUMS_6 = 2, BLOCKS_BOOK4 = 0, BLOCKS_LINEAR6 = 1 };
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_BOOK4(codebook) 0
 
@@ -274,6 +275,18 @@ INLINE vb lookup8(vb i, vb table) { return BOTH2(vb, _mm256_shuffle_epi8, table,
 INLINE vb vb_low(vb raw, vb table) { return lookup8(vb_low_bits(raw), table); }
 INLINE vb vb_high(vb raw, vb table) { return lookup8(vb_high_bits(raw), table); }
 
+INLINE __m256i six(__m256i four, __m256i two, int n)
+{
+    __m256i moved = n < 4 ? _mm256_slli_epi32(two, 4 - n) : _mm256_srli_epi32(two, n - 4);
+    return _mm256_or_si256(four, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
+}
+INLINE vb vb_six(vb four, vb two, int n) { return (vb){six(four.a, two.a, n), six(four.b, two.b, n)}; }
+INLINE vb vb_less_32(vb x)
+{
+    const __m256i by = _mm256_set1_epi8(32);
+    return (vb){_mm256_sub_epi8(x.a, by), _mm256_sub_epi8(x.b, by)};
+}
+
 INLINE __m256i dot8(__m256i acc, __m256i w, __m256i x)
 {
     __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
@@ -289,7 +302,8 @@ INLINE vx vx_load(const void *p)
 
 INLINE vi vi_dot(vi acc, vb w, vx x) { return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)}; }
 
-/* Codes 0..15 need no sign, and SHORT_SUMS of their products, 2 * 15 * 127 each, fit 16 bits. */
+/* Codes 0..15 need no sign, and SHORT_SUMS of their products, 2 * 15 * 127 each, fit 16 bits; so do SHORT_SUMS_6 of
+ * 2 * 63 * 127. */
 INLINE vi short_dot(vi acc, vb w, vx x)
 {
     return (vi){_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x)),

@@ -76,10 +76,7 @@ INLINE vf vf_from_bf16(const uint16_t *p)
     return vf_bf16_even(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
 }
 
-INLINE vf vf_from_e8m0(const uint8_t *p)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23));
-}
+INLINE vi vi_load8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
 INLINE vf vf_from_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 
@@ -148,10 +145,11 @@ INLINE vi vf_nearest(vf v, const float *mid)
 #define GEMV_TOKENS 6
 enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 4, VALUE_QUERIES = 8, VALUE_BLOCKS = 2 };
-enum { LOWRANK_ROWS = 4, LOWRANK_RANKS = 4, LOWRANK_PANELS = 4 };
+enum { LOWRANK_ROWS = 6, LOWRANK_RANKS = 4, LOWRANK_PANELS = 4 };
 enum { EXACT_QUERIES = 4, EXACT_VECTORS = 4, DELTA_VECTORS = 4 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 6 };
 enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1, SHORT_SUMS = 0 };
+enum { SHORT_SUMS_6 = 0, BLOCKS_BOOK4 = 1, BLOCKS_LINEAR6 = 1 };
 #define DOT_BIAS_INT8 (-128)
 #define DOT_BIAS_BOOK4(codebook) ((codebook)[0])
 
@@ -172,6 +170,12 @@ INLINE vb vb_signed(const int8_t *codebook)
 
 INLINE vb vb_low_bits(vb raw) { return _mm512_and_si512(raw, _mm512_set1_epi8(15)); }
 INLINE vb vb_high_bits(vb raw) { return vb_low_bits(_mm512_srli_epi32(raw, 4)); }
+INLINE vb vb_six(vb four, vb two, int n)
+{
+    vb moved = n < 4 ? _mm512_slli_epi32(two, (unsigned)(4 - n)) : _mm512_srli_epi32(two, (unsigned)(n - 4));
+    return _mm512_or_si512(four, _mm512_and_si512(moved, _mm512_set1_epi8(48)));
+}
+INLINE vb vb_less_32(vb x) { return _mm512_sub_epi8(x, _mm512_set1_epi8(32)); }
 INLINE vb vb_low(vb raw, vb table) { return _mm512_shuffle_epi8(table, vb_low_bits(raw)); }
 INLINE vb vb_high(vb raw, vb table) { return _mm512_shuffle_epi8(table, vb_high_bits(raw)); }
 

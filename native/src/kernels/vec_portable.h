@@ -56,7 +56,7 @@ INLINE float vf_top(vf a)
 
 INLINE vf vf_bf16_even(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] << 16)); }
 INLINE vf vf_bf16_odd(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] & 0xffff0000u)); }
-INLINE vf vf_from_e8m0(const uint8_t *p) { EACH(vf, r.v[i] = float_of_bits((uint32_t)p[i] << 23)); }
+INLINE vi vi_load8(const uint8_t *p) { EACH(vi, r.v[i] = p[i]); }
 INLINE vf vf_from_bf16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_bf16(p[i])); }
 INLINE vf vf_from_f16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_f16(p[i])); }
 INLINE void vf_store_bf16(uint16_t *p, vf a)
@@ -117,6 +117,7 @@ enum { LOWRANK_ROWS = 2, LOWRANK_RANKS = 2, LOWRANK_PANELS = 2 };
 enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2, DELTA_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
 enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0, SHORT_SUMS = 0 };
+enum { SHORT_SUMS_6 = 0, BLOCKS_BOOK4 = 0, BLOCKS_LINEAR6 = 0 };
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_BOOK4(codebook) 0
 
@@ -150,6 +151,20 @@ INLINE vb vb_high_bits(vb raw)
     for (int i = 0; i < 4 * LANES; i++)
         raw.v[i] = (int8_t)((uint8_t)raw.v[i] >> 4);
     return raw;
+}
+
+INLINE vb vb_six(vb four, vb two, int n)
+{
+    for (int i = 0; i < 4 * LANES; i++)
+        four.v[i] = (int8_t)(four.v[i] | ((uint8_t)two.v[i] >> n & 3) << 4);
+    return four;
+}
+
+INLINE vb vb_less_32(vb x)
+{
+    for (int i = 0; i < 4 * LANES; i++)
+        x.v[i] = (int8_t)(x.v[i] - 32);
+    return x;
 }
 
 INLINE vb vb_low(vb raw, vb table)

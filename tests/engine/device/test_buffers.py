@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ktcli.engine.device.experts import ExpertShape, Handoff, HostExperts, LayerWeights
+from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import KtError
 from ktcli.native import Arena, Format, Pool, Weight, packed_bytes
@@ -141,7 +142,7 @@ class Rubbish:
             self._host._ids[i - 1].fill_(-(1 << 30))
 
     def after_copy(self) -> None:
-        self._host._out.fill_(float("nan"))
+        self._host._out[0].fill_(float("nan"))
 
 
 def run_step(

@@ -111,6 +111,7 @@ sizes = st.lists(st.sampled_from([1, 1, 1, 2, 17, 64, 65, 110]), min_size=1, max
 
 
 @pytest.mark.thorough
+@pytest.mark.rotates(3)
 @settings(max_examples=4, deadline=None)
 @given(st.lists(sizes, min_size=2, max_size=LINES), st.integers(0, 1 << 30))
 def test_company_changes_nothing(engine: DeviceEngine, plan: list[list[int]], seed: int) -> None:

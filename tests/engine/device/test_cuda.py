@@ -13,12 +13,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hybrid import ANSWER, IDS, F32Array, Made, answer, close
+from cores import TWO
+from engine.made_adapters import ROOM, random_adapter, room_beside
+from hybrid import ANSWER, CONTEXT, IDS, F32Array, Made, answer, close
+from loading import load_engine
 from timelines import logits_of
 from torch import Tensor
 
+from ktcli.engine import Engine
+from ktcli.engine.adapters import AttachedAdapter
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import Handoff, HostExperts
+from ktcli.engine.device.experts import HostExperts
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.sequence import Sequence
 from ktcli.errors import KtError, OutOfDeviceMemory
@@ -241,3 +247,32 @@ def test_memory_comes_back(there: Made) -> None:
         gc.collect()
         sizes.append(torch.cuda.memory_allocated())
     assert sizes[-1] <= sizes[1]
+
+
+def test_adapters_take_turns_in_captured_steps(made: Made, there: Made) -> None:
+    """The same graphs with each adapter, without one, and with one under another's number."""
+    cpu = load_engine(made.path, context=CONTEXT, threads=TWO, exact=True, adapters=ROOM)
+    assert cpu.adapters is not None
+    given = [random_adapter(cpu, seed) for seed in (1, 2, 3)]
+    placed = there.placed("none", adapters=room_beside(cpu, *given))
+    engine = there.engine(placed)
+    assert engine.adapters is not None
+    for each in given[:2]:
+        cpu.adapters.attach(each)
+        engine.adapters.attach(each)
+    for number in (1, 2, 0, 1):
+        assert close(adapted(engine, number), adapted(cpu, number), EPS), number
+    for of in (cpu, engine):
+        assert of.adapters is not None
+        of.adapters.detach(AttachedAdapter(1, ""))
+        of.adapters.attach(given[2])
+    assert close(adapted(engine, 1), adapted(cpu, 1), EPS)
+
+
+def adapted(engine: Engine | DeviceEngine, number: int) -> F32Array:
+    """Logits of ANSWER after IDS, with an adapter; 0: without."""
+    session = engine.session()
+    attached = AttachedAdapter(number, str(number)) if number else None
+    session.sequence.adopt(IDS[:1], salt=str(object()), adapter=attached)
+    session.feed(IDS)
+    return np.stack([session.feed([token]).values.copy() for token in ANSWER])

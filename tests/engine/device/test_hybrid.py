@@ -18,7 +18,8 @@ from loading import load_engine
 from timelines import logits_of
 from torch import Tensor
 
-from ktcli.engine.device.experts import SENT_ROWS, Handoff, HostExperts
+from ktcli.engine.device.experts import SENT_ROWS, HostExperts
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.stream import Stream
 from ktcli.hardware.team import NodeTeam

@@ -12,21 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
-from hybrid import ANSWER, CONTEXT, CPU, IDS, Made, answer, close
+from hybrid import ANSWER, CONTEXT, CPU, IDS, F32Array, Made, answer, close
 from reference import case_named, write_checkpoint
 from shapes import RATES
 
 from ktcli.engine import CpuEngine
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource
+from ktcli.errors import UsageError
 from ktcli.hardware.machine import Gpu, Node
 from ktcli.hardware.team import NodeTeam
+from ktcli.measure.baselines import placement_under
+from ktcli.measure.layer_times import layer_times
+from ktcli.measure.policy import Policy
 from ktcli.models import build
-from ktcli.native import Pool
+from ktcli.native import Batch, Pool, Program, isa_rows
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
 from ktcli.planner.host import Host
 from ktcli.planner.memory import Use
+from ktcli.planner.partnames import PartNames
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.planner.rules import parse_rules
@@ -155,3 +162,174 @@ def test_whatever_is_on_a_gpu_has_the_same_bits_wherever_layers_are(tmp_path: Pa
         found.append(np.stack([session.feed([token]).values.copy() for token in ANSWER]))
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+# --- MLPs on the CPU --------------------------------------------------------------------------------
+
+APART = {  # by family what is special about its MLPs
+    "deepseek-v3": "a dense first layer",
+    "gemma4": "each branch norms the residual itself",
+    "qwen3-next": "a gate on the shared expert",
+    "command-a-plus": "attention and MLP read the same",
+    "deepseek-v2-lite": "biases",
+    "granite-4-h": "layers with a state",
+    "llama": "no experts at all",
+    "llama4-maverick": "experts read gated rows",
+    "nemotron-3-super": "experts read rows of a latent space, no gate",
+}
+QUICK_APART = ("deepseek-v3", "qwen3-next", "llama")
+
+
+def apart_rules(made: Made) -> list[tuple[str, str]]:
+    """Shared experts and dense MLPs on the CPU; of two layers some experts on a GPU, which has all else."""
+    have = PartNames.of(made.model)
+    words = [word for word in ("shared_experts", "dense_mlp") if word in have.layered]
+    experts = [("layers.0-1.experts.0-2", "cuda:0"), ("layers.*.experts", "cpu")]
+    found = [(f"layers.*.{word}", "cpu") for word in words] + experts * bool(have.moe)
+    return [*found, ("layers.*.kv_cache", "cuda:0")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough] * (n not in QUICK_APART)) for n in APART],
+)
+def test_mlps_on_the_cpu_change_no_logits(name: str, tmp_path: Path) -> None:
+    """Beside experts on both sides; decode, prompts, and answers decoded together. Their weights are on one side."""
+    made = Made.convert(name, tmp_path)
+    plan = planned(made, host(), apart_rules(made))
+    device = plan.device
+    assert device is not None and device.apart
+    mlps = [t for t in made.model.tensors if t.part in (ModelPart.SHARED, ModelPart.DENSE_MLP)]
+    for handoff in Handoff:
+        placed = replace(Placement.of(plan, device), depths=((0, 0),), handoff=handoff, streams=2)
+        engine = made.engine(placed)
+        assert close(answer(engine), answer(made.cpu_only))
+        assert not {t.name for t in mlps} & engine._on_device.weights.matrices.keys()
+        assert {part for part, _ in engine.host.block_spans()} == device.apart
+        assert layer_times(engine) is None
+        counted = sum(each.need.weights + each.need.experts for each in device.segments)
+        assert 0 <= engine._on_device.size_bytes - counted <= 256 * len(made.model.tensors)
+        two = [engine.sequence().extend(np.array([7], np.int32)) for _ in range(2)]
+        first, second = (each.values.copy() for each in engine.run(Batch(tuple(two))))
+        np.testing.assert_array_equal(first, second)
+
+
+def test_mlps_on_the_cpu_of_layers_on_several_gpus_and_of_nodes(tmp_path: Path) -> None:
+    """Two GPUs, and main memory of two nodes, which share each MLP; those of other layers stay where they are."""
+    made = Made.convert("deepseek-v3", tmp_path)
+    last = made.model.spec.layers - 1
+    rules = [("layers.1.shared_experts", "cpu"), (f"layers.{last}.shared_experts", "cpu"), ("layers.*.experts", "cpu"),
+             (f"layers.0-{last - 1}", "cuda:2"), (f"layers.{last}", "cuda:0")]  # fmt: skip
+    plan = planned(made, host(nodes=True), rules)
+    assert plan.device is not None and plan.device.borders == (last,)
+    assert plan.device.apart == {(1, ModelPart.SHARED), (last, ModelPart.SHARED)}
+    made.devices = (CPU,) * 2
+    placed = replace(Placement.of(plan, plan.device), depths=((0, 0),))
+    engine = made.engine(placed, teams=TEAMS)
+    assert close(answer(engine), answer(made.cpu_only))
+
+
+def test_deferral_beside_mlps_on_the_cpu(tmp_path: Path) -> None:
+    """Nobody chooses it there, but it can be asked for: the same experts are deferred as on the CPU alone."""
+    made = Made.convert("deepseek-v3", tmp_path)
+    rules = [
+        ("layers.*.shared_experts", "cpu"),
+        ("layers.*.experts", "cpu"),
+        ("layers.*.kv_cache", "cuda:0"),
+    ]
+    plan = planned(made, host(), rules)
+    assert plan.device is not None and plan.device.depths == ((0, 0),)
+    engine = made.engine(replace(Placement.of(plan, plan.device), depths=((0, made.most),)))
+    assert close(answer(engine, made.most), answer(made.cpu_only, made.most))
+    assert not close(answer(engine, made.most), answer(made.cpu_only))
+
+
+def test_policies_of_other_programs_refuse_mlps_on_the_cpu(tmp_path: Path) -> None:
+    made = Made.convert("deepseek-v3", tmp_path)
+    plan = planned(made, host(), apart_rules(made))
+    assert plan.device is not None
+    placed = Placement.of(plan, plan.device)
+    with pytest.raises(UsageError, match="which --policy fiddler cannot do"):
+        placement_under(Policy.FIDDLER, placed)
+    assert close(answer(made.engine(placed, policy=Policy.ALL_CPU)), answer(made.cpu_only))
+
+
+# --- rows of kernels --------------------------------------------------------------------------------
+
+
+def with_row(made: Made, match: str, row: str, *, exact: bool = True) -> F32Array:
+    """The answer with every layer on the CPU, in the portable row but for the parts that a rule matches."""
+    rules = parse_rules(f'[[rule]]\nmatch = "{match}"\nkernel = "{row}"')
+    use = Use(exact=exact, all_logits=True)
+    cpu = replace(host(), gpus=(), beside=None)
+    plan = place(made.model, cpu, Request(made.pack.recipe, CONTEXT, rules=rules, use=use))
+    assert plan.rows
+    pool = Pool(2, isa="portable")
+    return answer(CpuEngine(made.model, PackSource(made.pack, pool), pool, plan))
+
+
+USABLE = [row.name for row in isa_rows() if row.usable]
+OTHER_ROWS = [row for row in USABLE if row != "portable"]
+
+
+@pytest.mark.parametrize("row", OTHER_ROWS)
+def test_a_part_in_another_row_of_kernels(row: str, tmp_path: Path) -> None:
+    """Logits stay; which row an operation uses is tests/native/test_program_rows.py's."""
+    made = Made.convert("deepseek-v3", tmp_path)
+    own = answer(made.cpu_only)
+    for match in (
+        "layers.*.experts",
+        "layers.1.shared_experts",
+        "layers.*.kv_cache",
+        "layers",
+        "output_head",
+    ):
+        assert close(with_row(made, match, row), own), match
+
+
+def test_operations_belong_to_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One layer's dense MLP: both products and the activation between them; of its norms, those before and behind."""
+    made, used = Made.convert("deepseek-v3", tmp_path), []
+    append = Program.append
+
+    def noted(self: Program, name: str, *given: object, **facts: object) -> int:
+        used.append((name, self._row))
+        return append(self, name, *given, **facts)
+
+    monkeypatch.setattr(Program, "append", noted)
+    for match, names in (
+        ("layers.0.dense_mlp", ["linear", "swiglu", "linear", "add"]),
+        ("layers.1.experts", ["experts"]),
+        ("layers.2.kv_cache", []),
+        ("output_head", ["linear", "summary"]),
+        ("norms", ["norm"]),
+        ("embedding", ["embed"]),
+    ):
+        used.clear()
+        with_row(made, match, USABLE[0])
+        assert [name for name, row in used if row] == names, match
+
+
+def test_rows_of_kernels_beside_a_gpu(tmp_path: Path) -> None:
+    """The issue's example: shared experts on the CPU in a row of their own, as the conversion has them."""
+    row = OTHER_ROWS[-1] if OTHER_ROWS else "portable"
+    made = Made.convert("deepseek-v3", tmp_path)
+    text = f"""
+        [[rule]]
+        match = "layers.1.experts"
+        place = "cuda:0"
+        [[rule]]
+        match = "layers.*.shared_experts"
+        place = "cpu"
+        format = "int8"
+        kernel = "{row}"
+        [[rule]]
+        match = "layers.2.experts"
+        place = "cpu"
+        kernel = "{row}"
+    """
+    plan = place(made.model, host(), Request(made.pack.recipe, CONTEXT, rules=parse_rules(text)))
+    assert plan.device is not None
+    assert plan.rows == dict.fromkeys({*plan.device.apart, (2, ModelPart.EXPERTS)}, row)
+    engine = made.engine(replace(Placement.of(plan, plan.device), depths=((0, 0),)))
+    assert close(answer(engine), answer(made.cpu_only))

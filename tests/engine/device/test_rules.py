@@ -25,8 +25,9 @@ from ktcli.engine.device import engine as engine_module
 from ktcli.engine.device import experts as experts_module
 from ktcli.engine.device import segments
 from ktcli.engine.device.engine import DeviceEngine, _Forward
-from ktcli.engine.device.experts import Handoff, HostExperts, spin_us
+from ktcli.engine.device.experts import HostExperts, spin_us
 from ktcli.engine.device.fallbacks import Failures, KnownFailures
+from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
@@ -35,6 +36,7 @@ from ktcli.errors import DeviceError, KtError
 from ktcli.hardware.profile import read_machine
 from ktcli.measure.policy import Policy
 from ktcli.native import Batch
+from ktcli.ops.part import LayerPart
 from ktcli.ops.torch import functions, packed
 from ktcli.ops.torch.backend import TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
@@ -68,6 +70,9 @@ class FakeHost:
 
     def has(self, layer: int) -> bool:
         return True
+
+    def has_block(self, part: LayerPart) -> bool:
+        return False
 
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor, *, sent: bool) -> None:
         assert not sent

@@ -46,6 +46,7 @@ def said(made: Made, n: int, **others: object) -> list[NDArray[np.generic]]:
 
 
 @pytest.mark.in_turn("case")
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "case",
     [

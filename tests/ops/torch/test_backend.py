@@ -118,6 +118,7 @@ def _make(case: Case, pack: Path) -> Pair:
 
 
 @pytest.mark.each_once
+@pytest.mark.rotates(3, "pair")
 @thorough
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "decode"])
 def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
@@ -126,6 +127,7 @@ def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
 
 
 @pytest.mark.in_turn("pair")
+@pytest.mark.rotates(3, "pair")
 @every
 def test_operations_at_once_give_what_each_gives(pair: Pair) -> None:
     """The same functions, called when something reads what they make: the same bits."""

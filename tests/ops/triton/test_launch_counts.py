@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 from ktcli.engine.device.runners import Coupled, Resident  # noqa: E402
 from ktcli.models import Model  # noqa: E402
 from ktcli.native import PAGE_TOKENS, packed_bytes  # noqa: E402
-from ktcli.ops.part import ModelPart  # noqa: E402
+from ktcli.ops.part import LayerPart, ModelPart  # noqa: E402
 from ktcli.ops.tensors import Role, Tensor  # noqa: E402
 from ktcli.ops.torch.backend import StepInputs, Weights  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
@@ -88,6 +88,9 @@ class Elsewhere:
 
     def has(self, layer: int) -> bool:
         return True
+
+    def has_block(self, part: LayerPart) -> bool:
+        return False
 
     def outbox(self, layer: int, n_tokens: int) -> Sent:
         places = empty(n_tokens, 8, dtype=torch.int32), empty(n_tokens, 8)

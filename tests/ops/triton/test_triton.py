@@ -92,6 +92,7 @@ def _output(child: subprocess.Popen[str]) -> tuple[str, str]:
         return child.communicate()
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("law", LAWS)
 def test_laws(law: str, children: Children) -> None:
     out, errors = _output(children[law])

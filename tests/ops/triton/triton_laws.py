@@ -5,6 +5,7 @@ Each function here compares kernels with numpy's oracle or with the torch row: u
 """
 
 import sys
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -19,6 +20,7 @@ from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.lowrank import LowRankUpdate
 from ktcli.ops.torch.merged import Heads, Latent, Mlp
 from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PlainMatrix, rotate
 from ktcli.ops.torch.parts import Parts
@@ -301,6 +303,17 @@ def gqa() -> None:
         assert torch.equal(out, triton_attention.gqa_one(q, cache, wide, shape, sinks))
 
 
+def _adapted(*weights: Packed) -> tuple[Packed, ...]:
+    """Matrices of heads with updates: some of both factors are the same for all heads."""
+    shared = ((True, False), (False, True), (False, False))
+    made = []
+    for w, (one_a, one_b) in zip(weights, shared, strict=True):
+        a = torch.randn(1 if one_a else w.count, 3, w.k)
+        b = torch.randn(1 if one_b else w.count, w.n, 3)
+        made.append(replace(w, update=LowRankUpdate(0.1 * a, 0.2 * b)))
+    return tuple(made)
+
+
 def mla() -> None:
     for heads, nope, rope, v, lora in ((2, 16, 16, 16, 32), (1, 8, 64, 8, 96), (2, 24, 0, 16, 40)):
         shape = MlaShape(heads, nope, rope, v, lora, (nope + rope) ** -0.5)
@@ -312,9 +325,13 @@ def mla() -> None:
         cache = _cached(rows, lora + rope)
         same = cache.clone()
         q, latent = torch.randn(3, heads * (nope + rope)), torch.randn(3, lora + rope)
-        out = triton_row.mla(q, latent, *weights, shape, rows=rows, cache=(cache,))
-        right = attention.mla(q, latent, *weights, shape, rows=rows, cache=(same,))
-        torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+        plain = None
+        for of in (weights, _adapted(*weights)):
+            out = triton_row.mla(q, latent, *of, shape, rows=rows, cache=(cache,))
+            right = attention.mla(q, latent, *of, shape, rows=rows, cache=(same,))
+            torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+            assert plain is None or (right - plain).abs().max() > 0.1
+            plain = right
         assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
 
 
@@ -587,7 +604,8 @@ def latent() -> None:
     ):
         shape = MlaShape(2, nope, turned, v, lora, (nope + turned) ** -0.5)
         sizes = (lora, nope), (nope, lora), (v, lora)
-        uk_in, uk_out, uv = (_stack(FORMATS["int8-row"], 2, n, k)[0] for n, k in sizes)
+        weights = _adapted(*(_stack(FORMATS["int8-row"], 2, n, k)[0] for n, k in sizes))
+        uk_in, uk_out, uv = weights
         rows = _rows(5)
         cache = _cached(rows, lora + turned)
         same = cache.clone()

@@ -9,18 +9,31 @@ from typing import Any
 import msgspec
 
 from ktcli.answers.grammar.form import Form
-from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
+from ktcli.server.http.constraints import AnswerConstraints
 from ktcli.server.http.contents import last_question, text_of
-from ktcli.server.http.foreign import ForeignLimits
-from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, few_tools, require_parameters
-from ktcli.server.http.refusals import Refusal
-from ktcli.server.http.shapes import ToolChoice, with_tools
+from ktcli.server.http.foreign import NO_LIMIT, refuse_elsewhere
+from ktcli.server.http.openai.fields import few_tools, require_parameters
+from ktcli.server.http.openai.sampled import Sampled
+from ktcli.server.http.refusals import bad_value, text_in
+from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
 # A line that clients put first and change with each request: with it nothing would ever be found in the cache.
 _VOLATILE = "x-anthropic-billing-header:"
+_ELSEWHERE = {
+    "stop": "use stop_sequences",
+    "format": "use output_config.format",
+    "num_ctx": "use options.num_ctx of Ollama's API",
+    "num_predict": "use max_tokens",
+    "max_completion_tokens": "use max_tokens",
+    "max_output_tokens": "use max_tokens",
+    "max_new_tokens": "use max_tokens",
+    "min_new_tokens": "use min_tokens",
+    "logprobs": "use OpenAI's API",
+    "top_logprobs": "use OpenAI's API",
+}
 _IGNORED = frozenset({"redacted_thinking"})
 
 
@@ -31,7 +44,7 @@ class ThinkingOptions(msgspec.Struct):
     budget_tokens: int | None = None
 
 
-class MessagesBody(ForeignLimits, kw_only=True):
+class MessagesBody(AnswerConstraints, kw_only=True):
     """A request for an answer, or for the count of its tokens."""
 
     messages: list[dict[str, Any]]
@@ -47,6 +60,16 @@ class MessagesBody(ForeignLimits, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # what earlier clients call output_config.format
+    stop: Any = None
+    format: Any = None
+    num_ctx: Any = None
+    num_predict: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    parallel_tool_calls: bool | None = None
+    logprobs: Any = None
+    top_logprobs: Any = None
 
     def answer_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer: sampling, limits and constraints.
@@ -54,18 +77,18 @@ class MessagesBody(ForeignLimits, kw_only=True):
         Raises:
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
         """
-        self.refuse_foreign_limits()
         if self.max_tokens is None:
-            raise _refusal("max_tokens", "max_tokens is required")
+            raise bad_value("max_tokens", "max_tokens is required")
+        refuse_elsewhere(self, _ELSEWHERE)
         said = Sampled(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop_sequences,
+            **self.given_constraints(),
         )
         options = said.answer_options(settings, self.max_tokens, None, {"stop": "stop_sequences"})
-        if (form := self._form()) is not None:
-            options = replace(options, shape=Shape(form))
+        options = with_form(options, self._form())
         if (budget := self._budget(self.max_tokens)) is not None:
             options = replace(options, think_budget=budget)
         return with_tools(options, self.offered, self._choice)
@@ -78,14 +101,14 @@ class MessagesBody(ForeignLimits, kw_only=True):
             Refusal: a message is invalid.
         """
         if not self.messages:
-            raise _refusal("messages", "messages must not be empty")
+            raise bad_value("messages", "messages must not be empty")
         system = _system(self.system)
         messages = [{"role": "system", "content": system}] if system else []
         last = last_question([_role_of(each) for each in self.messages])
         for at, message in enumerate(self.messages):
             messages += _plain(message, f"messages[{at}]", asked=at == last)
         if not messages:
-            raise _refusal("messages", "messages have no text")
+            raise bad_value("messages", "messages have no text")
         ends = messages[-1]
         continues = ends["role"] == "assistant" and "tool_calls" not in ends
         variables = dict(settings.variables)
@@ -98,7 +121,7 @@ class MessagesBody(ForeignLimits, kw_only=True):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """Returns the tools that the model may call; those that a server would run itself are left out.
+        """The tools that the model may call; those that a server would run itself are left out.
 
         Raises:
             Refusal: there are too many, or one has no name, or no schema of an object.
@@ -121,10 +144,8 @@ class MessagesBody(ForeignLimits, kw_only=True):
             Refusal: in a way that is not supported.
         """
         said = self.tool_choice or {}
-        kind, several = (
-            said.get("type") or "auto",
-            said.get("disable_parallel_tool_use") is not True,
-        )
+        kind, several = said.get("type") or "auto", self.parallel_tool_calls is not False
+        several = several and said.get("disable_parallel_tool_use") is not True
         if kind in ("auto", "none"):
             return ToolChoice(several=several)
         if kind == "any":
@@ -132,7 +153,7 @@ class MessagesBody(ForeignLimits, kw_only=True):
         name = said.get("name")
         if kind != "tool" or not isinstance(name, str) or not name:
             words = "tool_choice.type must be auto, none, any, or tool with a name"
-            raise _refusal("tool_choice.type", words)
+            raise bad_value("tool_choice.type", words)
         return ToolChoice(required=True, name=name, several=False)
 
     def _budget(self, most: int) -> int | None:
@@ -141,29 +162,30 @@ class MessagesBody(ForeignLimits, kw_only=True):
         if said is None or said.type != "enabled" or said.budget_tokens is None:
             return None
         if said.budget_tokens < 1:
-            raise _refusal(field, f"{field} must be at least 1, not {said.budget_tokens}")
+            raise bad_value(field, f"{field} must be at least 1, not {said.budget_tokens}")
         if said.budget_tokens >= most != NO_LIMIT:
             words = f"{field} must be less than max_tokens ({most}), not {said.budget_tokens}"
-            raise _refusal(field, words)
+            raise bad_value(field, words)
         return said.budget_tokens
 
     def _form(self) -> Form | None:
         """Returns the form that the text is constrained to, JSON of a schema; None: any text."""
         said, field = (self.output_config or {}).get("format"), "output_config.format"
         if said is None:
+            said, field = self.output_format, "output_format"
+        if said is None:
             return None
         if not isinstance(said, dict) or said.get("type") != "json_schema":
-            raise _refusal(f"{field}.type", f"{field}.type must be json_schema")
+            raise bad_value(f"{field}.type", f"{field}.type must be json_schema")
         return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if not isinstance(tool.get("name"), str):
-        raise _refusal(f"{where}.name", f"{where}.name must be a string")
+    name = text_in(tool, "name", where)
     if tool.get("input_schema") is None:
-        raise _refusal(f"{where}.input_schema", f"{where}.input_schema is required")
+        raise bad_value(f"{where}.input_schema", f"{where}.input_schema is required")
     require_parameters(tool["input_schema"], f"{where}.input_schema")
-    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    function = {"name": name, "parameters": tool["input_schema"]}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
     if tool.get("strict") is True:
@@ -195,7 +217,7 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise _refusal(
+        raise bad_value(
             f"{where}.role",
             f"{where}.role must be user, assistant or system, not {str(role)[:40]!r}",
         )
@@ -203,7 +225,7 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
         yield {"role": role, "content": content}
         return
     if not isinstance(content, list):
-        raise _refusal(
+        raise bad_value(
             f"{where}.content", f"{where}.content must be a string or a list of content blocks"
         )
     texts: list[str] = []
@@ -214,9 +236,9 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
         kind = said if isinstance(said, str) else ""
         inner = f"{where}.content[{at}]"
         if kind == "text":
-            texts.append(_text(block, "text", inner))
+            texts.append(text_in(block, "text", inner))
         elif kind == "thinking":
-            thoughts.append(_text(block, "thinking", inner))
+            thoughts.append(text_in(block, "thinking", inner))
         elif kind == "tool_use":
             calls.append(_call(block, inner))
         elif kind == "tool_result":
@@ -238,21 +260,10 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns the call of a `tool_use` block."""
-    function = {"name": _text(block, "name", where), "arguments": block.get("input")}
+    function = {"name": text_in(block, "name", where), "arguments": block.get("input")}
     return {**_id(block, "id", "id", where), "type": "function", "function": function}
 
 
 def _id(block: Mapping[str, Any], name: str, found: str, where: str) -> dict[str, str]:
     """Returns the id in a field of a block, under the name that messages have for it; empty where there is none."""
-    return {} if block.get(name) is None else {found: _text(block, name, where)}
-
-
-def _text(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise _refusal(f"{where}.{name}", f"{where}.{name} must be a string")
-    return value
-
-
-def _refusal(field: str, message: str) -> Refusal:
-    return Refusal(400, message, field, "unsupported_value")
+    return {} if block.get(name) is None else {found: text_in(block, name, where)}

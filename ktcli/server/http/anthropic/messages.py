@@ -23,7 +23,7 @@ from ktcli.server.models.generation import Generation
 
 
 async def messages(request: Request) -> Answering:
-    """Answers a conversation."""
+    """Responds with the answer to a conversation."""
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
@@ -35,7 +35,7 @@ async def messages(request: Request) -> Answering:
 
 
 async def count_tokens(request: Request) -> Response:
-    """Counts the tokens that a conversation would have as a prompt."""
+    """Responds with the number of tokens of a conversation as a prompt."""
     state = state_of(request)
     body = await body_of(request, MessagesBody)
     with await state.lease(body.model) as lease:
@@ -63,7 +63,7 @@ def _event(document: dict[str, Any]) -> bytes:
 
 
 class MessageReply:
-    """The answer as a message of blocks."""
+    """The answer as a message with content blocks."""
 
     media_type = EVENTS
     alive = _event({"type": "ping"})
@@ -80,7 +80,7 @@ class MessageReply:
         return _event({"type": "message_start", "message": self._message([])})
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns the stream's events that they make."""
+        """Adds events; returns the stream's events for them."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:

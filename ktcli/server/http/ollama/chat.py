@@ -32,7 +32,7 @@ ALIVE = b" "  # before a line, where JSON ignores it
 
 
 async def chat(request: Request) -> Answering | Response:
-    """Answers a conversation; without messages it only loads or unloads the model."""
+    """Responds with the answer to a conversation; without messages it only loads or unloads the model."""
     state = state_of(request)
     body = await body_of(request, OllamaChatBody)
     if not body.messages:
@@ -46,7 +46,7 @@ async def chat(request: Request) -> Answering | Response:
 
 
 async def generate(request: Request) -> Answering | Response:
-    """Answers a text; with an empty prompt it only loads or unloads the model."""
+    """Responds with the answer to a text; with an empty prompt it only loads or unloads the model."""
     state = state_of(request)
     body = await body_of(request, GenerateBody)
     caller = caller_of(request)
@@ -140,7 +140,7 @@ class OllamaReply:
         return b""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns the lines of JSON that they make."""
+        """Adds events; returns the lines of JSON for them."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:

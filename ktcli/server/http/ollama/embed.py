@@ -13,12 +13,12 @@ from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddin
 from ktcli.server.http.ollama.fields import keep_s_of
 from ktcli.server.http.openai.embeddings import numbers
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, bad_value
 from ktcli.server.http.state import caller_of, state_of
 
 
 class EmbedOptions(msgspec.Struct):
-    """The field `options`, of which embeddings depend on one."""
+    """The field `options`, one of which affects embeddings."""
 
     num_ctx: int | None = None
 
@@ -33,7 +33,7 @@ class _EmbedFields(msgspec.Struct):
 
     @property
     def most(self) -> int:
-        """Returns the most tokens of a text; 0: as many as the model takes.
+        """The most tokens of a text; 0: as many as the model takes.
 
         Raises:
             Refusal: it is less than one.
@@ -41,7 +41,7 @@ class _EmbedFields(msgspec.Struct):
         asked = None if self.options is None else self.options.num_ctx
         if asked is not None and asked < 1:
             words = f"options.num_ctx must be at least 1, not {asked}"
-            raise Refusal(400, words, "options.num_ctx", "unsupported_value")
+            raise bad_value("options.num_ctx", words)
         return asked or 0
 
 
@@ -54,7 +54,7 @@ class EmbedBody(_EmbedFields):
 
     @property
     def texts(self) -> Sequence[str]:
-        """Returns the texts; an empty one alone only loads the model.
+        """The texts; a single empty one only loads the model.
 
         Raises:
             Refusal: there are none.
@@ -65,7 +65,7 @@ class EmbedBody(_EmbedFields):
 
 
 class EmbeddingsPromptBody(_EmbedFields):
-    """A request for the embedding of one text, as Ollama had it first."""
+    """A request for the embedding of one text, in Ollama's older API."""
 
     prompt: str = ""
 
@@ -94,7 +94,7 @@ async def embed(request: Request) -> VectorsReply:
 
 
 async def embedding(request: Request) -> VectorsReply:
-    """Returns the vector of one text; none of an empty one, which only loads the model."""
+    """Responds with the vector of one text; that of an empty one, which only loads the model, is empty."""
     body = await body_of(request, EmbeddingsPromptBody)
     asked = EmbeddingsAsked(
         body.model,

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 
 from ktcli.answers.grammar.form import Form
-from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.errors import ContextFull
+from ktcli.server.http.constraints import AnswerConstraints
 from ktcli.server.http.contents import last_question, unseen
-from ktcli.server.http.foreign import ForeignLimits, not_supported
-from ktcli.server.http.openai.fields import NO_LIMIT, Sampled, functions, logprobs_of
+from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
+from ktcli.server.http.openai.fields import choice_of, functions
 from ktcli.server.http.openai.message import plain_message
-from ktcli.server.http.refusals import Refusal, about
-from ktcli.server.http.shapes import ToolChoice, with_tools
+from ktcli.server.http.openai.sampled import Sampled, logprobs_of
+from ktcli.server.http.refusals import about, bad_value
+from ktcli.server.http.shapes import with_form, with_tools
 from ktcli.server.models.keepalive import keep_seconds
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -33,7 +34,7 @@ def keep_s_of(keep_alive: float | str | None) -> float | None:
         return None if keep_alive is None else keep_seconds(keep_alive, "keep_alive")
 
 
-class Options(msgspec.Struct):
+class Options(AnswerConstraints):
     """The field `options`."""
 
     temperature: float | None = None
@@ -49,15 +50,30 @@ class Options(msgspec.Struct):
     stop: str | list[str] | None = None
 
 
+_ELSEWHERE = {
+    "stop": "use options.stop",
+    "num_ctx": "use options.num_ctx",
+    "num_predict": "use options.num_predict",
+    "max_tokens": "use options.num_predict",
+    "max_completion_tokens": "use options.num_predict",
+    "max_output_tokens": "use options.num_predict",
+    "max_new_tokens": "use options.num_predict",
+    "min_new_tokens": "use min_tokens",
+    "stop_sequences": "use options.stop",
+}
 _NAMES = {
-    **{name: f"options.{name}" for name in Options.__struct_fields__},
+    **{
+        name: f"options.{name}"
+        for name in Options.__struct_fields__
+        if name not in AnswerConstraints.__struct_fields__
+    },
     "repetition_penalty": "options.repeat_penalty",
     "max_tokens": "options.num_predict",
 }
 
 
-class OllamaBody(ForeignLimits):
-    """What requests for a chat and for a text have in common."""
+class OllamaBody(AnswerConstraints):
+    """The common fields of requests for a chat and for a text."""
 
     model: str = ""
     stream: bool = True
@@ -67,6 +83,13 @@ class OllamaBody(ForeignLimits):
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    stop: Any = None
+    num_ctx: Any = None
+    num_predict: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    stop_sequences: Any = None
 
     @property
     def keep_s(self) -> float | None:
@@ -79,11 +102,11 @@ class OllamaBody(ForeignLimits):
         Raises:
             Refusal: a value cannot be used.
         """
-        self.refuse_foreign_limits()
+        refuse_elsewhere(self, _ELSEWHERE)
         given = self.options or Options()
         if given.num_ctx is not None and given.num_ctx < 1:
             words = f"options.num_ctx must be at least 1, not {given.num_ctx}"
-            raise Refusal(400, words, "options.num_ctx", "unsupported_value")
+            raise bad_value("options.num_ctx", words)
         said = Sampled(
             temperature=given.temperature,
             top_k=given.top_k,
@@ -94,6 +117,7 @@ class OllamaBody(ForeignLimits):
             frequency_penalty=given.frequency_penalty,
             seed=given.seed,
             stop=given.stop,
+            **{**self.given_constraints(), **given.given_constraints()},
         )
         most = given.num_predict
         if most is not None and most < 0:  # -1: for ever; -2: until the context is full
@@ -101,7 +125,7 @@ class OllamaBody(ForeignLimits):
         options = said.answer_options(
             settings, most, logprobs_of(self.logprobs, self.top_logprobs), _NAMES, least=0
         )
-        return options if (form := self._form()) is None else replace(options, shape=Shape(form))
+        return with_form(options, self._form())
 
     def context(self, most: int) -> int | None:
         """Returns the most tokens of the prompt and the answer together, where the request says how many.
@@ -151,10 +175,19 @@ class OllamaChatBody(OllamaBody):
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
-        return with_tools(self.answer_options(settings), functions(self.tools), ToolChoice())
+        choice = choice_of(self.tool_choice, several=self.parallel_tool_calls is not False)
+        return with_tools(self.answer_options(settings), self._offered, choice)
+
+    @property
+    def _offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        tools = functions(self.tools)
+        return [] if self.tool_choice == "none" else tools
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
@@ -168,7 +201,7 @@ class OllamaChatBody(OllamaBody):
             for at, each in enumerate(self.messages)
         ]
         variables = self.variables(settings)
-        if tools := functions(self.tools):
+        if tools := self._offered:
             variables = {**variables, "tools": tools}
         return ChatRequest(messages, variables, caller)
 
@@ -199,7 +232,7 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, 
     images = message.get("images")
     if images and asked:
         said = f"{where}.images has an image; this model accepts text only"
-        raise Refusal(400, said, f"{where}.images", "unsupported_value")
+        raise bad_value(f"{where}.images", said)
     found = plain_message(message, where)
     if isinstance(images, list):
         found["content"] = "\n".join([*(unseen("an image") for _ in images), found["content"]])

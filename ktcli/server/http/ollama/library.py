@@ -16,10 +16,10 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.guard import is_owner
 from ktcli.server.http.ollama.chat import ALIVE, LINES
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, bad_value
 from ktcli.server.http.state import ServerState, state_of
 from ktcli.server.models.libraryeditor import LibraryEditor, PullStep
-from ktcli.threads import Threads
+from ktcli.threadpool import Threads
 
 _LATEST = ":latest"
 
@@ -51,7 +51,7 @@ async def pull(request: Request) -> App:
     """Pulls and converts a model; it is cancelled when the client disconnects, and the next pull resumes it."""
     state, body = state_of(request), await body_of(request, PullBody)
     if body.insecure:
-        raise Refusal(400, "insecure is not supported", "insecure", "unsupported_value")
+        raise bad_value("insecure", "insecure is not supported")
     pulling = _Pull(_library_editor(request), _named(body.model or body.name, "model"))
     if body.stream:
         return StreamingResponse(_told(state, pulling), media_type=LINES)
@@ -74,7 +74,7 @@ async def delete(request: Request) -> Response:
 
 
 async def copy(request: Request) -> Response:
-    """Gives a model a further name."""
+    """Adds another name for a model."""
     state, body = state_of(request), await body_of(request, CopyBody)
     editor = _library_editor(request)
     name, further = _named(body.source, "source"), _named(body.destination, "destination")
@@ -84,7 +84,7 @@ async def copy(request: Request) -> Response:
 
 
 async def unsupported(request: Request) -> Response:
-    """Refuses the paths of Ollama that this server does not support."""
+    """Raises the error for paths of Ollama that this server does not support."""
     path = request.url.path[:200]
     if request.method not in ("POST", "DELETE"):
         raise Refusal(404, f"Not Found: {path}", "", "not_found")
@@ -181,12 +181,7 @@ class _Pull:
 def _of_step(step: PullStep) -> dict[str, Any]:
     if step.total is None or step.done is None:
         return {"status": step.what}
-    return {
-        "status": step.what,
-        "digest": step.what,
-        "total": step.total,
-        "completed": step.done,
-    }
+    return {"status": step.what, "digest": step.what, "total": step.total, "completed": step.done}
 
 
 def _line(document: dict[str, Any]) -> bytes:

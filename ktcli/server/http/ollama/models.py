@@ -36,12 +36,12 @@ async def version(request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """Lists the models of the library: the server's own first, then those in memory."""
+    """Responds with the models of the library: the server's own first, then those in memory."""
     return _json({"models": await state_of(request).rows(_row)})
 
 
 async def running(request: Request) -> Response:
-    """Lists the models that are in memory."""
+    """Responds with the models in memory."""
     rows = []
     for each in state_of(request).residency.loaded:
         row, engine = _row(each.source, each.facts, each.model.name), each.model.backend.engine
@@ -55,7 +55,7 @@ async def running(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """Returns what a model is and can do, whether it is in memory or not."""
+    """Responds with a model's facts and capabilities, whether it is in memory or not."""
     state, body = state_of(request), await body_of(request, ModelAsked)
     name = body.model or body.name
     source = await state.named(name)
@@ -85,7 +85,8 @@ def _of_embeddings(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _preset(preset: Preset) -> dict[str, str]:
-    """Returns what the name of a model presets: its system text, and its parameters as a Modelfile has them."""
+    """Returns what requests get that ask for nothing else: the system text of the model's name, and its and the
+    server's parameters as a Modelfile has them."""
     system = preset.get("system")
     lines = parameter_lines(preset)
     said = {"parameters": "\n".join(lines)} if lines else {}

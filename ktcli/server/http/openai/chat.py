@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEve
 from ktcli.dialogue.answer import AnswerEvent, Ended, PromptProgress, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Candidate, Finish, Token
+from ktcli.records import dataclass
 from ktcli.server.http.answering import Answering
 from ktcli.server.http.body import body_of
 from ktcli.server.http.openai.envelope import (
@@ -36,7 +37,7 @@ from ktcli.text.tokenizer import Tokenizer
 
 
 async def chat_completions(request: Request) -> Answering:
-    """Answers a conversation."""
+    """Responds with the answer to a conversation."""
     state = state_of(request)
     body = await body_of(request, ChatBody)
     with await state.lease(body.model) as lease:
@@ -119,7 +120,7 @@ class ChatReply:
         )
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns the chunks that they make."""
+        """Adds events; returns the stream's chunks for them."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:

@@ -12,7 +12,7 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
 from ktcli.server.http.foreign import not_supported
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, bad_value
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.embedding import F32Array
 from ktcli.server.models.textids import Text
@@ -33,7 +33,7 @@ class EmbeddingsBody(msgspec.Struct):
 
     @property
     def texts(self) -> list[Text]:
-        """Returns the texts, each as text or token ids.
+        """The texts, each as text or token ids.
 
         Raises:
             Refusal: there are none, or they are neither.
@@ -45,10 +45,10 @@ class EmbeddingsBody(msgspec.Struct):
         return [_text(each) for each in (said if isinstance(said, list) and several else [said])]
 
     def require_known(self) -> None:
-        """Checks that no field asks for what kt does not do. Raises: Refusal: one does."""
+        """Raises an error if a field asks for something that kt does not support. Raises: Refusal: one does."""
         if self.encoding_format not in (None, *FORMATS):
             said = f"encoding_format must be float or base64, not {self.encoding_format[:40]!r}"
-            raise Refusal(400, said, "encoding_format", "unsupported_value")
+            raise bad_value("encoding_format", said)
         if self.truncate_prompt_tokens is not None:
             raise not_supported("truncate_prompt_tokens", "use /api/embed with truncate")
 
@@ -61,7 +61,7 @@ def _text(said: Any) -> Text:
     ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
     if said == "" or not ids or not all(type(each) is int for each in ids):
         words = "input must be a string or a list of token ids, or a list of either, and must not be empty"
-        raise Refusal(400, words, "input", "unsupported_value")
+        raise bad_value("input", words)
     return ids
 
 

@@ -15,8 +15,10 @@ from ktcli.server.models.source import ModelFacts, ModelSource
 
 
 async def models(request: Request) -> Response:
-    """Lists the models of the library: the server's own first, then those in memory. A strict server lists its own
-    alone."""
+    """Responds with the models of the library: the server's own first, then those in memory.
+
+    A strict server lists its own alone.
+    """
     state = state_of(request)
     rows = await state.rows(lambda source, facts, name: _row(state, source, facts, name))
     said = {"object": "list", "data": rows, "has_more": False}
@@ -26,7 +28,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Returns one model."""
+    """Responds with one model."""
     name, state = request.path_params["name"], state_of(request)
     found = await state.catalogue.find(name)
     if found is None:

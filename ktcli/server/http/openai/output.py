@@ -43,7 +43,7 @@ class OutputItems:
         self._chances: list[Item] = []  # of tokens whose text did not come yet
 
     def take(self, said: Said) -> bytes:
-        """Takes what the model said; returns the events."""
+        """Adds pieces of the answer; returns the stream's events for them."""
         if said.token is not None and any(_is_thought(each) for each in said.events):
             self.thought_tokens += 1
         elif said.token is not None and said.token.chosen is not None:
@@ -54,7 +54,7 @@ class OutputItems:
         )
 
     def close(self, status: str = "completed") -> bytes:
-        """Ends the last item."""
+        """Ends the last item; returns the stream's events for that."""
         if not self._is_open:
             return b""
         self._is_open = False

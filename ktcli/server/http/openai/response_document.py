@@ -38,7 +38,9 @@ def response_document(
         "frequency_penalty": used.frequency_penalty,
         "incomplete_details": None,
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": body.max_tokens
+        if body.max_output_tokens is None
+        else body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "model": model,

@@ -7,26 +7,24 @@ and calls that follow one another become one message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from ktcli.answers.grammar.form import Form
-from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
+from ktcli.records import dataclass
 from ktcli.server.http.contents import last_question
 from ktcli.server.http.openai.fields import (
-    LOGPROBS_MOST,
-    Sampled,
     effort_variables,
     few_tools,
     own_variables,
     require_parameters,
 )
 from ktcli.server.http.openai.message import plain_message
-from ktcli.server.http.refusals import Refusal, about
-from ktcli.server.http.shapes import ToolChoice, with_tools
+from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled
+from ktcli.server.http.refusals import about, bad_value, text_in
+from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
@@ -71,9 +69,12 @@ class TextOptions(msgspec.Struct):
 class ResponseBody(Sampled):
     """A request for a response, or for the count of its tokens."""
 
+    own_fields = frozenset({"max_output_tokens"})
+
     input: str | list[dict[str, Any]] = ""
     instructions: str | None = None
     max_output_tokens: int | None = None
+    logprobs: bool | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     reasoning: ReasoningOptions | None = None
@@ -96,20 +97,21 @@ class ResponseBody(Sampled):
 
     @property
     def likeliest(self) -> int | None:
-        """Returns the number of likeliest tokens that come with each token; None: no log probabilities."""
-        wanted = self.top_logprobs is not None or WITH_LOGPROBS in (self.include or ())
+        """The number of most likely tokens that are returned with each token; None: no log probabilities."""
+        wanted = self.top_logprobs is not None or self.logprobs
+        wanted = wanted or WITH_LOGPROBS in (self.include or ())
         return (self.top_logprobs or 0) if wanted else None
 
     @property
     def own_items(self) -> list[dict[str, Any]]:
-        """Returns the items of the request itself."""
+        """The items of the request itself."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}] if self.input else []
         return self.input
 
     @property
     def seals(self) -> bool:
-        """Tells whether thoughts are wanted as a sealed text, too."""
+        """Whether encrypted thoughts are requested, too."""
         return WITH_SEALED in (self.include or ())
 
     def response_options(self, settings: Settings) -> AnswerOptions:
@@ -118,26 +120,23 @@ class ResponseBody(Sampled):
         require_metadata(self.metadata or {})
         for name in ("safety_identifier", "prompt_cache_key"):
             if len(getattr(self, name) or "") > NAME_CHARS_MOST:
-                raise _refusal(name, f"{name} must be at most {NAME_CHARS_MOST} characters long")
+                raise bad_value(name, f"{name} must be at most {NAME_CHARS_MOST} characters long")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             said = f"max_tool_calls must be at least 1, not {self.max_tool_calls}"
-            raise _refusal("max_tool_calls", said)
+            raise bad_value("max_tool_calls", said)
         if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
-            raise _refusal(
+            raise bad_value(
                 "top_logprobs",
                 f"top_logprobs must be between 0 and {LOGPROBS_MOST}, not {self.top_logprobs}",
             )
         if self.n not in (None, 1):
-            raise _refusal("n", f"n must be 1, not {self.n}: a response has one answer")
+            raise bad_value("n", f"n must be 1, not {self.n}: a response has one answer")
         names = {"max_tokens": "max_output_tokens"}
-        options = self.answer_options(settings, self.max_output_tokens, self.likeliest, names)
-        if (form := self._text_form()) is not None:
-            if options.shape is not None:
-                raise _refusal(
-                    "text.format", f"{form.field} and {options.shape.field} cannot be used together"
-                )
-            options = replace(options, shape=Shape(form))
-        return with_tools(options, self.offered, self._choice)
+        most = self.max_output_tokens
+        if most is None:
+            most, names = self.max_tokens, {}
+        options = self.answer_options(settings, most, self.likeliest, names)
+        return with_tools(with_form(options, self._text_form()), self.offered, self._choice)
 
     def chat_request(
         self, settings: Settings, caller: str, turn: Turn | None = None
@@ -152,12 +151,12 @@ class ResponseBody(Sampled):
         self._refuse_what_is_not_there()
         turn = turn or Turn(self.own_items)
         if not turn.items:
-            raise _refusal("input", "input must not be empty")
+            raise bad_value("input", "input must not be empty")
         messages = list(_messages(turn))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if not messages:
-            raise _refusal("input", "input has no text")
+            raise bad_value("input", "input has no text")
         variables = {**settings.variables}
         if self.reasoning is not None:
             variables |= effort_variables(self.reasoning.effort)
@@ -168,7 +167,7 @@ class ResponseBody(Sampled):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """Returns the functions that the model may call; tools that a server would run itself are left out.
+        """The functions that the model may call; tools that a server would run itself are left out.
 
         Raises:
             Refusal: there are too many, or one has no name, or parameters of another kind than objects.
@@ -179,8 +178,7 @@ class ResponseBody(Sampled):
         for at, tool in enumerate(tools):
             if tool.get("type") != "function":
                 continue
-            if not isinstance(tool.get("name"), str):
-                raise _refusal(f"tools[{at}].name", f"tools[{at}].name must be a string")
+            text_in(tool, "name", f"tools[{at}]")
             require_parameters(tool.get("parameters"), f"tools[{at}].parameters")
             function = {name: tool[name] for name in _OF_FUNCTION if tool.get(name) is not None}
             found.append({"type": "function", "function": function})
@@ -202,13 +200,13 @@ class ResponseBody(Sampled):
     def _text_form(self) -> Form | None:
         """Returns the form that the text is constrained to; None: any text."""
         said = None if self.text is None else self.text.format
-        kind, field = "text" if said is None else said.get("type"), "text.format"
+        kind, field = "text" if said is None else said.get("type") or "text", "text.format"
         if said is None or kind == "text":
             return None
         if kind == "json_object":
             return Form.of_object(field)
         if kind != "json_schema":
-            raise _refusal(
+            raise bad_value(
                 f"{field}.type",
                 f"{field}.type must be text, json_object or json_schema, not {str(kind)[:40]!r}",
             )
@@ -224,9 +222,9 @@ class ResponseBody(Sampled):
         }
         for name, way in instead.items():
             if getattr(self, name):
-                raise _refusal(name, f"{name} is not supported: {way}")
+                raise bad_value(name, f"{name} is not supported: {way}")
         if self.truncation not in (None, "disabled"):
-            raise _refusal(
+            raise bad_value(
                 "truncation", f"truncation must be 'disabled', not {self.truncation[:40]!r}"
             )
 
@@ -239,11 +237,11 @@ def require_metadata(said: Mapping[str, Any]) -> None:
     """
     if len(said) > METADATA_MOST:
         words = f"metadata has {len(said):,} entries; the limit is {METADATA_MOST}"
-        raise _refusal("metadata", words)
+        raise bad_value("metadata", words)
     for name, value in said.items():
         if len(name) > METADATA_NAME_CHARS or len(str(value)) > METADATA_CHARS:
             words = f"metadata is limited to names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
-            raise _refusal("metadata", words)
+            raise bad_value("metadata", words)
 
 
 _OF_FUNCTION = ("name", "description", "parameters", "strict")
@@ -287,7 +285,9 @@ def _kind(item: Mapping[str, Any]) -> str:
 
 
 def _begins_anew(said: Message, fresh: Message) -> bool:
-    """Tells whether an item begins a new message: within one, thoughts come before a text, and a text before calls."""
+    """Returns whether an item begins a new message: within one, thoughts come before a text, and a text before
+    calls.
+    """
     if "tool_calls" in fresh:
         return False
     return "tool_calls" in said or "content" in said or "content" not in fresh
@@ -312,13 +312,13 @@ def _other(item: Mapping[str, Any], kind: Any, where: str, *, asked: bool) -> Me
     Raises:
         Refusal: it stands for something that this server does not have.
     """
-    if kind == "message" and "role" in item:
-        found = plain_message(item, where, asked=asked)
-        return {"role": found["role"], "content": found["content"]}
     if kind == "function_call_output" or ("output" in item and "call_id" in item):
         output = plain_message({"role": "tool", "content": item.get("output")}, f"{where}.output")
         return {**output, **_id(item, "tool_call_id", where)}
-    return None
+    if kind != "message":
+        return None
+    found = plain_message(item, where, asked=asked)
+    return {"role": found["role"], "content": found["content"]}
 
 
 # What a model wrote to call something; a custom tool takes a text.
@@ -329,23 +329,16 @@ def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     said = item.get(_CALLS[item["type"]], "{}")
     if item["type"] == "custom_tool_call":
         said = {"input": said}
-    function = {"name": _named(item, "name", where), "arguments": said}
+    function = {"name": text_in(item, "name", where), "arguments": said}
     call = {**_id(item, "id", where), "type": "function", "function": function}
     message = plain_message({"role": "assistant", "tool_calls": [call]}, where)
     found: dict[str, Any] = message["tool_calls"][0]
     return found
 
 
-def _named(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise _refusal(f"{where}.{name}", f"{where}.{name} must be a string")
-    return value
-
-
 def _id(item: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
     """Returns the id of a call under the name that messages have for it; empty where the client sends none."""
-    return {} if item.get("call_id") is None else {name: _named(item, "call_id", where)}
+    return {} if item.get("call_id") is None else {name: text_in(item, "call_id", where)}
 
 
 def _thoughts(item: Mapping[str, Any], open: Callable[[str], str | None]) -> str:
@@ -363,7 +356,3 @@ def _thoughts(item: Mapping[str, Any], open: Callable[[str], str | None]) -> str
         if found := "\n\n".join(text for text in texts if isinstance(text, str)):
             return found
     return ""
-
-
-def _refusal(field: str, message: str) -> Refusal:
-    return Refusal(400, message, field, "unsupported_value")

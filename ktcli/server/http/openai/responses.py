@@ -30,7 +30,7 @@ from ktcli.server.models.generation import Generation
 
 
 async def responses(request: Request) -> App:
-    """Answers a conversation."""
+    """Responds with the answer to a conversation."""
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
@@ -52,7 +52,7 @@ async def responses(request: Request) -> App:
 
 
 async def input_tokens(request: Request) -> Response:
-    """Counts the tokens that a conversation would have as a prompt."""
+    """Responds with the number of tokens of a conversation as a prompt."""
     state = state_of(request)
     body = await body_of(request, ResponseBody)
     with await state.lease(body.model) as lease:
@@ -77,7 +77,7 @@ class EventStream:
 
 
 class ResponseReply:
-    """The answer as a response.
+    """The answer as a response object.
 
     Args:
         place: where it is kept.
@@ -107,7 +107,7 @@ class ResponseReply:
         return b"".join(self._stream.event(name, response=self._document) for name in names)
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns the stream's events that they make."""
+        """Adds events; returns the stream's events for them."""
         found = b""
         for each in events:
             if isinstance(each, Said):

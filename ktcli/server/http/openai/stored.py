@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ktcli.server.http.kept import KeptResponse
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, bad_value
 from ktcli.server.http.state import owner_of, state_of
 
 _LIMIT, _LIMIT_MOST = 20, 100  # of the items in one list, as OpenAI has them
@@ -18,15 +18,15 @@ _ORDERS = ("asc", "desc")
 
 
 async def response(request: Request) -> Response:
-    """Returns a response that is kept."""
+    """Responds with a stored response."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
         said = "stream is not supported here: a response is stored only once it is complete"
-        raise Refusal(400, said, "stream", "unsupported_value")
+        raise bad_value("stream", said)
     return Response(_found(request).document, media_type="application/json")
 
 
 async def delete(request: Request) -> Response:
-    """Forgets a response that is kept."""
+    """Removes a stored response."""
     _found(request)
     id = request.path_params["id"]
     state_of(request).kept.drop(id)
@@ -34,7 +34,7 @@ async def delete(request: Request) -> Response:
 
 
 async def input_items(request: Request) -> Response:
-    """Lists the items of the request that a kept response answers, the latest first unless `order` is `asc`."""
+    """Responds with the input items of a stored response, the latest first unless `order` is `asc`."""
     items = _with_ids(_found(request), request.path_params["id"])
     asked = request.query_params
     order, limit, after = (
@@ -44,10 +44,10 @@ async def input_items(request: Request) -> Response:
     )
     if order not in _ORDERS:
         words = f"order must be asc or desc, not {order[:40]!r}"
-        raise Refusal(400, words, "order", "unsupported_value")
+        raise bad_value("order", words)
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _LIMIT_MOST:
         words = f"limit must be between 1 and {_LIMIT_MOST}, not {limit[:40]!r}"
-        raise Refusal(400, words, "limit", "unsupported_value")
+        raise bad_value("limit", words)
     if order == "desc":
         items.reverse()
     if after is not None:
@@ -67,7 +67,7 @@ async def input_items(request: Request) -> Response:
 
 
 async def others(request: Request) -> Response:
-    """Refuses what else there might be below a response."""
+    """Raises the error for other paths below a response, which are not supported."""
     raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
 
 

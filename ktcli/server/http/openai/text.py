@@ -38,7 +38,7 @@ from ktcli.text.tokenizer import Tokenizer
 
 
 async def completions(request: Request) -> Answering:
-    """Goes on with a text."""
+    """Responds with the continuation of a text."""
     state = state_of(request)
     body = await body_of(request, TextBody)
     caller, made = caller_of(request), list[Generation]()
@@ -109,7 +109,7 @@ class TextReply:
         return b""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
-        """Takes events; returns the chunks that they make."""
+        """Adds events; returns the stream's chunks for them."""
         return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:

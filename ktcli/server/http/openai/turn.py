@@ -18,7 +18,7 @@ from ktcli.server.http.body import BODY, require_decodable
 from ktcli.server.http.kept import EACH_BYTES_MOST, KeptResponse, KeptResponses, KeptSlot
 from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.openai.response_fields import ResponseBody, Turn
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, text_in
 from ktcli.server.http.state import owner_of, state_of
 
 Item = Mapping[str, Any]
@@ -49,7 +49,7 @@ async def turn_of(request: Request, body: ResponseBody) -> Turn:
 
 
 def slot_of(request: Request, body: ResponseBody, turn: Turn, id: str) -> KeptSlot:
-    """Returns the place of a response that begins; with `store: false` it is not kept.
+    """Returns the slot of a response that begins; with `store: false` it is not stored.
 
     Args:
         id: the id of the response.
@@ -101,9 +101,7 @@ class _Recall:
         Raises:
             Refusal: it is not kept, or too large with those before.
         """
-        field, id = f"input[{at}].id", reference.get("id")
-        if not isinstance(id, str):
-            raise Refusal(400, f"{field} must be a string", field, "unsupported_value")
+        field, id = f"input[{at}].id", text_in(reference, "id", f"input[{at}]")
         _, _, rest = id.partition("_")
         name, _, number = rest.rpartition("_")
         output = self._output(f"resp_{name}")
@@ -137,7 +135,11 @@ def _output_of(response: KeptResponse) -> list[bytes]:
 
 
 def _refers(item: Item) -> bool:
-    return item.get("type") == "item_reference"
+    """Returns whether an item refers to another one; OpenAI's clients may leave out its type."""
+    kind = item.get("type")
+    return kind == "item_reference" or (
+        kind is None and "id" in item and len(item) == 1 + ("type" in item)
+    )
 
 
 def _not_kept(field: str, what: str) -> Refusal:

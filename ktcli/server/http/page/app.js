@@ -134,16 +134,32 @@ function compose(text, files) {
 // Lets a question be changed: it and all behind it stay, and what is sent becomes another version beside it.
 function edit(message) {
   endEdit();
-  editing = { message, draft: prompt.value, files: attachments.files };
+  setEditing({ message, draft: prompt.value, files: attachments.files });
   compose(message.content, message.files ?? []);
   say("Sending creates another version of this message and keeps the current one. Escape cancels.");
   draw();
 }
 
+// Begins or ends an edit, which outlives a reload.
+function setEditing(what) {
+  editing = what;
+  inSession("editing", JSON.stringify(what && { id: what.message.id, draft: what.draft }));
+}
+
+// Goes on with an edit in which the page was left.
+function resumeEdit() {
+  const { id, draft } = JSON.parse(inSession("editing")) ?? {};
+  const message = conversations.current.get(id), text = inSession("draft");
+  if (!message) return;
+  compose(draft, []);
+  edit(message);
+  compose(text, message.files ?? []);
+}
+
 function endEdit() {
   if (!editing) return;
   const { draft, files } = editing;
-  editing = null;
+  setEditing(null);
   compose(draft, files);
   say("");
   draw();
@@ -153,7 +169,7 @@ function send() {
   const text = prompt.value.trim(), { files } = attachments;
   if ((!text && !files.length) || conversations.isRunning) return;
   const { message, draft, files: before } = editing ?? { message: null, draft: "", files: [] };
-  editing = null;
+  setEditing(null);
   compose(draft, before);
   conversations.ask(text, files, message);
   log.goToEnd();
@@ -279,5 +295,6 @@ try {
 await conversations.start(lastOpen);
 log.goToEnd();
 if (!prompt.value) compose(inSession("draft") ?? "", []);
+resumeEdit();
 if (!store.isKept) warn(BLOCKED);
 document.documentElement.dataset.ready = "yes"; // for what waits until the page can be used

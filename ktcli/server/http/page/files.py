@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ktcli.server.http.page.libraries import LIBRARIES
 from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.state import state_of
 
 _FOLDER = Path(__file__).parent
 _TYPES = {
@@ -51,9 +52,12 @@ _CHANGES, _STAYS = "no-cache", "private, max-age=31536000, immutable"
 
 
 async def root(request: Request) -> Response:
-    """Returns the page to browsers, and a line of text to other clients, as Ollama does."""
+    """Responds with the page to browsers, and with a line of text to other clients, as Ollama does."""
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse("kt is running")
+    below = state_of(request).rules.root_path
+    if below and request.scope.get("raw_path") == below.encode():
+        return RedirectResponse(f"{below}/")  # what the page loads is beside it
     return _sent("index.html")
 
 

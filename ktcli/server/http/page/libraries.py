@@ -5,12 +5,12 @@ Files of a library have its version in their names, so browsers may keep them fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ktcli.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A package of the npm registry, of which some files are kept in `vendor/`.
+    """A package of the npm registry, of which some files are in `vendor/`.
 
     Attributes:
         tarball_sha256: of the package's archive.

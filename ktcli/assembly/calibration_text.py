@@ -1,0 +1,125 @@
+"""Reads the text of a calibration, and lets a model read it while the model is converted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+from ktcli.errors import UsageError, counted
+from ktcli.measure.calibrate import CalibrationRun
+from ktcli.measure.stage_files import StageFiles
+from ktcli.models import Model
+from ktcli.native import Pool
+from ktcli.records import dataclass
+from ktcli.resources import data_path
+from ktcli.store.entry import Entry
+from ktcli.store.removal import calibrating_folder
+from ktcli.text.dialogues import read_rendered
+from ktcli.text.passage import Reading, read_passage, read_with
+from ktcli.weights.importance import Importance
+from ktcli.weights.importance_file import ImportanceFile
+from ktcli.weights.pack import WeightFile
+from ktcli.weights.reader import small_files_of
+from ktcli.weights.storage import Reader
+
+BUILT_IN_TEXT = data_path("profiles", "text", "calibration.txt")
+BUILT_IN_MARK = " (built-in)"  # behind the hash of that text
+TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
+LEAST = 256  # fewer say nothing of a model's columns
+METHOD = "3"  # of `ktcli.measure.calibrate` and its formats; another one gives other bytes
+_KEY_DIGITS = 16  # of the name of a folder
+
+Keep = Callable[[Importance, str], ImportanceFile]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """A text as the model reads it.
+
+    Attributes:
+        name: of its file, for people.
+        source: names the text, and how it is read.
+    """
+
+    name: str
+    source: str
+    reading: Reading
+
+
+def read_text(entry: Entry, path: Path) -> CalibrationText:
+    """Returns a text as the model reads it: of the built-in one the dialogues have the form of its chat template.
+
+    Raises:
+        UsageError: it is not text, or too short.
+    """
+    passage = read_passage(path)
+    if "\0" in passage.text:
+        raise UsageError(
+            f"{passage.name[:300]} is not text: it has zero bytes", hint="give a plain text file"
+        )
+    with small_files_of(entry.path) as folder:
+        if path == BUILT_IN_TEXT:
+            rendered = read_rendered(folder, passage.text, TOKENS)
+            name, reading, which = (
+                "the built-in text",
+                rendered.reading,
+                f"{rendered.sha256}{BUILT_IN_MARK}",
+            )
+        else:
+            reading = read_with(folder, passage, TOKENS)
+            name, which = passage.name, sha256(passage.text.encode()).hexdigest()
+    if len(reading.ids) < LEAST:
+        raise UsageError(
+            f"{name} has {counted(len(reading.ids), 'token')}, but --calibrate needs at least {LEAST}",
+            hint=f"use a longer text; up to {TOKENS:,} tokens of it are read",
+        )
+    return CalibrationText(
+        name, f"the text with SHA-256 {which}, up to {TOKENS} tokens, method {METHOD}", reading
+    )
+
+
+class TextImportance:
+    """Lets a model read a text, each layer just before it is converted; a run that was stopped is continued."""
+
+    def __init__(self, model: Model, text: CalibrationText, keep: Keep) -> None:
+        """Makes a source of importance that `keep` is given, when it is complete, with the text that it is from."""
+        self._model, self._text, self._keep = model, text, keep
+        self._measurement: CalibrationRun | None = None
+
+    def begin(self, checkpoint: Reader, pool: Pool) -> None:
+        """Takes over what a run that was stopped has found; the checkpoint stays open until all is found."""
+        key = sha256(f"{checkpoint.digest} {self._text.source} {pool.isa}".encode()).hexdigest()
+        self._folder, reading = calibrating_folder(key[:_KEY_DIGITS]), self._text.reading
+        self._measurement = CalibrationRun(
+            checkpoint, self._model, pool, reading.ids, reading.begin, StageFiles(self._folder)
+        )  # fmt: skip
+
+    def knows(self, file: WeightFile) -> bool:
+        """Returns whether a run that was stopped found all that a file's tensors need."""
+        return self._begun.stages_of(file.tensors) <= self._begun.done
+
+    def importance_of(self, file: WeightFile) -> Importance:
+        """Returns the importance for a file's tensors, from as much of the model as that needs."""
+        wanted = self._begun.stages_of(file.tensors)
+        while self._begun.done < wanted:
+            self._begun.run_next()
+        return self._begun.importance(file.tensors)
+
+    def whole(self) -> Importance:
+        """Returns the importance of the whole model."""
+        while self._begun.done < self._begun.total:
+            self._begun.run_next()
+        return self._begun.importance()
+
+    def finish(self) -> str:
+        """Keeps the importance in the library; returns the identity of the calibration."""
+        found = self._keep(self.whole(), self._text.source)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return found.identity
+
+    @property
+    def _begun(self) -> CalibrationRun:
+        assert self._measurement is not None
+        return self._measurement

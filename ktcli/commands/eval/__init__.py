@@ -1,0 +1,1 @@
+"""`kt eval`, for texts, data sets and tasks."""

@@ -1,0 +1,199 @@
+"""Declares the options of `kt eval`, as groups of those that are read together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.assembly.request import DeviceWords
+from ktcli.commands.bench.plotting import PlotOpt
+from ktcli.commands.cli.engine_options import GpuExpertsOpt
+from ktcli.commands.cli.options import AllowSpecialOpt, NumaOpt, ThreadsOpt, writable
+from ktcli.hardware.gpu import AUTO, CPU, parse_device
+from ktcli.records import dataclass
+
+LENGTH = 512
+
+SettingsArg = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE|FILE",
+        help="Settings of --data and --tasks as of kt finetune, such as cutoff_len=4096, or its YAML file.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """The data files that are evaluated instead of a text."""
+
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Rows to predict, as kt finetune takes them: .jsonl, .json or .csv. May be given again.",
+        ),
+    ] = None
+    tasks: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tasks",
+            metavar="FILE",
+            help="Questions to answer; the last answer of each row is the right one. May be given again.",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            metavar="N",
+            min=1,
+            help="Maximum tokens per answer to --tasks. Default: 256.",
+        ),
+    ] = None
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            callback=writable,
+            help="File for the answers to --tasks, as JSON lines.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalTextOptions:
+    """What is compared, and over which text."""
+
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="MODEL",
+            help="Model or conversion to compare with, token by token.",
+        ),
+    ] = None
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "--formats",
+            metavar="FORMAT|LIST",
+            help="Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4. The first is the reference.",
+        ),
+    ] = None
+    defer: Annotated[
+        str,
+        typer.Option(
+            "--defer",
+            metavar="LIST",
+            help="Experts per token that finish one layer later, e.g. 0,3,6.",
+        ),
+    ] = "0"
+    kv: Annotated[
+        str,
+        typer.Option(
+            "--kv",
+            metavar="bf16|f32|fp8|LIST",
+            help="Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
+        ),
+    ] = "bf16"
+    split: Annotated[
+        bool,
+        typer.Option(
+            "--split",
+            help="Show what a conversion's weights, activations and cache each cost, against the model in f32. It is"
+            " converted to f32 as well, if need be.",
+        ),
+    ] = False
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text", metavar="FILE", help="Plain text file to predict. Default: a built-in text."
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens",
+            "-n",
+            metavar="N",
+            min=1,
+            help="Maximum number of tokens of the text. Default: 40960, with --data 8192.",
+        ),
+    ] = None
+    context: Annotated[
+        int,
+        typer.Option(
+            "--context",
+            "-c",
+            metavar="N",
+            min=2,
+            help="Tokens per window; each window starts with an empty context.",
+        ),
+    ] = LENGTH
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            "--stride",
+            metavar="N",
+            min=1,
+            help="Tokens from one window to the next. Default: a whole window. Smaller values give each"
+            " token more context.",
+        ),
+    ] = None
+    plot: PlotOpt = None
+    allow_special: AllowSpecialOpt = False
+
+
+def _device(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
+    """Refuses an unknown device, as early."""
+    if value is not None:
+        parse_device(value)
+    return value
+
+
+def _rules(context: typer.Context, option: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Refuses a file that has no rules before anything is pulled."""
+    from ktcli.assembly.request import read_rules
+
+    if value is not None:
+        read_rules(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlaceOptions:
+    """Where models run: not where the machine's settings say, for figures are compared with those of other machines."""
+
+    threads: ThreadsOpt = None
+    numa: NumaOpt = None
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="auto|cpu|cuda[:N]",
+            help="Where models run. Default: the CPU, with --placement auto.",
+            callback=_device,
+        ),
+    ] = None
+    gpu_experts: GpuExpertsOpt = None
+    placement: Annotated[
+        Path | None,
+        typer.Option(
+            "--placement",
+            metavar="FILE",
+            help="File with rules that say where parts of the model go. Default: none, whatever the settings say.",
+            callback=_rules,
+        ),
+    ] = None
+
+    @property
+    def words(self) -> DeviceWords:
+        """The device that is asked for; the CPU unless an option says otherwise."""
+        device = self.device or (CPU if self.placement is None else AUTO)
+        return DeviceWords(device, gpu_experts=self.gpu_experts, placement=self.placement)

@@ -1,0 +1,124 @@
+"""`kt rm`: remove models and free their space."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.library.alias import called
+from ktcli.errors import ExitCode, NotFound, UsageError, gib
+from ktcli.output import out, safe
+from ktcli.store import library
+from ktcli.store.disposal import Disposal
+from ktcli.store.entry import Entry
+from ktcli.store.pagefolder import StoredPages
+from ktcli.store.places import EntryKind
+
+
+def rm(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Names, as kt list shows them.")
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial", help="Also remove everything whose pull or conversion was interrupted."
+        ),
+    ] = False,
+    checkpoint_only: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint-only", help="Remove only the files that were pulled; conversions stay."
+        ),
+    ] = False,
+    yes: YesOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Remove a model and free its space.
+
+    A name means its checkpoint, all its conversions and its record of used experts; NAME@FORMATS
+    means one conversion. The KV pages of chats with them are removed, too; the chats stay. Only
+    the library folder is touched: local folders and the built-in model stay, but the conversions
+    made from them can be removed by name.
+
+    Examples:
+
+      kt rm qwen3-30b-a3b               checkpoint and conversions
+      kt rm qwen3-30b-a3b@int4-int8     one conversion
+      kt rm qwen3-30b-a3b --checkpoint-only   what its conversions do not need to run
+      kt rm ./my-model                  the conversions of a local folder
+      kt rm --partial                   what interrupted work left behind
+    """
+    if not models and not partial:
+        raise UsageError(
+            "no model was given", hint="kt list shows the names; kt rm --partial removes leftovers"
+        )
+    chosen = Disposal.of(models or [])
+    if partial:
+        by_path = {each.path: each for each in (*chosen.entries, *unfinished())}
+        chosen = replace(chosen, entries=tuple(by_path.values()))
+    if checkpoint_only:
+        chosen = Disposal(_checkpoints(chosen.entries))
+    named = called(chosen.entries)
+    carry_out(chosen, yes)
+    left = called(library.entries())
+    stay = {alias for of_one in named.values() for alias in of_one} - {
+        alias for of_one in left.values() for alias in of_one
+    }
+    for alias in sorted(stay):
+        out.note(f"The alias {alias} stays; kt alias --rm {alias} removes it.")
+
+
+def carry_out(chosen: Disposal, yes: bool) -> None:
+    """Removes the chosen entries, and prints what was removed.
+
+    Args:
+        yes: whether nobody is asked.
+    """
+    pages = chosen.pages()
+    if (chosen.entries or pages) and not yes and not out.confirm(_question(chosen.entries, pages)):
+        out.note("Nothing was removed.")
+        raise typer.Exit(ExitCode.FAILED)
+    done = chosen.carry_out()
+    for label in done.stayed:
+        out.note(f"{label} was completed in the meantime, so it is kept")
+    document = {
+        "removed": list(done.labels),
+        "freed_bytes": done.freed_bytes,
+        "kv_pages_bytes": done.pages_bytes,
+    }
+    what = safe(", ".join([*done.labels, *["KV pages"] * bool(pages)])) or "nothing"
+    out.result(document, f"Removed {what}, freed {gib(done.freed_bytes)}.")
+
+
+def _checkpoints(chosen: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    found = tuple(entry for entry in chosen if entry.kind is EntryKind.CHECKPOINT)
+    if chosen and not found:
+        names = ", ".join(entry.label for entry in chosen)
+        has = "has" if len(chosen) == 1 else "have"
+        raise NotFound(f"{names} {has} no checkpoint in the library, so nothing is removed")
+    return found
+
+
+def _question(chosen: tuple[Entry, ...], pages: tuple[StoredPages, ...]) -> str:
+    """Asks whether to remove these, with the bytes of everything."""
+    names = [f"{entry.label} ({entry.kind.value})" for entry in chosen]
+    stored = sum(each.size_bytes for each in pages)
+    if pages:
+        conversions = ", ".join(sorted({each.conversion for each in pages}))
+        names.append(f"the KV pages of {conversions} ({gib(stored)})")
+    size = sum(entry.size_bytes for entry in chosen) + stored
+    return f"Remove {', '.join(names)} and free {gib(size)}?"
+
+
+def unfinished() -> list[Entry]:
+    """Returns the entries whose pull or conversion was interrupted; prints those that another process is working on."""
+    found = [entry for entry in library.entries() if entry.managed and not entry.complete]
+    for entry in found:
+        if entry.running:
+            out.note(f"keeping {entry.label}: {entry.problem}")
+    return [entry for entry in found if not entry.running]

@@ -1,0 +1,64 @@
+"""Who may ask a server: its rules and API keys, from the options of `kt serve`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ktcli.client.address import bracketed
+from ktcli.commands.cli.api_key import given_keys, require_key
+from ktcli.errors import UsageError
+from ktcli.output import out
+from ktcli.server.http.access import ANY, LOOPBACK, allowed_host, allowed_origin, is_loopback
+from ktcli.server.http.keys import ApiKeys
+from ktcli.server.http.state import Rules
+
+
+def access_rules(
+    host: str, port: int, keys: ApiKeys, names: Sequence[str], origins: Sequence[str], who: str
+) -> Rules:
+    """Returns the rules of a server at an address.
+
+    Args:
+        names, origins: the host names and the origins of pages that are let in beside its own.
+        who: what says that it is to listen there.
+    Raises:
+        UsageError: other machines reach it, or all pages, and there is no key; or what is let in is malformed.
+    """
+    require_key(host, has_key=bool(keys), who=who)
+    hosts = frozenset(allowed_host(each, has_key=bool(keys)) for each in names)
+    pages = frozenset(allowed_origin(each, has_key=bool(keys)) for each in origins)
+    is_open = not is_loopback(host.lower()) or ANY in hosts
+    address = f"http://{bracketed(host)}:{port}"
+    return Rules(keys, frozenset() if is_open else LOOPBACK | hosts, pages, address=address)
+
+
+def checked_root_path(said: str) -> str:
+    """Returns a root path without a slash at its end; empty: there is none.
+
+    Raises:
+        UsageError: it is not a path.
+    """
+    if said and not re.fullmatch(r"/[!-~]*", said):
+        raise UsageError(f"--root-path {said[:100]!r} is not a path, such as /kt")
+    return said.rstrip("/")
+
+
+def reload_of(keys: ApiKeys, file: Path | None) -> Callable[[], None] | None:
+    """Returns what reads the keys of a file again, which stay as they are if it cannot be used; None: no file."""
+    if file is None:
+        return None
+
+    def reload() -> None:
+        try:
+            found = given_keys(None, file)
+        except UsageError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            out.warn(f"the API keys stay as they were: {error}{hint}")
+            return
+        keys.replace(found)
+        names = ", ".join(dict.fromkeys(each.name for each in found))
+        out.note(f"API keys read again: {names[:1000]}")
+
+    return reload

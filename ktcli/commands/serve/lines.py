@@ -1,0 +1,79 @@
+"""The messages of `kt serve`: what it serves, once it is ready, and a line for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ktcli.errors import gib
+from ktcli.native import PAGE_TOKENS
+from ktcli.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from ktcli.server.kvevents.address import EventsAddress
+
+# What other commands of kt ask a server through its socket: kt ps, kt stop, and chats that look for their model.
+_PROBES = frozenset({"/health", "/server", "/engine"})
+# What routers and supervisors ask every second or two, from anywhere.
+_POLLED = frozenset({"/health", "/loads", "/v1/loads"})
+
+
+def first_lines(
+    model: str,
+    pack: str,
+    plan: Plan,
+    address: str,
+    streams: int,
+    ollama: str,
+    *,
+    embeds: bool = False,
+) -> list[str]:
+    """Returns the lines printed when a server is ready: its address, and its APIs.
+
+    Args:
+        pack: the name of the conversion.
+        plan: of the model as it was loaded.
+        address: the server's: "http://127.0.0.1:11435".
+        streams: the conversations that are answered at the same time.
+        ollama: the address for clients of Ollama.
+        embeds: whether the model makes embeddings.
+    """
+    device = f" and {gib(plan.device.need.total)} of the GPU" if plan.device else ""
+    memory = f"{gib(plan.need_bytes)} of {gib(plan.host.available_bytes)}{device}"
+    what, rate = ("text", plan.speed.prefill) if embeds else ("conversation", plan.speed.decode)
+    each = f", for each of {streams} {what}s at once" if streams > 1 else ""
+    speed = f"{plan.rate(rate)} tokens/s" if embeds else plan.speed_words
+    rows = {
+        "page": address,
+        "APIs": f"OpenAI {address}/v1, Anthropic {address}, Ollama {ollama}",
+        "model": pack if pack.startswith(model) else f"{model} ({pack})",
+        "context": f"{plan.context:,} tokens{each}",
+        "memory": memory,
+        "speed": f"{speed} predicted for one {what} (kt plan {model} says why)",
+    }
+    return [f"  {name:<8} {words}" for name, words in rows.items()]
+
+
+def event_lines(model: str, address: str, events: EventsAddress) -> list[str]:
+    """Returns the lines printed about KV events: the options with which vllm-router subscribes to them.
+
+    Args:
+        address: the server's: "http://127.0.0.1:11435".
+        events: where they are published.
+    """
+    said = [
+        f"--policy kv_aware --kv-event-model {model} --kv-event-block-size {PAGE_TOKENS} --kv-penalty-host 1",
+        f"--kv-event-source {address}={events.endpoint}",
+        f"--kv-event-replay-source {address}={events.replay.endpoint}",
+    ]
+    return [f"  events   {events.endpoint}; vllm-router {' '.join(said)}"]
+
+
+def is_probe(entry: Mapping[str, Any]) -> bool:
+    """Returns whether a request is left out of the log: a request of kt's own commands, or a successful one of a router
+    about the load.
+    """
+    if entry["method"] != "GET":
+        return False
+    through_socket = entry["client"] == "local" and entry["path"] in _PROBES
+    return through_socket or (entry["status"] == 200 and entry["path"] in _POLLED)

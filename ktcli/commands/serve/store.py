@@ -1,0 +1,96 @@
+"""`kt store`: a KV store for several servers, for those who run none."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ktcli.client.address import bracketed
+from ktcli.commands.cli.kv_store import InsecureOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, is_given
+from ktcli.errors import UsageError, gib
+from ktcli.output import out
+from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
+
+HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
+
+app = family("Run a KV store for several servers.")
+
+
+@app.callback()
+def store() -> None:
+    """Run a KV store for several servers."""
+
+
+HostOpt = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Address for the store's master.")
+]
+PortOpt = Annotated[
+    int,
+    typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port for the master."),
+]
+MemoryOpt = Annotated[
+    str, typer.Option("--memory", metavar="SIZE", help="Memory that this machine lends.")
+]
+JoinOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--join",
+        metavar="mooncake://HOST:PORT",
+        help="Lend memory to the store of this master, instead of starting one.",
+    ),
+]
+
+
+@app.command()
+def serve(
+    here: typer.Context,
+    host: HostOpt = HOST,
+    port: PortOpt = PORT,
+    memory: MemoryOpt = MEMORY,
+    join: JoinOpt = None,
+    insecure: InsecureOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Run a Mooncake store, in which servers share KV pages.
+
+    Starts a master, and lends it memory of this machine, until Ctrl-C; then its pages are gone. Needs
+    Mooncake: kt engine install mooncake. There is no authentication: whoever reaches the store reads
+    conversations. So the master listens on this machine only, unless --host names an address of a
+    private network. The part that lends memory always listens on all interfaces, on ports of its own:
+    keep others out with a firewall.
+
+    Examples:
+
+      kt store serve --host 10.0.0.1 --memory 64G
+
+      kt serve NAME --kv-store mooncake://node1:50051
+
+      kt store serve --join mooncake://node1:50051 --memory 64G
+    """
+    from ktcli.assembly.mooncake import StoreSettings, require_host, serve_store
+    from ktcli.store.mooncake.address import MooncakeAddress
+
+    try:
+        size = SIZES.read(memory)
+    except ValueError:
+        raise UsageError(
+            f"--memory is {memory[:SHOWN_CHARS]!r}, which is {SIZES.wrong}",
+            hint=f"it can be {SIZES.allowed}; leave it out for the default: {MEMORY}",
+        ) from None
+    if not size:
+        raise UsageError("--memory 0 leaves the store no memory", hint="lend some, such as 64G")
+    if join is not None and (unused := [name for name in ("host", "port") if is_given(here, name)]):
+        raise UsageError(
+            f"--{unused[0]} has no meaning with --join, which names the master",
+            hint=f"leave out --{unused[0]}",
+        )
+    if join is None:
+        require_host(host, insecure=insecure)
+    address = MooncakeAddress.parse(join or f"{MOONCAKE}{bracketed(host)}:{port}")
+    settings = StoreSettings(address, size, join is not None, insecure)
+    words = {"address": str(address), "memory_bytes": size}
+    said = f"A KV store with {gib(size)} of this machine is at {address}; Ctrl-C ends it."
+    serve_store(settings, lambda: out.result(words, said))

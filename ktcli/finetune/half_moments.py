@@ -1,0 +1,99 @@
+"""AdamW whose moments are kept in bf16, in half of their memory. All is computed in f32, as torch's AdamW does, and
+what is kept is rounded up or down at random, with the chances that keep its mean: rounded to the nearest, the second
+moment would never become smaller, as a step changes it by less than bf16 can tell.
+
+Which way a number is rounded follows from the seed, the step and the name of its tensor alone, so that a run that goes
+on rounds as if it had not been stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ktcli.records import dataclass
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
+_ROUNDED = 10  # beside the seed: for no other draws
+_CHUNK = 1 << 22  # numbers that are computed at once: bounds what lies beside the moments
+_LOST_BITS = 16  # of a number in f32
+
+
+@dataclass(frozen=True, slots=True)
+class AdamFacts:
+    """What AdamW does besides the learning rate."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    seed: int
+
+
+class HalfMoments:
+    """The moments of tensors, and the step that uses them.
+
+    Attributes:
+        state: bf16, by the name of the tensor and that of the moment.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], facts: AdamFacts) -> None:
+        self._tensors, self._facts = tensors, facts
+        self.state = {
+            f"{name}.{moment}": torch.zeros_like(each, dtype=torch.bfloat16, requires_grad=False)
+            for name, each in tensors.items()
+            for moment in MOMENTS
+        }
+
+    @torch.no_grad()
+    def step(self, number: int, rates: Mapping[str, float]) -> None:
+        """Moves the tensors by their gradients.
+
+        Args:
+            number: of the step, from 1.
+            rates: the learning rate of each tensor.
+        """
+        for name, tensor in self._tensors.items():
+            assert tensor.grad is not None
+            flat = tensor.detach().view(-1), tensor.grad.view(-1)
+            kept = [self.state[f"{name}.{moment}"].view(-1) for moment in MOMENTS]
+            drawn = [_random_bits(f"{name}.{m}", self._facts.seed, number) for m in MOMENTS]
+            for chunks in zip(*(torch.split(each, _CHUNK) for each in (*flat, *kept)), strict=True):
+                values, gradient, *moments = chunks
+                now = [each.float() for each in moments]
+                self._move(values, gradient, now, number, rates[name])
+                for moment, exact, bits in zip(moments, now, drawn, strict=True):
+                    moment.copy_(rounded(exact, next_bits(bits, exact)))
+
+    def _move(
+        self, values: Tensor, gradient: Tensor, moments: list[Tensor], number: int, rate: float
+    ) -> None:
+        """Does torch's AdamW on some numbers, whose moments in f32 it changes."""
+        f, (first, second) = self._facts, moments
+        values.mul_(1 - rate * f.weight_decay)
+        first.lerp_(gradient, 1 - f.betas[0])
+        second.mul_(f.betas[1]).addcmul_(gradient, gradient, value=1 - f.betas[1])
+        corrected = [1 - beta**number for beta in f.betas]
+        divisor = (second.sqrt() / math.sqrt(corrected[1])).add_(f.eps)
+        values.addcdiv_(first, divisor, value=-rate / corrected[0])
+
+
+def rounded(x: Tensor, bits: Tensor) -> Tensor:
+    """Returns x [n] f32 in bf16: up by one place where its lost bits and `bits`, int32 [n] of 0 to 65,535, carry."""
+    carried: Tensor = (x.view(torch.int32) + bits) >> _LOST_BITS
+    return carried.to(torch.int16).view(torch.bfloat16)
+
+
+def next_bits(source: np.random.SFC64, like: Tensor) -> Tensor:
+    """Returns as many random numbers of 0 to 65,535, int32, as a tensor has numbers."""
+    drawn = source.random_raw(-(-len(like) // 4)).view(np.uint16)[: len(like)]
+    return torch.from_numpy(drawn.astype(np.int32)).to(like.device)
+
+
+def _random_bits(name: str, seed: int, step: int) -> np.random.SFC64:
+    words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
+    return np.random.SFC64([seed, _ROUNDED, step, *words])

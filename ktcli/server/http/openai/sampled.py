@@ -1,0 +1,227 @@
+"""The fields of all requests for answers, in OpenAI's API and others: sampling, stops and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import msgspec
+
+from ktcli.dialogue.answer import AnswerOptions
+from ktcli.sampling import SamplingSettings
+from ktcli.server.http.constraints import AnswerConstraints
+from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
+from ktcli.server.http.refusals import about, bad_value
+from ktcli.server.http.shapes import with_form
+from ktcli.text.settings import Settings, override
+
+ANY_SEED = -1
+LOGPROBS_MOST = 20
+STOPS_MOST = 16
+CHOICES_MOST = 16
+STOP_CHARS_MOST = 1000
+STOP_IDS_MOST = 1024
+SALT_CHARS_MOST = 256
+BIASES_MOST = 1024
+OWN_NAMES: Mapping[str, str] = {}
+_ELSEWHERE = {
+    "format": "use response_format",
+    "num_ctx": "use options.num_ctx of Ollama's API",
+    "num_predict": "use max_tokens",
+    "max_completion_tokens": "use max_tokens",
+    "max_output_tokens": "use max_tokens",
+    "max_new_tokens": "use max_tokens",
+    "min_new_tokens": "use min_tokens",
+    "stop_sequences": "use stop",
+}
+_NUMBERS = (
+    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed"
+).split()
+
+
+class StreamOptions(msgspec.Struct):
+    """The field `stream_options`."""
+
+    include_usage: bool = False
+
+
+class Sampled(AnswerConstraints):
+    """The fields that completions of both kinds have.
+
+    Attributes:
+        own_fields: fields of other APIs that this kind of request has itself.
+    """
+
+    own_fields: ClassVar[frozenset[str]] = frozenset()
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    return_progress: bool = False
+    kt_persist: bool = False
+    kv_transfer_params: Any = None
+    format: Any = None
+    num_ctx: Any = None
+    num_predict: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    stop_sequences: Any = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(
+        self, own: SamplingSettings, names: Mapping[str, str] = OWN_NAMES
+    ) -> SamplingSettings:
+        """Returns the model's own sampling settings, overridden by those of the request.
+
+        Args:
+            names: what a client calls the fields, where it is not as here.
+        Raises:
+            Refusal: a value is out of range.
+        """
+        found = own
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None:
+                if name == "seed":
+                    if value == ANY_SEED:
+                        found = replace(found, seed=None)
+                        continue
+                    value %= 2**64  # a signed one is meant as its 64 bits
+                if name == "top_k":
+                    value = max(0, value)  # -1 is off, too
+                with about(names.get(name, name)):
+                    found = override(found, **{name: value})
+        few("logit_bias", len(self.logit_bias or ()), BIASES_MOST)
+        with about("logit_bias"):
+            return replace(found, logit_bias=_biases(self.logit_bias))
+
+    def answer_options(
+        self,
+        settings: Settings,
+        most: int | None,
+        logprobs: int | None,
+        names: Mapping[str, str] = OWN_NAMES,
+        *,
+        least: int = 1,
+    ) -> AnswerOptions:
+        """Returns the options of the answer: sampling, limits and constraints.
+
+        Args:
+            most: the most tokens, as asked for; NO_LIMIT: as many as there is room for.
+            least: the least that `most` can be.
+            names: what the client calls the fields, where it is not as here.
+        Raises:
+            Refusal: a value cannot be used.
+        """
+        self._refuse_what_is_not_kept_to()
+        if (other := self.n_predict) is not None and _is_less(other, most):
+            most, names = other, {**names, "max_tokens": "n_predict"}
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stop = names.get("stop", "stop")
+        few(stop, len(stops), STOPS_MOST)
+        if any(len(each) > STOP_CHARS_MOST for each in stops):
+            said = f"{stop} has a string of more than {STOP_CHARS_MOST:,} characters"
+            raise bad_value(stop, said)
+        if most is not None and most != NO_LIMIT:
+            within(names.get("max_tokens", "max_tokens"), most, least, None)
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
+            said = f"cache_salt must be 1 to {SALT_CHARS_MOST} characters long"
+            raise bad_value("cache_salt", said)
+        choices, budget = 1 if self.n is None else self.n, self.thinking_token_budget
+        within("n", choices, 1, CHOICES_MOST)
+        options = AnswerOptions(
+            self.sampling(settings.sampling, names),
+            tuple(each for each in stops if each) or settings.stops,
+            settings.max_tokens if most is None else None if most == NO_LIMIT else most,
+            choices,
+            logprobs,
+            salt=self.cache_salt or "",
+            endless=bool(self.ignore_eos),
+            stop_ids=frozenset(self.stop_token_ids or ()),
+            min_tokens=self._least_tokens(most),
+            think_budget=settings.think_budget if budget is None else budget,
+            persist=self.kt_persist or (most == 1 and bool(self.kv_transfer_params)),
+        )
+        return with_form(options, self.form)
+
+    def _refuse_what_is_not_kept_to(self) -> None:
+        """Checks that the request has no field that must be kept to and cannot be. Raises: Refusal: it has one."""
+        self.refuse_foreign_limits()
+        others = {name: way for name, way in _ELSEWHERE.items() if name not in self.own_fields}
+        refuse_elsewhere(self, others)
+        if self.prompt_logprobs is not None and self.prompt_logprobs is not False:
+            hint = "use /v1/completions with echo and logprobs"
+            raise not_supported("prompt_logprobs", hint)
+        if self.best_of not in (None, 1, self.n):
+            raise not_supported("best_of")
+        if self.thinking_token_budget is not None:
+            within("thinking_token_budget", self.thinking_token_budget, 0, None)
+        few("stop_token_ids", len(self.stop_token_ids or ()), STOP_IDS_MOST)
+
+    def _least_tokens(self, most: int | None) -> int:
+        """Returns the least number of tokens of an answer of `most` at most.
+
+        Raises:
+            Refusal: it cannot be kept to.
+        """
+        least = self.min_tokens or 0
+        within("min_tokens", least, 0, None if most in (None, NO_LIMIT) else most)
+        return least
+
+
+def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
+    """Returns the number of likeliest tokens that come with each token; None: no log probabilities.
+
+    Raises:
+        Refusal: there are too many, or no log probabilities are wanted.
+    """
+    most = likeliest or 0
+    within("top_logprobs", most, 0, LOGPROBS_MOST)
+    if most and not wanted:
+        said = "top_logprobs requires logprobs to be true"
+        raise bad_value("top_logprobs", said)
+    return most if wanted else None
+
+
+def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    try:
+        return tuple((int(id), bias) for id, bias in (said or {}).items())
+    except ValueError as error:
+        raise bad_value("logit_bias", "the keys of logit_bias must be token ids") from error
+
+
+def _is_less(most: int, other: int | None) -> bool:
+    """Returns whether the first of two numbers of tokens is the one that limits an answer."""
+    if other is None or most < NO_LIMIT:
+        return True
+    return most != NO_LIMIT and (other == NO_LIMIT or most < other)
+
+
+def few(field: str, count: int, most: int) -> None:
+    """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
+    if count > most:
+        said = f"{field} has {count:,} entries; the limit is {most:,}"
+        raise bad_value(field, said)
+
+
+def within(field: str, value: int, least: int, most: int | None) -> None:
+    """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
+    if value < least or (most is not None and value > most):
+        range_ = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise bad_value(field, f"{field} must be {range_}, not {value}")
