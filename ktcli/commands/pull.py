@@ -17,7 +17,7 @@ from ktcli.commands.library.alias import lasting_target, name_it
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.settings import SETTINGS
-from ktcli.store import aliases, download, library
+from ktcli.store import aliases, download, library, removal
 from ktcli.store.choice import only_from
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
@@ -101,6 +101,8 @@ def pull(
     if alias is not None:
         aliases.require_free(alias)  # before anything is fetched for it
     before = library.find(reference.text, EntryKind.PACK if stream else EntryKind.CHECKPOINT)
+    if before is not None:
+        removal.drop_stream(before)
     try:
         entry = before or _download(reference, limit, yes, stream)
     except download.HoldsAdapter as holds:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import Busy, KtError, UsageError
 from ktcli.store import (
     adapters,
     contents,
@@ -124,6 +124,19 @@ def _streams() -> Iterator[Path]:
         lock = places.lock_path(path.parent.name.partition("@")[0])
         if (path.parent / manifest.PACK).is_file() and smallfiles.holder(lock) is None:
             yield path
+
+
+def drop_stream(entry: Entry) -> None:
+    """Removes the folder with which a complete conversion was made during download, or repaired, if a process that was
+    killed at its very end left it; nothing while another process works on the model.
+    """
+    if not (entry.managed and entry.complete and entry.is_stream):
+        return
+    with (
+        contextlib.suppress(Busy),
+        smallfiles.lock(places.lock_path(entry.name), f"tidying {entry.label}"),
+    ):
+        shutil.rmtree(entry.path / manifest.STREAM, ignore_errors=True)
 
 
 def calibrating_folder(key: str) -> Path:

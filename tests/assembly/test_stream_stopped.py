@@ -205,6 +205,17 @@ def test_kills_of_a_repair_leave_each_file_as_it_was_or_as_it_must_be(
     assert contents_of(entry.path) == case[1]
 
 
+@pytest.mark.parametrize("words", [STREAM, ("verify", NAME, "--repair")])
+def test_what_a_kill_at_the_very_end_left_is_removed_by_the_next_run(
+    hub: Hub, case: Case, words: tuple[str, ...]
+) -> None:
+    assert main([*STREAM]) == 0
+    (entry,) = library.matching(NAME)
+    (entry.path / manifest.STREAM / "shards").mkdir(parents=True)
+    assert main([*words]) == 0
+    assert contents_of(entry.path) == case[1]
+
+
 def take(write: Callable[..., int], left: list[int]) -> Callable[..., int]:
     """A call of the system that writes while there is room."""
 

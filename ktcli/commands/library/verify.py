@@ -11,7 +11,7 @@ from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import BadCheckpoint, ExitCode, KtError, NotFound, UsageError, gib
 from ktcli.manifest import FileRecord, Manifest, Seal
 from ktcli.output import out, safe
-from ktcli.store import integrity, library
+from ktcli.store import integrity, library, removal
 from ktcli.store.entry import INTERRUPTED, Entry
 from ktcli.store.places import EntryKind
 
@@ -59,6 +59,8 @@ def verify(
             )
         elif repair and report["bad"]:
             _repair(entry, report)
+        elif repair:
+            removal.drop_stream(entry)
         reports.append(report)
     bad = [report for report in reports if report["bad"]]
     words = "The library contains nothing complete to check." if not reports else ""
