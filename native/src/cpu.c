@@ -111,10 +111,11 @@ cpu_tuning cpu_tuned(void)
 {
     enum { ZEN_5 = 0x1a };      /* its family, the base (15) and the extended one together */
     uint32_t version = leaf(1, 0).a, family = (version >> 8 & 15) + (version >> 20 & 255);
-    int is_amd = is_made_by("AuthenticAMD");
+    int is_amd = is_made_by("AuthenticAMD"), is_zen_5 = is_amd && family >= ZEN_5;
     return (cpu_tuning){
         .ahead = is_made_by("GenuineIntel") ? 32 * 64 : 64 * 64,
-        .near = is_amd && family >= ZEN_5,
+        .near = is_zen_5,
+        .stream_int8 = is_zen_5 ? 8 : 6,
         .blocks_book4 = !is_amd,
     };
 }

@@ -90,11 +90,19 @@ static int8_scratch int8_scratch_at(const layout *l, void *base)
     return s;
 }
 
+/* The most tokens that are streamed. */
+static int64_t stream_most(const product *p)
+{
+    if (p->format->bits < 8)
+        return STREAM_MOST_INT4;
+    return p->tuning.stream_int8 < STREAM_MOST_INT8 ? p->tuning.stream_int8 : STREAM_MOST_INT8;
+}
+
 static void product_int8(const product *p)
 {
     layout l = layout_of(p->format, p->k);
     int8_scratch s = int8_scratch_at(&l, p->scratch);
-    if (p->n_tokens <= (p->format->bits < 8 ? STREAM_MOST_INT4 : STREAM_MOST_INT8)) {
+    if (p->n_tokens <= stream_most(p)) {
         fill_starts(p, &l, 0, p->n_tokens, s.start);
         stream_block(p, &l, &s);
         return;

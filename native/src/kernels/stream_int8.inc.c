@@ -179,7 +179,9 @@ STREAM(2)
 #if GEMV_TOKENS > 2
 STREAM(4)
 STREAM(6)
-static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2, stream_4, stream_4, stream_6, stream_6};
+STREAM(8)
+static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2, stream_4, stream_4,
+                                                 stream_6, stream_6, stream_8, stream_8};
 #else
 static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2};
 #endif

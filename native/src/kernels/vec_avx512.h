@@ -142,12 +142,12 @@ INLINE vi vf_nearest(vf v, const float *mid)
 /* vpdpbusd multiplies unsigned by signed: weights are made unsigned by an offset, and the sum begins at
  * -offset * sum of x. */
 #define SEARCH_UNROLLED 1
-#define GEMV_TOKENS 6
+#define GEMV_TOKENS 8
 enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 4, VALUE_QUERIES = 8, VALUE_BLOCKS = 2 };
 enum { LOWRANK_ROWS = 6, LOWRANK_RANKS = 4, LOWRANK_PANELS = 4 };
 enum { EXACT_QUERIES = 4, EXACT_VECTORS = 4, DELTA_VECTORS = 4 };
-enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 6 };
+enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 8 };
 enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1, SHORT_SUMS = 0 };
 enum { SHORT_SUMS_6 = 0, BLOCKS_BOOK4 = 1, BLOCKS_LINEAR6 = 1 };
 #define DOT_BIAS_INT8 (-128)
