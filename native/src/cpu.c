@@ -113,7 +113,7 @@ cpu_tuning cpu_tuned(void)
     uint32_t version = leaf(1, 0).a, family = (version >> 8 & 15) + (version >> 20 & 255);
     int is_amd = is_made_by("AuthenticAMD"), is_zen_5 = is_amd && family >= ZEN_5;
     return (cpu_tuning){
-        .ahead = is_made_by("GenuineIntel") ? 32 * 64 : 64 * 64,
+        .ahead = is_made_by("GenuineIntel") ? 32 * 64 : is_zen_5 ? 96 * 64 : 64 * 64,
         .near = is_zen_5,
         .stream_int8 = is_zen_5 ? 8 : 6,
         .blocks_book4 = !is_amd,

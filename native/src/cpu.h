@@ -44,9 +44,10 @@ uint64_t cpu_features(void);
 const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size);
 
 /* What suits this CPU, by measurements (int4, shares of the slower of reading and multiplying, two threads):
- *   ahead          32 lines on Intel's CPUs, else 64. One token, k = 2048 / 768 / 7168, on Zen 4: 32 lines 0.89 / 0.83 / 0.78,
+ *   ahead          32 lines on Intel's CPUs, 96 on Zen 5 and later, else 64. One token, k = 2048 / 768 / 7168, on Zen 4: 32 lines 0.89 / 0.83 / 0.78,
  *                  64 lines 0.95 / 0.89 / 0.96, 96 lines 0.92 / 0.93 / 0.94. On Sapphire Rapids: 32 lines 0.88 / 0.90 / 0.89,
  *                  64 lines 0.56 to 0.82 / 0.79 / 0.76, as the compiler orders the same instructions.
+ *                  On Zen 5: 64 lines 0.90 / 0.86 / 0.90, 96 lines 0.94 / 0.93 / 0.95.
  *   near           Zen 5 and later: 6 / 8 / 12 / 16 tokens 0.66 / 0.59 / 0.69 / 0.71 instead of 0.65 / 0.43 / 0.50 / 0.69. It
  *                  was not measured elsewhere.
  *   stream_int8    8 on Zen 5 and later, else 6. Int8, 8 tokens, on Zen 5: 0.93 instead of 0.79 to 0.87.

@@ -78,8 +78,8 @@ INLINE void unpack_columns(code_kind kind, const uint8_t *codes, size_t step_byt
     for (int64_t c = 0; c < columns; c += 64, codes += step_bytes, out += 1024)
         for (int line = 0; line < 8; line++) {
             vb raw = vb_load(codes + 64 * line);
-            vb_store(out + 64 * line, line_low(kind, raw, table, codes, line));
-            vb_store(out + 512 + 64 * line, line_high(kind, raw, table, codes, line));
+            vb_store(out + 64 * line, line_low(kind, raw, table, line_two(kind, codes, line), line));
+            vb_store(out + 512 + 64 * line, line_high(kind, raw, table, line_two(kind, codes, line), line));
         }
 }
 

@@ -12,32 +12,44 @@ enum {
     CHAINED = 2,            /* with more tokens than this there are chains enough */
 };
 
+/* The lines of one step of 4 or 6 bits, loaded in the order in which they lie, before the first is used. One token on
+ * Zen 5, k = 2048, shares of the read loop: int6 0.95 instead of 0.80, nl4-s8 0.91 instead of 0.78, int4-g32 0.99 instead
+ * of 0.94, int4 0.94 either way. */
+INLINE void load_step(code_kind kind, const uint8_t *step, const uint8_t *ahead, vb *line)
+{
+    int lines = kind == CODES_LINEAR6 ? 12 : 8;
+#pragma GCC unroll 12
+    for (int i = 0; i < lines; i++) {
+        line[i] = vb_load_now(step + 64 * i);
+        prefetch(ahead + 64 * i);
+    }
+}
+
 /* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. Meanwhile what lies
  * `ahead` is fetched, a line for each line. */
 INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
                      const int8_t *const *x, int64_t column, vi (*lo)[CHAINS_INT8], vi (*hi)[CHAINS_INT8])
 {
     int chains = tokens <= CHAINED ? CHAINS_INT8 : 1;
+    vb raw[12];
+    if (kind != CODES_INT8)
+        load_step(kind, step, ahead, raw);
 #pragma GCC unroll 8
-    for (int line = 0; line < 8; line++) {
-        vb raw = vb_load(step + 64 * line), low = kind == CODES_INT8 ? vb_int8(raw) : line_low(kind, raw, table, step, line);
-        prefetch(ahead + 64 * line);
-        if (kind == CODES_LINEAR6 && line % 2)
-            prefetch(ahead + 512 + 64 * (line / 2));
-        for (int i = 0; i < tokens; i++)
+    for (int line = 0; kind != CODES_INT8 && line < 8; line++) {
+        vb two = kind == CODES_LINEAR6 ? raw[8 + line / 2] : raw[line];
+        vb low = line_low(kind, raw[line], table, two, line), high = line_high(kind, raw[line], table, two, line);
+        for (int i = 0; i < tokens; i++) {
             lo[i][line % chains] = vi_dot_at(lo[i][line % chains], low, x[i] + column + 4 * line);
-        if (kind == CODES_INT8)
-            continue;
-        vb high = line_high(kind, raw, table, step, line);
-        for (int i = 0; i < tokens; i++)
             hi[i][line % chains] = vi_dot_at(hi[i][line % chains], high, x[i] + column + 32 + 4 * line);
+        }
     }
-#pragma GCC unroll 8
-    for (int line = 8; kind == CODES_INT8 && line < 16; line++) {
-        vb raw = vb_int8(vb_load(step + 64 * line));
+#pragma GCC unroll 16
+    for (int line = 0; kind == CODES_INT8 && line < 16; line++) {
+        vi (*sum)[CHAINS_INT8] = line < 8 ? lo : hi;
+        vb codes = vb_int8(vb_load(step + 64 * line));
         prefetch(ahead + 64 * line);
         for (int i = 0; i < tokens; i++)
-            hi[i][line % chains] = vi_dot_at(hi[i][line % chains], raw, x[i] + column + 4 * line);
+            sum[i][line % chains] = vi_dot_at(sum[i][line % chains], codes, x[i] + column + 4 * line);
     }
 }
 

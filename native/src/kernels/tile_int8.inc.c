@@ -45,7 +45,8 @@ INLINE void tile_codes(const tile_panels *w, code_kind kind, int is_short, vb ta
         for (int q = 0; q < panels; q++) {
             const uint8_t *step = w->lines[q] + (kind == CODES_LINEAR6 ? 12 : 8) * (column - 32 * is_high);
             vb raw = vb_load(step + 64 * at);
-            line[q] = is_high ? line_high(kind, raw, table, step, at) : line_low(kind, raw, table, step, at);
+            vb two = line_two(kind, step, at);
+            line[q] = is_high ? line_high(kind, raw, table, two, at) : line_low(kind, raw, table, two, at);
         }
         tile_line(is_short, panels, x, tokens, column + 4 * at, line, sum);
     }

@@ -21,6 +21,7 @@
  *   vi_load8 vi_store8  lanes from bytes, 0..255, and to them
  *   vf_nearest(v, mid)  how many of the 15 mid are < v       vi_add_above(i, a, b)  i + 1 where a > b, else i
  *   vi_lookup32(t, i)   t[i] of 32 int32, i in 0..31
+ *   vb_load_now         vb_load that is not moved behind other loads
  *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
  *   vb_six(four, two, n)    4 bits, and above them the bits n and n + 1 of each byte of two, n = 0, 2, 4 or 6
  *   vb_less_32          each byte less 32

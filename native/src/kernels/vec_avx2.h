@@ -247,6 +247,8 @@ INLINE vb vb_load(const uint8_t *p)
 {
     return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
 }
+
+INLINE vb vb_load_now(const uint8_t *p) { return vb_load(p); }
 INLINE void vb_store(uint8_t *p, vb x)
 {
     _mm256_store_si256((__m256i *)p, x.a);

@@ -154,6 +154,12 @@ enum { SHORT_SUMS_6 = 0, BLOCKS_BOOK4 = 1, BLOCKS_LINEAR6 = 1 };
 #define DOT_BIAS_BOOK4(codebook) ((codebook)[0])
 
 INLINE vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+INLINE vb vb_load_now(const uint8_t *p)
+{
+    vb x = vb_load(p);
+    __asm__ volatile("" : "+v"(x));
+    return x;
+}
 INLINE void vb_store(uint8_t *p, vb a) { _mm512_store_si512(p, a); }
 INLINE vb vb_int8(vb raw) { return _mm512_xor_si512(raw, _mm512_set1_epi8((char)0x80)); }
 

@@ -127,6 +127,8 @@ INLINE vb vb_load(const uint8_t *p)
     memcpy(r.v, p, sizeof r.v);
     return r;
 }
+
+INLINE vb vb_load_now(const uint8_t *p) { return vb_load(p); }
 INLINE void vb_store(uint8_t *p, vb a) { memcpy(p, a.v, sizeof a.v); }
 INLINE vb vb_int8(vb raw) { return raw; }
 
