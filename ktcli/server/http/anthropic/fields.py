@@ -15,7 +15,7 @@ from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.foreign import NO_LIMIT, refuse_elsewhere
 from ktcli.server.http.openai.fields import few_tools, require_parameters
 from ktcli.server.http.openai.sampled import Sampled
-from ktcli.server.http.refusals import bad_value, text_in
+from ktcli.server.http.refusals import FieldNames, bad_value, text_in
 from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -87,7 +87,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             stop=self.stop_sequences,
             **self.given_constraints(),
         )
-        options = said.answer_options(settings, self.max_tokens, None, {"stop": "stop_sequences"})
+        names = FieldNames(stop="stop_sequences")
+        options = said.answer_options(settings, self.max_tokens, None, names)
         options = with_form(options, self._form())
         if (budget := self._budget(self.max_tokens)) is not None:
             options = replace(options, think_budget=budget)
