@@ -229,13 +229,20 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
         raise bad_value(
             f"{where}.content", f"{where}.content must be a string or a list of content blocks"
         )
+    yield from _of_blocks(role, content, f"{where}.content", asked=asked)
+
+
+def _of_blocks(
+    role: str, content: Sequence[Any], where: str, *, asked: bool
+) -> Iterator[dict[str, Any]]:
+    """Yields the messages of the content blocks of a message, see `_plain`."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for at, block in enumerate(content):
         said = block.get("type") if isinstance(block, dict) else None
         kind = said if isinstance(said, str) else ""
-        inner = f"{where}.content[{at}]"
+        inner = f"{where}[{at}]"
         if kind == "text":
             texts.append(text_in(block, "text", inner))
         elif kind == "thinking":
