@@ -130,12 +130,7 @@ class Sampled(AnswerConstraints):
         self._refuse_what_is_not_kept_to(names)
         if (other := self.n_predict) is not None and _is_less(other, most):
             most, names = other, FieldNames(names, max_tokens=names["n_predict"])
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        stop = names["stop"]
-        require_at_most(stop, len(stops), STOPS_MOST)
-        if any(len(each) > STOP_CHARS_MOST for each in stops):
-            said = f"{stop} has a string of more than {STOP_CHARS_MOST:,} characters"
-            raise bad_value(stop, said)
+        stops = self._stops(names["stop"])
         if most is not None and most != NO_LIMIT:
             require_within(names["max_tokens"], most, least, None)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
@@ -145,7 +140,7 @@ class Sampled(AnswerConstraints):
         require_within(names["n"], choices, 1, CHOICES_MOST)
         options = AnswerOptions(
             self.sampling(settings.sampling, names),
-            tuple(each for each in stops if each) or settings.stops,
+            stops or settings.stops,
             settings.max_tokens if most is None else None if most == NO_LIMIT else most,
             choices,
             logprobs,
@@ -157,6 +152,19 @@ class Sampled(AnswerConstraints):
             persist=self.kt_persist or (most == 1 and bool(self.kv_transfer_params)),
         )
         return with_form(options, self.form(names), names)
+
+    def _stops(self, field: str) -> tuple[str, ...]:
+        """Returns the texts that end an answer; errors call them `field`.
+
+        Raises:
+            Refusal: there are too many, or one is too long.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        require_at_most(field, len(stops), STOPS_MOST)
+        if any(len(each) > STOP_CHARS_MOST for each in stops):
+            said = f"{field} has a string of more than {STOP_CHARS_MOST:,} characters"
+            raise bad_value(field, said)
+        return tuple(each for each in stops if each)
 
     def _refuse_what_is_not_kept_to(self, names: FieldNames) -> None:
         """Checks that the request has no field that must be kept to and cannot be. Raises: Refusal: it has one."""
