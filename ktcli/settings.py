@@ -263,7 +263,7 @@ TABLE: tuple[Setting, ...] = (
         "File with the API key of that server; only its owner may read it.", option="--server-key-file",
     ),
     Setting(
-        "context", whole_numbers(1, 10_000_000), "N", "8192, or less if the model or memory requires it",
+        "context", whole_numbers(1, 10_000_000), "N", "what fits, up to 8192; with kt serve up to 65536",
         "Context length in tokens.", option="--context",
     ),
     Setting(

@@ -62,7 +62,7 @@ class Offer:
         return disk is not None and not disk.fits and 0 < self.stream_bytes <= disk.free_bytes
 
     def lines(self, streams: bool | None = None) -> Iterator[str]:
-        """Yields the lines that show the offer to people.
+        """Yields sentences about the offer: its files, its licence, the disk space that it needs, its predicted speed.
 
         Args:
             streams: whether it is converted while it arrives; None: where it must be.

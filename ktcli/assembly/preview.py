@@ -7,9 +7,10 @@ behind the headers, which take no room; so whatever reads checkpoints reads thes
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, gib
@@ -35,6 +36,9 @@ from ktcli.weights.header import MAX_HEADER_BYTES
 from ktcli.weights.reader import config_of, examine
 from ktcli.weights.sentence import MAX_BYTES, SENTENCE_FILES
 
+# Before the number of the process in the name of a folder. It is not in the library: that may lie on a file system on
+# which files as long as those of the hub do take room.
+_FOLDER = "kt-preview-"
 _CONFIG = "config.json"
 _MOST = {
     _CONFIG: MAX_CONFIG_BYTES,
@@ -83,7 +87,8 @@ def preview_of(
         BadCheckpoint: there is no model in it that kt could convert.
     """
     files = wanted(snapshot, quant)
-    with TemporaryDirectory(prefix="kt-preview-") as name:
+    _remove_leftovers()
+    with TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-") as name:
         folder = Path(name)
         try:
             if quant:
@@ -104,6 +109,13 @@ def preview_of(
                 said, hint="nothing was pulled; try another repository of this model"
             ) from error
     return Preview(config, sum(file.size_bytes for file in files))
+
+
+def _remove_leftovers() -> None:
+    """Removes the folders of processes that were killed in `preview_of`."""
+    for path in Path(gettempdir()).glob(f"{_FOLDER}[0-9]*-*"):
+        if not Path("/proc", path.name.removeprefix(_FOLDER).partition("-")[0]).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def read_of(folder: Path, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:

@@ -81,7 +81,7 @@ class ServerAddress:
 
     @property
     def is_here(self) -> bool:
-        """Whether the host is this machine by any network's rules."""
+        """Whether the host is localhost or a loopback address, which is this machine in any network."""
         if self.host == "localhost":
             return True
         try:

@@ -195,19 +195,6 @@ _ZSH_FILES = {"any": "_files", ".gguf": '_files -g "*.gguf"', "folders": "_files
 
 def _zsh(found: list[Verb]) -> str:
     top = "\n".join(f"        '{v.words}:{v.help}'" for v in found if " " not in v.words)
-    cases = []
-    for verb in found:
-        specs = [
-            f"'{flag.name}[{_zsh_text(flag.help)}]{_zsh_values(flag.values)}'"
-            for flag in verb.flags
-        ]
-        if verb.argument is not None:
-            specs.append(f"'{'*' if verb.several else '1'}{_zsh_values(verb.argument)}'")
-            specs += [f"'2:value:{{{_zsh_following(verb)}}}'"] if verb.follows else []
-        elif verb.children:
-            specs.append(f"'1{_zsh_values(Values(verb.children))}'")
-        joined = " \\\n            ".join(specs)
-        cases.append(f"        '{verb.words}') _arguments -s \\\n            {joined} ;;")
     names = "\n".join(
         f'_kt_{kind}() {{\n    compadd -- ${{(f)"$({words})"}}'
         + ("" if kind in _NO_FILES else f"\n    {_ZSH_FILES['.gguf']}")
@@ -239,11 +226,25 @@ _kt() {{
             fi ;;
     esac
     case $verb in
-{chr(10).join(cases)}
+{chr(10).join(map(_zsh_case, found))}
     esac
 }}
 _kt "$@"
 """
+
+
+def _zsh_case(verb: Verb) -> str:
+    """The case of zsh that offers the options and arguments of a command."""
+    specs = [
+        f"'{flag.name}[{_zsh_text(flag.help)}]{_zsh_values(flag.values)}'" for flag in verb.flags
+    ]
+    if verb.argument is not None:
+        specs.append(f"'{'*' if verb.several else '1'}{_zsh_values(verb.argument)}'")
+        specs += [f"'2:value:{{{_zsh_following(verb)}}}'"] if verb.follows else []
+    elif verb.children:
+        specs.append(f"'1{_zsh_values(Values(verb.children))}'")
+    joined = " \\\n            ".join(specs)
+    return f"        '{verb.words}') _arguments -s \\\n            {joined} ;;"
 
 
 def _zsh_following(verb: Verb) -> str:

@@ -19,6 +19,7 @@ from ktcli.store.preset import Preset
 from ktcli.store.reference import parse, split_adapter
 
 if TYPE_CHECKING:
+    from ktcli.models.model import Model
     from ktcli.models.pooling import TextPooling
     from ktcli.weights.recipe import Recipe
 
@@ -132,7 +133,6 @@ def _architecture(
     from ktcli.models import build
     from ktcli.ops.tensors import Role
     from ktcli.planner.spec import kv_bytes_per_token
-    from ktcli.weights.recipe import Recipe, stored_bytes
 
     try:
         built = build(config)
@@ -142,13 +142,6 @@ def _architecture(
     experts = [tensor for tensor in built.tensors if tensor.role is Role.EXPERTS]
     active = sum(t.elements * spec.top_k // max(1, spec.experts) for t in experts)
     total = (profile and profile.parameters) or sum(tensor.elements for tensor in built.tensors)
-    usual = Recipe.named(profile.experts, profile.dense) if profile else Recipe()
-    others = (Recipe.named(*each) for each in (("int8", "int8"), ("bf16", "bf16")))
-    sizes = {
-        f"{each.experts_name}-{each.dense.name}": sum(stored_bytes(t, each) for t in built.tensors)
-        for each in (usual, *others)
-        if experts or each is usual or each.dense != usual.dense
-    }
     return {
         "model_type": str(config.get("model_type")),
         "family": spec.family,
@@ -163,8 +156,23 @@ def _architecture(
         "parameters": total,
         "active_parameters": total - sum(t.elements for t in experts) + active,
         "kv_bytes_per_token": kv_bytes_per_token(spec),
-        "pack_bytes": sizes,
+        "pack_bytes": _pack_bytes(built, profile, has_experts=bool(experts)),
         **({} if built.pooling is None else {"embedding": _embedding(built.pooling, spec.hidden)}),
+    }
+
+
+def _pack_bytes(
+    built: Model, profile: catalog.ModelProfile | None, *, has_experts: bool
+) -> dict[str, int]:
+    """The size of a model's conversions by their number formats, led by those it is converted to by default."""
+    from ktcli.weights.recipe import Recipe, stored_bytes
+
+    usual = Recipe.named(profile.experts, profile.dense) if profile else Recipe()
+    others = (Recipe.named(*each) for each in (("int8", "int8"), ("bf16", "bf16")))
+    return {
+        f"{each.experts_name}-{each.dense.name}": sum(stored_bytes(t, each) for t in built.tensors)
+        for each in (usual, *others)
+        if has_experts or each is usual or each.dense != usual.dense
     }
 
 

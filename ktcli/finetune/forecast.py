@@ -215,8 +215,8 @@ def numbers_of(factors: TrainedFactors) -> int:
 
 
 def row_elements(model: Model) -> int:
-    """Returns the number of elements that the dense products of all layers compute for one token, and three residuals
-    for each.
+    """Returns the number of elements that one token has in the results of all layers' dense products and in three
+    residuals of each layer.
     """
     found = sum(
         each.operation.weight.n

@@ -41,7 +41,7 @@ class Infill:
 
     @classmethod
     def of(cls, added: Iterable[AddedToken]) -> Infill | None:
-        """Returns the marks among the added tokens of a tokenizer; None: there are none."""
+        """Returns the fill-in-the-middle marks among the added tokens of a tokenizer; None: it has none."""
         ids = {token.text: token.id for token in added}
         for names in _MARKS:
             if all(name in ids for name in names):

@@ -70,7 +70,7 @@ class Settings:
         return replace(self, sampling=override(self.sampling, **given), stated=stated)
 
     def states(self, name: str) -> bool:
-        """Returns whether a sampling setting is in force as it is here."""
+        """Returns whether a sampling setting was stated by the user, and not left to the server that answers."""
         return self.stated is None or name in self.stated
 
     def restored(self, sampling: SamplingSettings, others: Mapping[str, Any]) -> Settings:

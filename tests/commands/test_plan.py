@@ -1,8 +1,11 @@
 """`kt plan`: every name that can be planned for, both forms of output, exit codes."""
 
 import json
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 from shapes import config
 from store.fake_hub import Hub, serve
+from waits import until
 from weights import quantised
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
@@ -572,6 +576,28 @@ def test_a_repository_that_cannot_be_converted_is_refused_by_its_headers(
         assert "has the shape [8192, 256]" in said and "nothing was pulled" in said
     assert hub.sent["model.safetensors"] <= 128 << 10
     assert not (home / "home" / "checkpoints").exists()
+
+
+def test_what_a_killed_plan_left_is_removed_by_the_next(
+    hub: Hub, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repositories["some/repository"] = small_checkpoint(tmp_path / "made")
+    hub.stall_after["model.safetensors"] = 1000
+    temporary = tmp_path / "tmp"
+    others = temporary / f"kt-preview-{os.getpid()}-x"  # of a process that runs
+    others.mkdir(parents=True)
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "ktcli", "plan", "some/repository"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    until(lambda: hub.sent["model.safetensors"])
+    killed.kill()
+    killed.wait()
+    (left,) = temporary.glob(f"kt-preview-{killed.pid}-*")
+    hub.stall_after.clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert planned(capsys, "some/repository")[0] == 0
+    assert list(temporary.iterdir()) == [others] and not left.exists()
 
 
 def test_a_pull_says_first_what_it_brings(

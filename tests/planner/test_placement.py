@@ -21,6 +21,7 @@ from ktcli.planner.memory import (
 )
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
+from ktcli.settings import SETTINGS
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
@@ -113,6 +114,11 @@ def test_a_servers_context_is_longer_where_little_of_the_memory_holds_it():
     assert contexts == sorted(contexts)
     assert contexts[0] < DEFAULT_CONTEXT < contexts[2] and contexts[-1] == model.spec.context
     assert place(shape("deepseek-v3"), host(BIG), Request(use=served)).context == SERVED_CONTEXT
+
+
+def test_the_help_states_the_default_contexts():
+    stated = SETTINGS["context"].default
+    assert f"up to {DEFAULT_CONTEXT}; with kt serve up to {SERVED_CONTEXT}" in stated
 
 
 def test_context_never_exceeds_the_models():

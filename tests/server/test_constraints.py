@@ -178,6 +178,54 @@ def test_ollama_has_a_choice_of_tools_and_constraints_among_its_options(server: 
         assert text_of(asked(server, "/api/chat", options=options)) == "no"
 
 
+# Constraints that are refused, and what the sentence begins with where they are members of `options`.
+AMONG_OPTIONS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"regex": "("}, "options.regex"),
+    ({"json_schema": 3}, "options.json_schema"),
+    ({"guided_choice": []}, "options.guided_choice"),
+    ({"guided_regex": "a", "guided_json": {}}, "options.guided_json and options.guided_regex"),
+    ({"regex": "a", "ebnf": "b"}, "options.regex and options.ebnf cannot"),
+    ({"regex": "a", "min_tokens": 3}, "options.min_tokens and options.regex cannot"),
+    ({"regex": "a", "ignore_eos": True}, "options.regex and options.ignore_eos cannot"),
+    ({"response_format": {"type": "x"}}, "options.response_format.type must"),
+    ({"structured_outputs": {"regex": "("}}, "options.structured_outputs.regex"),
+    ({"structured_outputs": {"structural_tag": "{}"}}, "options.structured_outputs.structural_tag"),
+    ({"bad_words": ["kt"]}, "options.bad_words is not supported"),
+    ({"functions": [{"name": "f"}]}, "options.functions is not supported"),
+    ({"function_call": "f"}, "options.function_call is not supported"),
+    ({"max_new_tokens": 5}, "options.max_new_tokens is not supported: use options.num_predict"),
+    ({"min_new_tokens": 5}, "options.min_new_tokens is not supported: use options.min_tokens"),
+    ({"prompt_logprobs": 1}, "options.prompt_logprobs is not supported"),
+    ({"best_of": 2}, "options.best_of is not supported"),
+    ({"thinking_token_budget": -1}, "options.thinking_token_budget must"),
+    ({"min_tokens": -1}, "options.min_tokens must"),
+    ({"cache_salt": ""}, "options.cache_salt must"),
+    ({"n_predict": -5}, "options.n_predict must"),
+    ({"stop_token_ids": [1] * 1025}, "options.stop_token_ids has"),
+    ({"stop_token_ids": [10**6]}, "options.stop_token_ids"),
+    ({"logit_bias": {"a": 1}}, "the keys of options.logit_bias must"),
+    ({"logit_bias": {"1": 1000}}, "options.logit_bias"),
+    ({"logit_bias": {"1000000": 1}}, "options.logit_bias"),
+    ({"logit_bias": {str(id): 1 for id in range(1025)}}, "options.logit_bias has"),
+)
+
+
+def test_errors_name_constraints_as_the_request_does(server: Running) -> None:
+    for members, said in AMONG_OPTIONS:
+        for path in ("/api/chat", "/api/generate"):
+            reply = asked(server, path, options=members)
+            assert reply.status_code == 400, members
+            assert message_of(reply).startswith(said), message_of(reply)
+            reply = asked(server, path, **members)
+            bare = message_of(reply)
+            hint = said.partition(": ")[2]
+            assert reply.status_code == 400 and "options." not in bare.replace(hint, ""), bare
+    both = asked(server, "/api/chat", regex="a", options={"ebnf": "b"})
+    assert message_of(both) == "regex and options.ebnf cannot be used together"
+    format = asked(server, "/api/chat", format="json", options={"regex": "b"})
+    assert message_of(format) == "format and options.regex cannot be used together"
+
+
 def test_a_response_has_the_length_that_other_apis_call_max_tokens(server: Running) -> None:
     path = "/v1/responses"
     reply = requests.post(server.url + path, json={"input": "hi", "max_tokens": 1}, timeout=20)

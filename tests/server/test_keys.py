@@ -168,12 +168,12 @@ CHILD = """
 import signal, sys
 from ktcli.server.process.terminal import StartingTerminal
 terminal = StartingTerminal()
-def heard(number, frame):
-    print(terminal.is_closed, file=open(sys.argv[1], "a"), flush=True)
-signal.signal(signal.SIGHUP, heard)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # one that comes early waits
 print("ready", file=open(sys.argv[1], "a"), flush=True)
 for _ in range(2):
-    signal.pause()
+    signal.sigwait([signal.SIGHUP])
+    print(terminal.is_closed, file=open(sys.argv[1], "a"), flush=True)
 """
 
 

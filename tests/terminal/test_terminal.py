@@ -23,10 +23,11 @@ ROWS = 24
 CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"
 
 
-# Makes the terminal of its input that of its session, and becomes a program. Between fork and exec of this process,
-# which has threads, no Python is to run.
+# Makes the terminal of its input that of its session, and becomes a program, which a closed terminal ends even where
+# nohup started the tests. Between fork and exec of this process, which has threads, no Python is to run.
 OWNS = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
@@ -216,6 +217,18 @@ def test_an_answer_is_kept_when_the_terminal_closes(terminal: Terminal, tmp_path
     os.close(terminal.parent)  # the terminal is gone: SIGHUP
     assert terminal.process.wait(60) == -signal.SIGHUP
     assert kept(tmp_path)[0] == "long" and kept(tmp_path)[1].startswith("word word word")
+
+
+def test_a_closed_terminal_ends_its_program_where_the_tests_ignore_that(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        waiting = "import time; print('ready', flush=True); time.sleep(600)"
+        terminal = Terminal(sys.executable, "-c", waiting, home=tmp_path)
+        terminal.expect("ready")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    os.close(terminal.parent)
+    assert terminal.process.wait(60) == -signal.SIGHUP
 
 
 def test_an_answer_is_kept_when_the_process_is_told_to_end(

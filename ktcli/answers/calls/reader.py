@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ktcli.answers.calls.jsontext import JsonValue
 from ktcli.answers.calls.python import python_calls
 from ktcli.answers.calls.styles import Arguments, CallStyle
-from ktcli.answers.calls.values import Tools
+from ktcli.answers.calls.values import PairValue, Tools
 from ktcli.answers.events import CallArguments, CallBegins, CallEnds, CallEvent
 from ktcli.answers.stream import overlap
 
@@ -49,7 +49,7 @@ class CallReader:
         self._tool = self._key = ""
         self._json = JsonValue()
         self._empty = True  # whether the arguments have no pair yet
-        self._value: _Value | None = None
+        self._value: PairValue | None = None
 
     def feed(self, text: str) -> list[Read]:
         """Returns the texts and call events that a piece of the answer completes."""
@@ -226,7 +226,7 @@ class CallReader:
         known = texts and self._key in self._tools.parameters.get(self._tool, {}).get(
             "properties", {}
         )
-        self._value = _Value(
+        self._value = PairValue(
             self._tools, self._tool, self._key, said, streams=known or "true" in said
         )
         lead = "{" if self._empty else ", "
@@ -317,37 +317,6 @@ class CallReader:
             mark = ""  # it may be the beginning of a longer one
         before, self._text = self._text[:at], self._text[at + len(mark) :]
         return before, mark
-
-
-class _Value:
-    """A value between marks, as JSON: a text goes out as it comes, anything else when it is whole."""
-
-    def __init__(self, tools: Tools, tool: str, key: str, said: str, *, streams: bool) -> None:
-        self._tools, self._tool, self._key, self._said = tools, tool, key, said
-        self._streams, self._begun = streams, False
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        self._held += text
-        if not self._streams or not self._held:
-            return ""
-        lead = "" if self._begun else '"'
-        whole = self._held if self._begun else self._held.removeprefix("\n")
-        self._begun = True
-        keep = 1 if whole.endswith("\n") else 0  # the last newline belongs to the mark
-        said, self._held = whole[: len(whole) - keep], whole[len(whole) - keep :]
-        return lead + json.dumps(said)[1:-1]
-
-    def finish(self) -> str:
-        if self._streams:
-            return '"' if self._begun else '""'
-        text = self._held.removeprefix("\n").removesuffix("\n")
-        if 'string="false"' in self._said:
-            try:
-                return json.dumps(json.loads(text))
-            except (ValueError, RecursionError):
-                return json.dumps(text)
-        return json.dumps(self._tools.value(self._tool, self._key, text))
 
 
 def _first(text: str, marks: list[str]) -> tuple[int, str] | None:

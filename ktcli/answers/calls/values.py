@@ -63,6 +63,44 @@ class Tools:
         return _types_of(schema, self.parameters.get(tool, {}), 0)
 
 
+class PairValue:
+    """A value between marks, as JSON: a text goes out as it comes, anything else when it is whole.
+
+    Args:
+        said: what stands in the mark before it, such as its type.
+        streams: whether it is a text.
+    """
+
+    def __init__(self, tools: Tools, tool: str, key: str, said: str, *, streams: bool) -> None:
+        self._tools, self._tool, self._key, self._said = tools, tool, key, said
+        self._streams, self._begun = streams, False
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Returns the JSON that a piece of the value completes."""
+        self._held += text
+        if not self._streams or not self._held:
+            return ""
+        lead = "" if self._begun else '"'
+        whole = self._held if self._begun else self._held.removeprefix("\n")
+        self._begun = True
+        keep = 1 if whole.endswith("\n") else 0  # the last newline belongs to the mark
+        said, self._held = whole[: len(whole) - keep], whole[len(whole) - keep :]
+        return lead + json.dumps(said)[1:-1]
+
+    def finish(self) -> str:
+        """Returns the rest of the JSON; nothing of the value follows."""
+        if self._streams:
+            return '"' if self._begun else '""'
+        text = self._held.removeprefix("\n").removesuffix("\n")
+        if 'string="false"' in self._said:
+            try:
+                return json.dumps(json.loads(text))
+            except (ValueError, RecursionError):
+                return json.dumps(text)
+        return json.dumps(self._tools.value(self._tool, self._key, text))
+
+
 _DEPTH = 8  # of schemas in schemas that are looked at
 
 

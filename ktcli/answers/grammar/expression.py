@@ -111,7 +111,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Assertion:
     """What must be at a place, or must not, before it or behind it; `ways` None: a word begins or ends there."""
 
     ways: tuple[tuple[Any, ...], ...] | None
@@ -119,7 +119,7 @@ class Look:
     holds: bool = True
 
 
-# An item of a sequence: the ranges of a letter, `Repeat`, `Look`, or an end of the text.
+# An item of a sequence: the ranges of a letter, `Repeat`, `Assertion`, or an end of the text.
 BEGIN, END = "begin", "end"
 Items = tuple[Any, ...]
 
@@ -201,13 +201,13 @@ def _choices(code: Any, said: Any) -> list[Items]:
         return [(Repeat(tuple(_ways(inner)), int(least), most),)]
     if code in (op.ASSERT, op.ASSERT_NOT):
         side, inner = said
-        return [(Look(tuple(_ways(inner)), side > 0, code is op.ASSERT),)]
+        return [(Assertion(tuple(_ways(inner)), side > 0, code is op.ASSERT),)]
     if code is op.AT and said in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
         return [(BEGIN,)]
     if code is op.AT and said in (op.AT_END, op.AT_END_STRING):
         return [(END,)]
     if code is op.AT and said is op.AT_BOUNDARY:
-        return [(Look(None),)]
+        return [(Assertion(None),)]
     raise Unknown
 
 
@@ -222,7 +222,7 @@ def has_places(items: Items) -> bool:
     """Returns whether items say something about places."""
     return any(
         item in (BEGIN, END)
-        or isinstance(item, Look)
+        or isinstance(item, Assertion)
         or (isinstance(item, Repeat) and any(map(has_places, item.ways)))
         for item in items
     )

@@ -31,7 +31,6 @@ class Notation(Enum):
     SCHEMA = "JSON schema"
     CHOICE = "list of strings"
     REGEX = "regular expression"
-    LARK = "Lark grammar"
     GBNF = "GBNF grammar"  # or Lark's: which of both is seen in it
 
 

@@ -21,8 +21,8 @@ from ktcli.answers.grammar.expression import (
     INFINITE,
     MOST_BRANCHES,
     WORD,
+    Assertion,
     Items,
-    Look,
     Ranges,
     Repeat,
     Unknown,
@@ -105,7 +105,7 @@ class _Sequence:
         """Returns sequences of some of its texts."""
         items = list[Any]()
         for item in self._items:
-            at_first = all(each == BEGIN or isinstance(each, Look) for each in items)
+            at_first = all(each == BEGIN or isinstance(each, Assertion) for each in items)
             if item != BEGIN or not items or not at_first:  # a second `^` says nothing more
                 items.append(self._plain_item(item))
         if not self._inner:
@@ -118,7 +118,7 @@ class _Sequence:
         """Returns sequences without what one says of places, as far as it looks in one direction: from the end on, so
         that there is none behind a place, or from the beginning."""
         places = range(len(items) - 1, -1, -1) if ahead else range(len(items))
-        at = next((at for at in places if _looks(items[at], ahead=ahead)), None)
+        at = next((at for at in places if _asserts(items[at], ahead=ahead)), None)
         if at is None:
             return [items]
         ways = [*self._without(items, at, ahead=ahead)]
@@ -154,11 +154,11 @@ class _Sequence:
                 ways = tuple(way[1:] if way[:1] == (BEGIN,) else way for way in item.ways)
                 if not item.holds:  # nor elsewhere
                     yield from self._without(
-                        (*before, Look(ways, True, False), *behind), at, ahead=True
+                        (*before, Assertion(ways, True, False), *behind), at, ahead=True
                     )
                 elif len(ways) == 1 and all(map(_may_be_empty, before)) and not self._inner:
                     yield from self._without(
-                        (BEGIN, Look(ways, True, True), *behind), 1, ahead=True
+                        (BEGIN, Assertion(ways, True, True), *behind), 1, ahead=True
                     )
                 return
             for rest in self._meeting(behind, item.ways, holds=item.holds, ends=not item.holds):
@@ -252,9 +252,9 @@ def _solved(steps: list[dict[int, Ranges]], done: list[list[Items]]) -> list[Ite
     return done[0]
 
 
-def _looks(item: Any, *, ahead: bool) -> bool:
+def _asserts(item: Any, *, ahead: bool) -> bool:
     """Returns whether an item says something of a place, and of what is behind or before it."""
-    if isinstance(item, Look):
+    if isinstance(item, Assertion):
         return item.ahead is ahead if item.ways is not None else ahead
     return bool(item == (END if ahead else BEGIN))
 
@@ -370,6 +370,3 @@ def _capped(items: Items, cap: int) -> Items:
         else item
         for item in items
     )
-
-
-# --- the text --------------------------------------------------------------------------------

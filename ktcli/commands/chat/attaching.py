@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.ready import Ready
     from ktcli.server.attached.backend import AttachedModel
     from ktcli.server.attached.client import ServerPlace
+    from ktcli.server.attached.wire import EngineFacts
     from ktcli.text.model import TextModel
 
 # Parameters of kt chat that are about an engine of its own.
@@ -102,9 +103,7 @@ class Attaching:
         """
         if self.when == NEVER or not _sockets():
             return None
-        from ktcli.assembly.adapted import identity
         from ktcli.server.attached.backend import AttachedModel, find
-        from ktcli.server.attached.client import load
         from ktcli.text.model import read_text_model
 
         if (found := find(ready)) is None:
@@ -118,13 +117,8 @@ class Attaching:
             return None
         texts = read_text_model(ready.name, ready.pack, allow_special=self.allow_special)
         hear(texts)
-        if facts is None:
-            out.note(f"The server on port {served.port} is loading {served.model} …")
-            try:
-                facts = load(served, identity(ready))
-            except KtError as error:
-                _say_why_not(served, f"it cannot be loaded there ({error})")
-                return None
+        if facts is None and (facts := _loaded(served, ready)) is None:
+            return None
         if self.context is not None and self.context > facts.context:
             _say_why_not(served, f"its context there has {facts.context:,} tokens")
             return None
@@ -134,6 +128,19 @@ class Attaching:
                 " --no-attach loads the model here"
             )
         return AttachedModel(ready, served, facts, texts, asked)
+
+
+def _loaded(served: ServerPlace, ready: Ready) -> EngineFacts | None:
+    """Makes a server load a model; None: it cannot, which is said."""
+    from ktcli.assembly.adapted import identity
+    from ktcli.server.attached.client import load
+
+    out.note(f"The server on port {served.port} is loading {served.model} …")
+    try:
+        return load(served, identity(ready))
+    except KtError as error:
+        _say_why_not(served, f"it cannot be loaded there ({error})")
+        return None
 
 
 def _is_variable(name: str) -> bool:

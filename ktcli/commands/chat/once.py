@@ -56,15 +56,23 @@ def answer_once(made: BaseChat, words: str, asked: AnswerRequest) -> None:
     reply = made.reply
     assert reply is not None
     if out.mode is Mode.JSON or asked.streams_json:
-        answer, thinking = said[False], said[True].strip()
-        shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
-        if asked.explain_cache:
-            shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
+        shown = _documented(made, reply, said, asked)
         if isinstance(screen, AnswerEvents):
             screen.answer(shown)
         else:
             out.result(shown, "")
     _remark(made, reply, asked)
+
+
+def _documented(
+    made: BaseChat, reply: Reply, said: dict[bool, str], asked: AnswerRequest
+) -> dict[str, Any]:
+    """The document of an answer, whose thoughts and text `said` has, with what else was asked for."""
+    answer, thinking = said[False], said[True].strip()
+    shown = document(made, reply, answer.lstrip("\n") if said[True] else answer, thinking)
+    if asked.explain_cache:
+        shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
+    return shown
 
 
 def _remark(made: BaseChat, reply: Reply, asked: AnswerRequest) -> None:

@@ -149,21 +149,16 @@ def _render(
         rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]
         head = (head[0], "ALIAS", *head[1:])
     words = [out.table(rows, head, right=(head.index("SIZE"),))] if rows else []
-    if known:
-        more = [
-            (
-                p.name,
-                gib(p.download_bytes or 0),
-                billions(p.parameters or 0),
-                p.license,
-            )
-            for p in known
-        ]
-        words += [
-            "",
-            out.table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2)),
-        ]
-    return "\n".join(words)
+    return "\n".join([*words, "", _known_table(known)] if known else words)
+
+
+def _known_table(known: tuple[ModelProfile, ...]) -> str:
+    """The models that can be pulled."""
+    rows = [
+        (each.name, gib(each.download_bytes or 0), billions(each.parameters or 0), each.license)
+        for each in known
+    ]
+    return out.table(rows, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2))
 
 
 def _sick(entry: Entry, percent: int | None) -> str:

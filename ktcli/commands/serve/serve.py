@@ -59,9 +59,9 @@ def serve(
 
     The model is pulled and converted first if it is not yet. Requests that name another converted model of the library
     are answered by that one, which is loaded for them, all others by this one. Requests of several clients are answered
-    together; what one of them has in common with another is computed once. Without --context a conversation can have
-    up to 65536 tokens where a quarter of the free memory holds them. Ctrl-C and kt stop let
-    answers finish for --drain seconds; new requests are refused meanwhile.
+    together; what one of them has in common with another is computed once. Without --context, a conversation can have
+    8192 tokens, and up to 65536 if a quarter of the free memory holds them. Ctrl-C and kt stop let answers finish for
+    --drain seconds; new requests are refused meanwhile.
 
     Where OTEL_EXPORTER_OTLP_ENDPOINT names a receiver of OpenTelemetry traces, each request is traced (needs
     pip install 'ktcli[otel]'); the traces contain counts and times, no texts.

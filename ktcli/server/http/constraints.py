@@ -10,7 +10,7 @@ from typing import Any
 
 from ktcli.answers.grammar.form import Form, Notation
 from ktcli.server.http.foreign import ForeignLimits, not_supported
-from ktcli.server.http.refusals import bad_value
+from ktcli.server.http.refusals import FieldNames, bad_value
 from ktcli.server.http.shapes import GUIDES, form_of_format, form_of_guides
 
 # What SGLang and llama.cpp call the forms of an answer.
@@ -54,19 +54,19 @@ class AnswerConstraints(ForeignLimits):
         found = {name: getattr(self, name) for name in AnswerConstraints.__struct_fields__}
         return {name: value for name, value in found.items() if value is not None}
 
-    @property
-    def form(self) -> Form | None:
-        """The form that the text of an answer is constrained to; None: any text.
+    def form(self, names: FieldNames) -> Form | None:
+        """Returns the form that the text of an answer is constrained to; None: any text.
 
         Raises:
             Refusal: a field cannot be used, or there are several.
         """
+        openai, vllm = names["response_format"], names["structured_outputs"]
         guided = {name: getattr(self, f"guided_{name}") for name in GUIDES}
         found = {
-            "response_format": form_of_format(self.response_format),
-            "structured_outputs": _structured(self.structured_outputs),
-            "guided_": form_of_guides(guided, "guided_"),
-            **{name: self._form_of(name) for name in _FORMS},
+            openai: form_of_format(self.response_format, openai),
+            vllm: _structured(self.structured_outputs, vllm),
+            "guided_": form_of_guides(guided, "guided_", names),
+            **{names[name]: self._form_of(name, names[name]) for name in _FORMS},
         }
         given = {
             form.field if name == "guided_" else name: form
@@ -78,13 +78,13 @@ class AnswerConstraints(ForeignLimits):
             raise bad_value(second, f"{first} and {second} cannot be used together")
         return next(iter(given.values()), None)
 
-    def _form_of(self, name: str) -> Form | None:
+    def _form_of(self, name: str, field: str) -> Form | None:
         """Returns the form that one of `_FORMS` asks for; None: it is not given, for which some send an empty text."""
         said = getattr(self, name)
-        return None if said is None or said == "" else Form(_FORMS[name], said, name)
+        return None if said is None or said == "" else Form(_FORMS[name], said, field)
 
 
-def _structured(said: Mapping[str, Any] | None) -> Form | None:
+def _structured(said: Mapping[str, Any] | None, field: str) -> Form | None:
     """Returns the form that vLLM's `structured_outputs` asks for; None: any text.
 
     Raises:
@@ -92,7 +92,7 @@ def _structured(said: Mapping[str, Any] | None) -> Form | None:
     """
     for name in _NOT_STRUCTURED:
         if said is not None and said.get(name):
-            raise not_supported(f"structured_outputs.{name}")
-    found = form_of_guides(said or {}, "structured_outputs.")
+            raise not_supported(f"{field}.{name}")
+    found = form_of_guides(said or {}, f"{field}.")
     wants_object = said is not None and said.get("json_object") is True
-    return Form.of_object("structured_outputs") if found is None and wants_object else found
+    return Form.of_object(field) if found is None and wants_object else found

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, Refusal, bad_value
 
 NO_LIMIT = -1  # in place of a number of tokens, as vLLM and llama.cpp have it
 _NAMES = (
@@ -47,19 +47,21 @@ class ForeignLimits(msgspec.Struct):
     functions: Any = None
     function_call: Any = None
 
-    def refuse_foreign_limits(self) -> None:
+    def refuse_foreign_limits(self, names: FieldNames = OWN_NAMES) -> None:
         """Checks that the request has none of these fields. Raises: Refusal: it has one."""
         for name in _NAMES:
             value = getattr(self, name)
             if value and value != NO_LIMIT:
-                raise not_supported(name)
+                raise not_supported(names[name])
         if self.functions and self.function_call != "none":
-            raise not_supported("functions", "use tools")
+            raise not_supported(names["functions"], "use tools")
         if self.function_call not in (None, "none", "auto"):
-            raise not_supported("function_call", "use tools")
+            raise not_supported(names["function_call"], "use tools")
 
 
-def refuse_elsewhere(body: msgspec.Struct, instead: Mapping[str, str]) -> None:
+def refuse_elsewhere(
+    body: msgspec.Struct, instead: Mapping[str, str], names: FieldNames = OWN_NAMES
+) -> None:
     """Checks that a request has no field that constrains an answer under the name of another API.
 
     Args:
@@ -69,7 +71,7 @@ def refuse_elsewhere(body: msgspec.Struct, instead: Mapping[str, str]) -> None:
     """
     for name, way in instead.items():
         if getattr(body, name):
-            raise not_supported(name, way)
+            raise not_supported(names[name], way)
 
 
 def not_supported(field: str, instead: str = "") -> Refusal:

@@ -96,6 +96,16 @@ class Refusal(Exception):
         return cls(500, f"{error}{hint}", "", "engine_error")
 
 
+class FieldNames(dict[str, str]):
+    """What a request calls its fields, by kt's names; a field that is not in it has kt's name."""
+
+    def __missing__(self, field: str) -> str:
+        return field
+
+
+OWN_NAMES = FieldNames()
+
+
 @contextmanager
 def about(field: str) -> Iterator[None]:
     """Opens a context in which a UsageError becomes a 400 that names the field, in its message as well: some APIs have

@@ -12,7 +12,7 @@ from ktcli.answers.grammar.form import Form, Notation
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.records import dataclass
-from ktcli.server.http.refusals import bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_value
 
 # What vLLM's fields `structured_outputs` and `guided_…` are named behind.
 _NOTATIONS = {
@@ -59,50 +59,55 @@ class ToolChoice:
         return cls(required=True, name=named, several=False)
 
 
-def form_of_format(said: Mapping[str, Any] | None) -> Form | None:
+def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
     """Returns the form that OpenAI's `response_format` asks for; None: any text.
 
+    Args:
+        field: what errors call it.
     Raises:
         Refusal: it cannot be used.
     """
-    field = "response_format"
     kind = "text" if said is None else said.get("type") or "text"
     if said is None or kind == "text":
         return None
     if kind == "json_object" and said.get("schema") is None:
         return Form.of_object(field)
     if kind not in ("json_object", "json_schema"):
-        words = (
-            f"response_format.type must be text, json_object or json_schema, not {str(kind)[:40]!r}"
-        )
+        words = f"{field}.type must be text, json_object or json_schema, not {str(kind)[:40]!r}"
         raise bad_value(f"{field}.type", words)
     inner = said if kind == "json_object" else said.get("json_schema")
     where = f"{field}.schema" if kind == "json_object" else f"{field}.json_schema.schema"
     return Form.of_schema(inner.get("schema") if isinstance(inner, Mapping) else None, where)
 
 
-def form_of_guides(said: Mapping[str, Any], prefix: str) -> Form | None:
+def form_of_guides(
+    said: Mapping[str, Any], prefix: str, names: FieldNames = OWN_NAMES
+) -> Form | None:
     """Returns the form that vLLM's fields ask for; None: any text.
 
     Args:
         said: the value of each of GUIDES, None for those that are not there.
-        prefix: what stands before their names in the request.
+        prefix: what stands before them in kt's names of these fields.
+        names: what the request calls the fields.
     Raises:
         Refusal: it cannot be used, or there are several.
     """
     given = [name for name in GUIDES if said.get(name) is not None]
     if not given:
         return None
-    field = f"{prefix}{given[0]}"
-    if len(given) > 1:
-        words = f"{field} and {prefix}{given[1]} cannot be used together"
-        raise bad_value(f"{prefix}{given[1]}", words)
+    field, *others = (names[f"{prefix}{name}"] for name in given)
+    if others:
+        raise bad_value(others[0], f"{field} and {others[0]} cannot be used together")
     return Form(_NOTATIONS[given[0]], said[given[0]], field)
 
 
-def with_form(options: AnswerOptions, form: Form | None) -> AnswerOptions:
+def with_form(
+    options: AnswerOptions, form: Form | None, names: FieldNames = OWN_NAMES
+) -> AnswerOptions:
     """Returns options that constrain the text of an answer to a form; None: to none beside theirs.
 
+    Args:
+        names: what the request calls the fields.
     Raises:
         Refusal: they have one, or a least number of tokens.
     """
@@ -111,23 +116,28 @@ def with_form(options: AnswerOptions, form: Form | None) -> AnswerOptions:
     if options.shape is not None:
         words = f"{form.field} and {options.shape.field} cannot be used together"
         raise bad_value(form.field, words)
-    return _shaped(options, Shape(form))
+    return _shaped(options, Shape(form), names)
 
 
-def _shaped(options: AnswerOptions, shape: Shape) -> AnswerOptions:
+def _shaped(options: AnswerOptions, shape: Shape, names: FieldNames) -> AnswerOptions:
     """Returns options with a shape. Raises: Refusal: it would end an answer that is to be longer."""
     if options.min_tokens:
-        words = f"min_tokens and {shape.field} cannot be used together"
-        raise bad_value("min_tokens", words)
+        field = names["min_tokens"]
+        raise bad_value(field, f"{field} and {shape.field} cannot be used together")
     return replace(options, shape=shape)
 
 
 def with_tools(
-    options: AnswerOptions, offered: Sequence[Mapping[str, Any]], choice: ToolChoice
+    options: AnswerOptions,
+    offered: Sequence[Mapping[str, Any]],
+    choice: ToolChoice,
+    names: FieldNames = OWN_NAMES,
 ) -> AnswerOptions:
     """Returns options with tools; where a form is asked for, a call is required, or all tools are strict, the answer is
     constrained to it.
 
+    Args:
+        names: what the request calls the fields.
     Raises:
         Refusal: a tool is required that is not offered.
     """
@@ -143,11 +153,11 @@ def with_tools(
     if choice.name and choice.name not in tools.parameters:
         words = f"{choice.field} names {choice.name[:60]!r}, which is not one of the tools"
         raise bad_value(choice.field, words)
-    names = [choice.name] if choice.name else list(tools.parameters)
-    some = Tools({name: tools.parameters[name] for name in names})
+    wanted = [choice.name] if choice.name else list(tools.parameters)
+    some = Tools({name: tools.parameters[name] for name in wanted})
     calls = WantedCalls(some, choice.several, choice.field)
     if choice.required:
-        return _shaped(options, Shape(None, calls))
+        return _shaped(options, Shape(None, calls), names)
     if options.shape is not None:
         return replace(options, shape=replace(options.shape, calls=calls))
     if all(tool["function"].get("strict") is True for tool in offered):

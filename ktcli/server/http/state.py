@@ -22,7 +22,7 @@ from ktcli.records import dataclass
 from ktcli.server.http.kept import KeptResponses
 from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.metrics import Metrics
-from ktcli.server.http.refusals import Refusal, about, bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, Refusal, about, bad_value
 from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.models.catalogue import Catalogue
 from ktcli.server.models.constraining import submitted
@@ -278,12 +278,18 @@ class ServerState:
         return await self.answer(lease, await self.prompt(lease.model, make), options)
 
     async def answer(
-        self, lease: Lease, prompt: EncodedPrompt, options: AnswerOptions
+        self,
+        lease: Lease,
+        prompt: EncodedPrompt,
+        options: AnswerOptions,
+        names: FieldNames = OWN_NAMES,
     ) -> Generation:
         """Submits a prompt; returns its generation. Constraints are compiled meanwhile.
 
         The generation has a lease of its own until its answers have ended.
 
+        Args:
+            names: what the request calls the fields of its options.
         Raises:
             KtError: as `EngineThread.submit`.
             Refusal: the model generates no text, or the answers cannot be held to what was asked for.
@@ -299,9 +305,9 @@ class ServerState:
             return made
 
         model, shape = lease.model, options.shape
-        with about("logit_bias"):
+        with about(names["logit_bias"]):
             options.sampling.require_within(model.backend.engine.spec.vocab)
-        with about("stop_token_ids"):
+        with about(names["stop_token_ids"]):
             _require_ids(options.stop_ids, model.backend.engine.spec.vocab)
         calls, before = model.answers.calls, None if options.plain else prompt.text
         if shape is None or not shape.holds(calls):
@@ -309,7 +315,8 @@ class ServerState:
         held, grammars = shape, model.grammars
         with about(held.field):
             if options.endless:
-                raise UsageError(f"{held.field} and ignore_eos cannot be used together")
+                other = names["ignore_eos"]
+                raise UsageError(f"{held.field} and {other} cannot be used together")
             compile = lambda: grammars.constraints(held, calls, before, options.choices)  # noqa: E731
             return await submitted(grammars, held.field, compile, submit, options.choices)
 

@@ -22,7 +22,7 @@ _SHOWN = 300
 
 
 class Worker(msgspec.Struct):
-    """A server as smg lists it.
+    """The address and state of a server in the list of smg.
 
     Attributes:
         status: "ready", "pending", "draining" and others.

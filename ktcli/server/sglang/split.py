@@ -33,7 +33,7 @@ MOST_GPUS = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """The bytes of a model as its checkpoint stores it.
+    """The sizes of a model: counts of its parts, and their bytes as its checkpoint stores them.
 
     Attributes:
         dense_bytes, expert_bytes: of all weights but the routed experts, and of one expert.

@@ -15,7 +15,7 @@ from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.foreign import NO_LIMIT, refuse_elsewhere
 from ktcli.server.http.openai.fields import few_tools, require_parameters
 from ktcli.server.http.openai.sampled import Sampled
-from ktcli.server.http.refusals import bad_value, text_in
+from ktcli.server.http.refusals import FieldNames, bad_value, text_in
 from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -87,7 +87,8 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             stop=self.stop_sequences,
             **self.given_constraints(),
         )
-        options = said.answer_options(settings, self.max_tokens, None, {"stop": "stop_sequences"})
+        names = FieldNames(stop="stop_sequences")
+        options = said.answer_options(settings, self.max_tokens, None, names)
         options = with_form(options, self._form())
         if (budget := self._budget(self.max_tokens)) is not None:
             options = replace(options, think_budget=budget)
@@ -228,13 +229,20 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
         raise bad_value(
             f"{where}.content", f"{where}.content must be a string or a list of content blocks"
         )
+    yield from _of_blocks(role, content, f"{where}.content", asked=asked)
+
+
+def _of_blocks(
+    role: str, content: Sequence[Any], where: str, *, asked: bool
+) -> Iterator[dict[str, Any]]:
+    """Yields the messages of the content blocks of a message, see `_plain`."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     for at, block in enumerate(content):
         said = block.get("type") if isinstance(block, dict) else None
         kind = said if isinstance(said, str) else ""
-        inner = f"{where}.content[{at}]"
+        inner = f"{where}[{at}]"
         if kind == "text":
             texts.append(text_in(block, "text", inner))
         elif kind == "thinking":

@@ -79,7 +79,7 @@ async def _generation(
     """Returns the generation of an answer that stays within `num_ctx`; see `ServerState.generation`."""
     prompt = await state.prompt(lease.model, make)
     options = body.within(options, len(prompt.ids), lease.model.backend.engine.context)
-    return await state.answer(lease, prompt, options)
+    return await state.answer(lease, prompt, options, body.names)
 
 
 def _answering(generation: Generation, body: OllamaBody, *, in_chat: bool) -> Answering:

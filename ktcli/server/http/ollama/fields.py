@@ -17,7 +17,7 @@ from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
 from ktcli.server.http.openai.fields import choice_of, functions
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import Sampled, logprobs_of
-from ktcli.server.http.refusals import about, bad_value
+from ktcli.server.http.refusals import FieldNames, about, bad_value
 from ktcli.server.http.shapes import with_form, with_tools
 from ktcli.server.models.keepalive import keep_seconds
 from ktcli.server.models.prompts import ChatRequest
@@ -61,6 +61,10 @@ _ELSEWHERE = {
     "min_new_tokens": "use min_tokens",
     "stop_sequences": "use options.stop",
 }
+_ELSEWHERE_AMONG_OPTIONS = {
+    "max_new_tokens": "use options.num_predict",
+    "min_new_tokens": "use options.min_tokens",
+}
 _NAMES = {
     **{
         name: f"options.{name}"
@@ -96,14 +100,21 @@ class OllamaBody(AnswerConstraints):
         """The seconds that the model is to stay in memory afterwards; None: as before."""
         return keep_s_of(self.keep_alive)
 
+    @property
+    def names(self) -> FieldNames:
+        """The names of the fields in this request, by kt's names: `options.stop` for `stop`."""
+        given = (self.options or Options()).given_constraints()
+        return FieldNames(_NAMES, **{name: f"options.{name}" for name in given})
+
     def answer_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer: sampling, limits and constraints.
 
         Raises:
             Refusal: a value cannot be used.
         """
+        given, names = self.options or Options(), self.names
         refuse_elsewhere(self, _ELSEWHERE)
-        given = self.options or Options()
+        refuse_elsewhere(given, _ELSEWHERE_AMONG_OPTIONS, names)
         if given.num_ctx is not None and given.num_ctx < 1:
             words = f"options.num_ctx must be at least 1, not {given.num_ctx}"
             raise bad_value("options.num_ctx", words)
@@ -123,9 +134,9 @@ class OllamaBody(AnswerConstraints):
         if most is not None and most < 0:  # -1: for ever; -2: until the context is full
             most = NO_LIMIT
         options = said.answer_options(
-            settings, most, logprobs_of(self.logprobs, self.top_logprobs), _NAMES, least=0
+            settings, most, logprobs_of(self.logprobs, self.top_logprobs), names, least=0
         )
-        return with_form(options, self._form())
+        return with_form(options, self._form(), names)
 
     def context(self, most: int) -> int | None:
         """Returns the most tokens of the prompt and the answer together, where the request says how many.
@@ -181,7 +192,7 @@ class OllamaChatBody(OllamaBody):
     def chat_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
         choice = choice_of(self.tool_choice, several=self.parallel_tool_calls is not False)
-        return with_tools(self.answer_options(settings), self._offered, choice)
+        return with_tools(self.answer_options(settings), self._offered, choice, self.names)
 
     @property
     def _offered(self) -> list[dict[str, Any]]:

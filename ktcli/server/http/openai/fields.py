@@ -16,13 +16,12 @@ from ktcli.server.http.contents import last_question
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import (
     LOGPROBS_MOST,
-    OWN_NAMES,
     Sampled,
-    few,
     logprobs_of,
-    within,
+    require_at_most,
+    require_within,
 )
-from ktcli.server.http.refusals import bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_value
 from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -54,7 +53,7 @@ class ChatBody(Sampled):
         chances = logprobs_of(self.logprobs, self.top_logprobs)
         most, names = self.max_tokens, OWN_NAMES
         if self.max_completion_tokens is not None:
-            most, names = self.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
+            most, names = self.max_completion_tokens, FieldNames(max_tokens="max_completion_tokens")
         options = self.answer_options(settings, most, chances, names)
         return with_tools(options, self.offered, self._choice)
 
@@ -132,7 +131,7 @@ class TextBody(Sampled):
     def text_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
         if self.logprobs is not None:
-            within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
+            require_within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
         if self.suffix and self.echo:
             words = "suffix and echo cannot be used together"
             raise bad_value("suffix", words)
@@ -150,7 +149,7 @@ class TextBody(Sampled):
         """
         said = self.prompt
         several = said if isinstance(said, list) and said and _is_prompt(said[0]) else [said]
-        few("prompt", len(several), PROMPTS_MOST)
+        require_at_most("prompt", len(several), PROMPTS_MOST)
         choices = len(several) * (self.n or 1)
         if choices > PROMPTS_MOST:
             words = f"prompt and n ask for {choices:,} answers; the limit is {PROMPTS_MOST}"
@@ -242,4 +241,4 @@ def few_tools(tools: Sequence[Any]) -> None:
     Raises:
         Refusal: there are too many.
     """
-    few("tools", len(tools), TOOLS_MOST)
+    require_at_most("tools", len(tools), TOOLS_MOST)

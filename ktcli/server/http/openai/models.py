@@ -28,7 +28,7 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """Responds with one model."""
+    """Responds with the row of the model that the path names, as the list has it; 404 if there is none."""
     name, state = request.path_params["name"], state_of(request)
     found = await state.catalogue.find(name)
     if found is None:

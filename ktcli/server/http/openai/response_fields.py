@@ -23,7 +23,7 @@ from ktcli.server.http.openai.fields import (
 )
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled
-from ktcli.server.http.refusals import about, bad_value, text_in
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_value, text_in
 from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -131,10 +131,10 @@ class ResponseBody(Sampled):
             )
         if self.n not in (None, 1):
             raise bad_value("n", f"n must be 1, not {self.n}: a response has one answer")
-        names = {"max_tokens": "max_output_tokens"}
+        names = FieldNames(max_tokens="max_output_tokens")
         most = self.max_output_tokens
         if most is None:
-            most, names = self.max_tokens, {}
+            most, names = self.max_tokens, OWN_NAMES
         options = self.answer_options(settings, most, self.likeliest, names)
         return with_tools(with_form(options, self._text_form()), self.offered, self._choice)
 

@@ -12,7 +12,7 @@ from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
 from ktcli.server.http.constraints import AnswerConstraints
 from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
-from ktcli.server.http.refusals import about, bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_value
 from ktcli.server.http.shapes import with_form
 from ktcli.text.settings import Settings, override
 
@@ -24,7 +24,6 @@ STOP_CHARS_MOST = 1000
 STOP_IDS_MOST = 1024
 SALT_CHARS_MOST = 256
 BIASES_MOST = 1024
-OWN_NAMES: Mapping[str, str] = {}
 _ELSEWHERE = {
     "format": "use response_format",
     "num_ctx": "use options.num_ctx of Ollama's API",
@@ -84,13 +83,11 @@ class Sampled(AnswerConstraints):
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(
-        self, own: SamplingSettings, names: Mapping[str, str] = OWN_NAMES
-    ) -> SamplingSettings:
+    def sampling(self, own: SamplingSettings, names: FieldNames = OWN_NAMES) -> SamplingSettings:
         """Returns the model's own sampling settings, overridden by those of the request.
 
         Args:
-            names: what a client calls the fields, where it is not as here.
+            names: what the request calls the fields.
         Raises:
             Refusal: a value is out of range.
         """
@@ -105,18 +102,19 @@ class Sampled(AnswerConstraints):
                     value %= 2**64  # a signed one is meant as its 64 bits
                 if name == "top_k":
                     value = max(0, value)  # -1 is off, too
-                with about(names.get(name, name)):
+                with about(names[name]):
                     found = override(found, **{name: value})
-        few("logit_bias", len(self.logit_bias or ()), BIASES_MOST)
-        with about("logit_bias"):
-            return replace(found, logit_bias=_biases(self.logit_bias))
+        field = names["logit_bias"]
+        require_at_most(field, len(self.logit_bias or ()), BIASES_MOST)
+        with about(field):
+            return replace(found, logit_bias=_biases(self.logit_bias, field))
 
     def answer_options(
         self,
         settings: Settings,
         most: int | None,
         logprobs: int | None,
-        names: Mapping[str, str] = OWN_NAMES,
+        names: FieldNames = OWN_NAMES,
         *,
         least: int = 1,
     ) -> AnswerOptions:
@@ -125,63 +123,72 @@ class Sampled(AnswerConstraints):
         Args:
             most: the most tokens, as asked for; NO_LIMIT: as many as there is room for.
             least: the least that `most` can be.
-            names: what the client calls the fields, where it is not as here.
+            names: what the request calls the fields.
         Raises:
             Refusal: a value cannot be used.
         """
-        self._refuse_what_is_not_kept_to()
+        self._refuse_what_is_not_kept_to(names)
         if (other := self.n_predict) is not None and _is_less(other, most):
-            most, names = other, {**names, "max_tokens": "n_predict"}
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        stop = names.get("stop", "stop")
-        few(stop, len(stops), STOPS_MOST)
-        if any(len(each) > STOP_CHARS_MOST for each in stops):
-            said = f"{stop} has a string of more than {STOP_CHARS_MOST:,} characters"
-            raise bad_value(stop, said)
+            most, names = other, FieldNames(names, max_tokens=names["n_predict"])
+        stops = self._stops(names["stop"])
         if most is not None and most != NO_LIMIT:
-            within(names.get("max_tokens", "max_tokens"), most, least, None)
+            require_within(names["max_tokens"], most, least, None)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
-            said = f"cache_salt must be 1 to {SALT_CHARS_MOST} characters long"
-            raise bad_value("cache_salt", said)
+            salt = names["cache_salt"]
+            raise bad_value(salt, f"{salt} must be 1 to {SALT_CHARS_MOST} characters long")
         choices, budget = 1 if self.n is None else self.n, self.thinking_token_budget
-        within("n", choices, 1, CHOICES_MOST)
+        require_within(names["n"], choices, 1, CHOICES_MOST)
         options = AnswerOptions(
             self.sampling(settings.sampling, names),
-            tuple(each for each in stops if each) or settings.stops,
+            stops or settings.stops,
             settings.max_tokens if most is None else None if most == NO_LIMIT else most,
             choices,
             logprobs,
             salt=self.cache_salt or "",
             endless=bool(self.ignore_eos),
             stop_ids=frozenset(self.stop_token_ids or ()),
-            min_tokens=self._least_tokens(most),
+            min_tokens=self._least_tokens(most, names["min_tokens"]),
             think_budget=settings.think_budget if budget is None else budget,
             persist=self.kt_persist or (most == 1 and bool(self.kv_transfer_params)),
         )
-        return with_form(options, self.form)
+        return with_form(options, self.form(names), names)
 
-    def _refuse_what_is_not_kept_to(self) -> None:
+    def _stops(self, field: str) -> tuple[str, ...]:
+        """Returns the texts that end an answer; errors call them `field`.
+
+        Raises:
+            Refusal: there are too many, or one is too long.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        require_at_most(field, len(stops), STOPS_MOST)
+        if any(len(each) > STOP_CHARS_MOST for each in stops):
+            said = f"{field} has a string of more than {STOP_CHARS_MOST:,} characters"
+            raise bad_value(field, said)
+        return tuple(each for each in stops if each)
+
+    def _refuse_what_is_not_kept_to(self, names: FieldNames) -> None:
         """Checks that the request has no field that must be kept to and cannot be. Raises: Refusal: it has one."""
-        self.refuse_foreign_limits()
+        self.refuse_foreign_limits(names)
         others = {name: way for name, way in _ELSEWHERE.items() if name not in self.own_fields}
         refuse_elsewhere(self, others)
         if self.prompt_logprobs is not None and self.prompt_logprobs is not False:
             hint = "use /v1/completions with echo and logprobs"
-            raise not_supported("prompt_logprobs", hint)
+            raise not_supported(names["prompt_logprobs"], hint)
         if self.best_of not in (None, 1, self.n):
-            raise not_supported("best_of")
+            raise not_supported(names["best_of"])
         if self.thinking_token_budget is not None:
-            within("thinking_token_budget", self.thinking_token_budget, 0, None)
-        few("stop_token_ids", len(self.stop_token_ids or ()), STOP_IDS_MOST)
+            field = names["thinking_token_budget"]
+            require_within(field, self.thinking_token_budget, 0, None)
+        require_at_most(names["stop_token_ids"], len(self.stop_token_ids or ()), STOP_IDS_MOST)
 
-    def _least_tokens(self, most: int | None) -> int:
-        """Returns the least number of tokens of an answer of `most` at most.
+    def _least_tokens(self, most: int | None, field: str) -> int:
+        """Returns the least number of tokens of an answer of `most` at most; errors call it `field`.
 
         Raises:
             Refusal: it cannot be kept to.
         """
         least = self.min_tokens or 0
-        within("min_tokens", least, 0, None if most in (None, NO_LIMIT) else most)
+        require_within(field, least, 0, None if most in (None, NO_LIMIT) else most)
         return least
 
 
@@ -192,18 +199,18 @@ def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
         Refusal: there are too many, or no log probabilities are wanted.
     """
     most = likeliest or 0
-    within("top_logprobs", most, 0, LOGPROBS_MOST)
+    require_within("top_logprobs", most, 0, LOGPROBS_MOST)
     if most and not wanted:
         said = "top_logprobs requires logprobs to be true"
         raise bad_value("top_logprobs", said)
     return most if wanted else None
 
 
-def _biases(said: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+def _biases(said: Mapping[str, float] | None, field: str) -> tuple[tuple[int, float], ...]:
     try:
         return tuple((int(id), bias) for id, bias in (said or {}).items())
     except ValueError as error:
-        raise bad_value("logit_bias", "the keys of logit_bias must be token ids") from error
+        raise bad_value(field, f"the keys of {field} must be token ids") from error
 
 
 def _is_less(most: int, other: int | None) -> bool:
@@ -213,14 +220,14 @@ def _is_less(most: int, other: int | None) -> bool:
     return most != NO_LIMIT and (other == NO_LIMIT or most < other)
 
 
-def few(field: str, count: int, most: int) -> None:
+def require_at_most(field: str, count: int, most: int) -> None:
     """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
     if count > most:
         said = f"{field} has {count:,} entries; the limit is {most:,}"
         raise bad_value(field, said)
 
 
-def within(field: str, value: int, least: int, most: int | None) -> None:
+def require_within(field: str, value: int, least: int, most: int | None) -> None:
     """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
     if value < least or (most is not None and value > most):
         range_ = f"at least {least}" if most is None else f"between {least} and {most}"

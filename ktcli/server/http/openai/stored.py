@@ -67,7 +67,7 @@ async def input_items(request: Request) -> Response:
 
 
 async def others(request: Request) -> Response:
-    """Raises the error for other paths below a response, which are not supported."""
+    """Refuses every other path below a response with the status 404."""
     raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
 
 
