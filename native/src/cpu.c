@@ -115,6 +115,7 @@ cpu_tuning cpu_tuned(void)
     return (cpu_tuning){
         .ahead = is_made_by("GenuineIntel") ? 32 * 64 : is_zen_5 ? 96 * 64 : 64 * 64,
         .near = is_zen_5,
+        .stream_int4 = is_zen_5 ? 4 : 2,
         .stream_int8 = is_zen_5 ? 8 : 6,
         .blocks_book4 = !is_amd,
     };

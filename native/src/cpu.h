@@ -50,6 +50,8 @@ const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size);
  *                  On Zen 5: 64 lines 0.90 / 0.86 / 0.90, 96 lines 0.94 / 0.93 / 0.95.
  *   near           Zen 5 and later: 6 / 8 / 12 / 16 tokens 0.66 / 0.59 / 0.69 / 0.71 instead of 0.65 / 0.43 / 0.50 / 0.69. It
  *                  was not measured elsewhere.
+ *   stream_int4    4 on Zen 5 and later, else 2. Int4, 3 / 4 tokens, on Zen 5 at 48 GB/s: 0.92 / 0.93 instead of 0.80 / 0.83,
+ *                  at 75 GB/s 0.79 / 0.71 instead of 0.71 / 0.72; 6 tokens 0.60 to 0.83 either way.
  *   stream_int8    8 on Zen 5 and later, else 6. Int8, 8 tokens, on Zen 5: 0.93 instead of 0.79 to 0.87.
  *   blocks_book4   not on AMD's CPUs. nl4-s8, 16 / 32 / 64 tokens, parts of the int8 peak, on Zen 5: 0.46 / 0.52 / 0.55 with
  *                  blocks, 0.58 / 0.63 / 0.65 without; on Sapphire Rapids 0.52 and 0.44 for many tokens. */

@@ -32,7 +32,8 @@ typedef struct act8 {
 typedef struct cpu_tuning {
     int64_t ahead;              /* bytes of weights that streams fetch ahead of those that they read */
     int near;                   /* tiles fetch the panels that come next into L1, not L2 */
-    int stream_int8;            /* most tokens of a stream of 8 bits, where a row has no fewer: STREAM_MOST_INT8 */
+    int stream_int4;            /* most tokens of a stream of 4 linear bits, and of 8 bits, where a row has no fewer: */
+    int stream_int8;            /* STREAM_MOST_* */
     int blocks_book4;           /* block_int8.inc.c for 4 bits of a codebook, where a row has it */
 } cpu_tuning;
 

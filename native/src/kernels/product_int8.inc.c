@@ -93,9 +93,10 @@ static int8_scratch int8_scratch_at(const layout *l, void *base)
 /* The most tokens that are streamed. */
 static int64_t stream_most(const product *p)
 {
-    if (p->format->bits < 8)
-        return STREAM_MOST_INT4;
-    return p->tuning.stream_int8 < STREAM_MOST_INT8 ? p->tuning.stream_int8 : STREAM_MOST_INT8;
+    code_kind kind = code_kind_of(p->format);
+    int64_t most = kind == CODES_INT8 ? p->tuning.stream_int8 : kind == CODES_LINEAR4 ? p->tuning.stream_int4 : 2;
+    int64_t room = kind == CODES_INT8 ? STREAM_MOST_INT8 : STREAM_MOST_INT4;
+    return most < room ? most : room;
 }
 
 static void product_int8(const product *p)
