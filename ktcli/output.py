@@ -367,7 +367,7 @@ class Output:
 
     # --- questions ----------------------------------------------------------------------------
 
-    def confirm(self, question: str, *, flag: str = "--yes") -> bool:
+    def confirm(self, question: str) -> bool:
         """Asks a yes-or-no question on the terminal; returns the answer, by default no.
 
         Raises:
@@ -375,7 +375,7 @@ class Output:
         """
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
             what = question[:1].lower() + question[1:].rstrip("?")
-            raise UsageError(f"refusing to {what} without confirmation", hint=f"pass {flag}")
+            raise UsageError(f"refusing to {what} without confirmation", hint="pass --yes")
         sys.stderr.write(f"{safe(question)} [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
