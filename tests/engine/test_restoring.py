@@ -85,8 +85,9 @@ class StoredWorld(World):
         before = self._places()
         tier = pools.tier
         assert tier is not None
-        tier._memory = came = Recording(self.engine.memory)
-        tier._kinds[PageKind.PAGE] = replace(tier._kinds[PageKind.PAGE], memory=came)
+        tier._memory.own = came = Recording(self.engine.memory)
+        kinds = tier._memory.kinds
+        kinds[PageKind.PAGE] = replace(kinds[PageKind.PAGE], memory=came)
         try:
             super().act(at, what, a, b)
         finally:
