@@ -189,16 +189,6 @@ def forced_isa() -> str | None:
     return stated("isa").text or None
 
 
-def forced_threads() -> int | None:
-    """Returns the thread count that is set, None if none is.
-
-    Raises:
-        UsageError: not a whole number from 1 to 4096.
-    """
-    found: int | None = value("threads")
-    return found
-
-
 def forced_tile_min() -> int | None:
     """Returns the tokens per expert of KT_TILE_MIN, None if unset.
 

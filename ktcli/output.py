@@ -21,10 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from textwrap import wrap
 from typing import Any, TextIO
 
 from ktcli.errors import KtError, UsageError, shortened
+from ktcli.terminaltext import UNSAFE, columns_of, fitted, folded, safe, table, visible
+
+__all__ = ["Mode", "Output", "Progress", "out", "safe", "table", "visible"]
 
 
 class Mode(Enum):
@@ -35,107 +37,10 @@ class Mode(Enum):
     QUIET = "quiet"
 
 
-# DEL, the C1 controls, characters that reverse the direction of text, and lone surrogates, which no encoding can
-# write: JSON leaves them as they are.
-_BEYOND_ASCII = "\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_UNSAFE = f"[{_BEYOND_ASCII}]"
-_CONTROL = re.compile(f"[\x00-\x08\x0b-\x1f{_BEYOND_ASCII}]")  # all but newline and tab
-_LEAST_ROOM = 24  # columns that a broken cell needs to be read
 _BAR_COLUMNS = 72  # a narrower terminal has no room for the amounts beside a bar
-_USUAL_COLUMNS = 80  # of a terminal that does not say
-_MOST_DIGITS = 6
-_INDENT = 4  # of a cell on lines of its own
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 # What `Output.style` writes; nothing else that begins with an escape character is meant for the terminal.
 _STYLED = re.compile(f"(\x1b\\[(?:{'|'.join(_STYLES.values())})m[^\x1b]*\x1b\\[0m)")
-
-
-def safe(text: object) -> str:
-    """Returns `text` on one line with control characters made visible: for names from outside."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
-        for c in str(text)
-    )
-
-
-def visible(text: object) -> str:
-    """Returns `text` with its lines and tabs unchanged, and all other control characters made visible."""
-    return _CONTROL.sub(lambda found: safe(found[0]), str(text))
-
-
-def table(
-    rows: Iterable[Sequence[str]],
-    head: Sequence[str] = (),
-    *,
-    right: Sequence[int] = (),
-    width: int | None = None,
-) -> str:
-    """Returns aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
-
-    Args:
-        width: columns of the terminal, in which cells of the last column are broken between words, or
-            get lines of their own where little is left for them; where not even the other columns fit, rows
-            go on in further lines. None: nothing is broken.
-    """
-    body = [[safe(cell) for cell in row] for row in rows]
-    lines = [list(head), *body] if head else body
-    if not lines:
-        return ""
-    widths = [
-        max(len(line[i]) for line in lines if i < len(line)) for i in range(max(map(len, lines)))
-    ]
-
-    def cell(i: int, text: str) -> str:
-        return text.rjust(widths[i]) if i in right else text.ljust(widths[i])
-
-    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    left = (width or 0) - before
-    if width is not None and left < 0 and width - _INDENT >= _LEAST_ROOM:
-        return _stacked(lines, widths, cell, width)
-    own_lines = left < _LEAST_ROOM
-    indent = _INDENT if own_lines else before
-    found: list[str] = []
-    for line in lines:
-        shown, more = list(line), []
-        if (
-            len(line) == len(widths)
-            and len(line[-1]) > left
-            and (width or 0) - indent >= _LEAST_ROOM
-        ):
-            more = wrap(
-                line[-1], (width or 0) - indent, break_long_words=False, break_on_hyphens=False
-            )
-            shown[-1] = "" if own_lines else more.pop(0)
-        found.append("  ".join(cell(i, text) for i, text in enumerate(shown)).rstrip())
-        found += [" " * indent + text for text in more]
-    return "\n".join(found)
-
-
-def _stacked(
-    lines: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    cell: Callable[[int, str], str],
-    width: int,
-) -> str:
-    """The rows of a table too wide for a terminal: each goes on in the next lines, all broken at the same columns."""
-    groups, used = [[0]], widths[0]
-    for i, each in enumerate(widths[1:], 1):
-        if used + 2 + each <= width:
-            groups[-1].append(i)
-            used += 2 + each
-        else:
-            groups.append([i])
-            used = _INDENT + each
-    found: list[str] = []
-    for line in lines:
-        for indent, group in zip([0, *([_INDENT] * len(groups))], groups, strict=False):
-            said = "  ".join(cell(i, line[i]) for i in group if i < len(line)).rstrip()
-            lead = " " * indent
-            if len(said) > width - indent and len(group) == 1:
-                said = f"\n{lead}".join(wrap(said, width - indent, break_on_hyphens=False))
-            if said.strip() or not indent:
-                found.append(lead + said)
-    return "\n".join(found)
 
 
 class Progress:
@@ -264,7 +169,7 @@ class Output:
             if not exact or sys.stdout.isatty():
                 words = self._obeyed_styles(words)
             if words:
-                words = words if exact else _fitted(words, self.width)
+                words = words if exact else fitted(words, self.width)
                 sys.stdout.write(words.rstrip("\n") + "\n")
         sys.stdout.flush()
 
@@ -276,7 +181,7 @@ class Output:
     @property
     def width(self) -> int | None:
         """The columns of the terminal that results go to; None if it is no terminal, so that lines may be long."""
-        return _columns(sys.stdout)
+        return columns_of(sys.stdout)
 
     def table(
         self,
@@ -290,7 +195,7 @@ class Output:
 
     def fold(self, text: str, indent: str = "") -> str:
         """Returns a line broken between words at the terminal's width; `text` must have no colours yet."""
-        return _folded(text, self.width, indent)
+        return folded(text, self.width, indent)
 
     # --- everything else: stderr --------------------------------------------------------------
 
@@ -302,7 +207,7 @@ class Output:
         if self.logs_json:
             self.record({"level": "info", "message": said})
         else:
-            _say(sys.stderr, _folded(visible(said), _columns(sys.stderr)))
+            _say(sys.stderr, folded(visible(said), columns_of(sys.stderr)))
 
     def record(self, entry: dict[str, Any]) -> None:
         """Writes a line of JSON to a log for programs, with the time."""
@@ -359,15 +264,15 @@ class Output:
         if self._held is not None:
             self._held.append((word, style, sentence, hint))
             return
-        width = _columns(sys.stderr)
-        said = _folded(f"{word} {visible(sentence)}", width, "  ").removeprefix(word)
+        width = columns_of(sys.stderr)
+        said = folded(f"{word} {visible(sentence)}", width, "  ").removeprefix(word)
         _say(sys.stderr, self.style(word, style, sys.stderr) + said)
         if hint:
-            _say(sys.stderr, _folded(f"  {visible(hint)}", width, "  "))
+            _say(sys.stderr, folded(f"  {visible(hint)}", width, "  "))
 
     # --- questions ----------------------------------------------------------------------------
 
-    def confirm(self, question: str, *, flag: str = "--yes") -> bool:
+    def confirm(self, question: str) -> bool:
         """Asks a yes-or-no question on the terminal; returns the answer, by default no.
 
         Raises:
@@ -375,7 +280,7 @@ class Output:
         """
         if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
             what = question[:1].lower() + question[1:].rstrip("?")
-            raise UsageError(f"refusing to {what} without confirmation", hint=f"pass {flag}")
+            raise UsageError(f"refusing to {what} without confirmation", hint="pass --yes")
         sys.stderr.write(f"{safe(question)} [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
@@ -436,49 +341,6 @@ class Output:
         return "".join(parts)
 
 
-def _columns(stream: TextIO) -> int | None:
-    """The columns of the terminal that a stream goes to; None: it is none, and lines may be long."""
-    if not stream.isatty():
-        return None
-    said = os.environ.get("COLUMNS", "")
-    if said.isascii() and said.isdigit() and 0 < len(said) <= _MOST_DIGITS:
-        return int(said) or _USUAL_COLUMNS
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
-    except (OSError, ValueError):
-        return _USUAL_COLUMNS
-
-
-def _folded(text: str, width: int | None, indent: str = "") -> str:
-    """Lines broken between words where a terminal ends; one that can hardly hold a word breaks them itself."""
-    if width is None or width <= len(indent) + _LEAST_ROOM:
-        return text
-    lines: list[str] = []
-    for line in text.split("\n"):
-        lines += (
-            wrap(
-                line,
-                width,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            if len(line) > width
-            else [line]
-        )
-    return "\n".join(lines)
-
-
-def _fitted(text: str, width: int | None) -> str:
-    """Text whose lines are broken between words where a terminal ends; those in colours are as wide as they should."""
-    lines = text.split("\n")
-    for at, line in enumerate(lines):
-        if width is not None and len(line) > width and "\x1b" not in line:
-            indent = len(line) - len(line.lstrip()) + 2
-            lines[at] = _folded(line, width, " " * indent)
-    return "\n".join(lines)
-
-
 def _say(stream: TextIO, text: str) -> None:
     stream.write(text + "\n")
     stream.flush()
@@ -487,7 +349,7 @@ def _say(stream: TextIO, text: str) -> None:
 def _document(document: Any, indent: int | None = None) -> str:
     """JSON in which nothing is left that is no text or that a terminal obeys."""
     text = json.dumps(document, indent=indent, ensure_ascii=False, default=_plain)
-    return re.sub(_UNSAFE, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(UNSAFE, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _plain(value: object) -> object:

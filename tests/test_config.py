@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_home_of_nobody(variable: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("name", "read"),
-    [("KT_THREADS", config.forced_threads), ("KT_TILE_MIN", config.forced_tile_min)],
+    [("KT_THREADS", partial(config.value, "threads")), ("KT_TILE_MIN", config.forced_tile_min)],
 )
 @pytest.mark.parametrize("text", ["many", "0", "-1", "1.5", "²", "99999", "1 2", "1" * 5000])
 def test_a_wrong_whole_number(
@@ -77,10 +78,10 @@ def test_threads_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.forced_tile_min() is None
     monkeypatch.setenv("KT_THREADS", " 8 ")
     monkeypatch.setenv("KT_ISA", "avx2")
-    assert (config.forced_threads(), config.forced_isa()) == (8, "avx2")
+    assert (config.value("threads"), config.forced_isa()) == (8, "avx2")
     monkeypatch.setenv("KT_THREADS", "")
     monkeypatch.setenv("KT_ISA", "")
-    assert (config.forced_threads(), config.forced_isa()) == (None, None)
+    assert (config.value("threads"), config.forced_isa()) == (None, None)
 
 
 def test_recording_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:

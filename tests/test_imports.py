@@ -44,6 +44,7 @@ LEVELS = [
         "settings",
         "settingsfile",
         "smallfiles",
+        "terminaltext",
         "threadpool",
         "threads",
     },

@@ -168,6 +168,18 @@ def test_the_end_walks_over_nothing_that_a_command_left(home: Path) -> None:
     assert (done.returncode, looked_at < 100 < left_alone) == (0, True), done.stderr
 
 
+def in_shell(line: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """What a line of a shell says and how it ends, without anything to read."""
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "KT_HOME": str(home)},
+        timeout=300,
+    )
+
+
 @pytest.mark.in_turn("line")
 @pytest.mark.parametrize(
     ("line", "code", "out", "err"),
@@ -187,15 +199,7 @@ def test_the_end_walks_over_nothing_that_a_command_left(home: Path) -> None:
 )
 def test_closed_and_full_streams(line: str, code: int, out: str, err: str, home: Path) -> None:
     """A sentence where there is somewhere to say it; no file of the program ever takes the place of a stream."""
-    shell = f"{sys.executable} -m ktcli {line}"
-    done = subprocess.run(
-        ["bash", "-c", shell],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "KT_HOME": str(home)},
-        timeout=120,
-    )
+    done = in_shell(f"{sys.executable} -m ktcli {line}", home)
     said = [line for line in done.stderr.splitlines(True) if not line.startswith(" ")]
     assert (done.returncode, done.stdout, "".join(said)) == (code, out, err)
 
@@ -282,15 +286,7 @@ MORE = [
 def test_little_address_space_is_told_in_a_sentence(
     mib: int, line: str, code: int | None, home: Path
 ) -> None:
-    shell = f"ulimit -v {mib << 10}; exec {sys.executable} -m ktcli {line}"
-    done = subprocess.run(
-        ["bash", "-c", shell],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "KT_HOME": str(home)},
-        timeout=300,
-    )
+    done = in_shell(f"ulimit -v {mib << 10}; exec {sys.executable} -m ktcli {line}", home)
     warned = line == "doctor"  # of this machine, with exit code 1
     assert done.returncode in ((0, 4, int(warned)) if code is None else (code,)), done.stderr
     assert "Traceback" not in done.stderr

@@ -64,11 +64,7 @@ def convert_entry(
     Raises:
         UsageError: the recipe says that it is calibrated, and nothing says how.
     """
-    if recipe.calibrated and calibration is None:
-        raise UsageError(
-            f"{recipe.experts_name} needs a calibration, and the library has none of {entry.shown}",
-            hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
-        )
+    _require_calibration(entry, recipe, calibration)
     from ktcli.assembly.host import team_to_convert
     from ktcli.weights import convert as weights
 
@@ -102,6 +98,14 @@ def convert_entry(
     for remark in report.remarks:
         listener.warn(remark)
     return report
+
+
+def _require_calibration(entry: Entry, recipe: Recipe, calibration: Calibration | None) -> None:
+    if recipe.calibrated and calibration is None:
+        raise UsageError(
+            f"{recipe.experts_name} needs a calibration, and the library has none of {entry.shown}",
+            hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
+        )
 
 
 @contextlib.contextmanager

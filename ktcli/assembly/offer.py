@@ -20,7 +20,7 @@ from ktcli.records import dataclass
 from ktcli.store import catalog
 from ktcli.store.choice import look
 from ktcli.store.download import wanted
-from ktcli.store.hubs import Hub, RemoteFile, Snapshot
+from ktcli.store.hubs import RemoteFile, Snapshot
 from ktcli.store.profile import HUBS
 from ktcli.store.reference import Reference, vision_left_out
 from ktcli.weights.formats import losses
@@ -109,7 +109,7 @@ class Offer:
         return reference if known else replace(reference, formats=own.name)
 
 
-def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = None) -> Offer:
+def make_offer(reference: Reference, listener: Listener) -> Offer:
     """Looks a repository up on its hub and plans its conversion; returns the offer of a pull.
 
     Raises:
@@ -118,7 +118,7 @@ def make_offer(reference: Reference, listener: Listener, *, hub: Hub | None = No
         UsageError: a setting makes no sense for this model.
     """
     listener.note(looking(reference))
-    client, snapshot = look(reference, hub=hub, tell=listener.note)
+    client, snapshot = look(reference, tell=listener.note)
     files = wanted(snapshot, reference.quant)
     size = sum(file.size_bytes for file in files)
     profile = catalog.find(reference.name)

@@ -61,17 +61,16 @@ class Preview:
     download_bytes: int
 
 
-def preview(reference: Reference, *, hub: Hub | None = None, tell: Tell = silent) -> Preview:
+def preview(reference: Reference, *, tell: Tell = silent) -> Preview:
     """Fetches from a hub what the plan of a repository needs; returns its preview.
 
     Args:
-        hub: where to ask; None: the hub of the reference.
         tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
         NotFound, HubError: there is no such repository, or the hub does not respond.
         BadCheckpoint: there is no model in it that kt could convert.
     """
-    client, snapshot = look(reference, hub=hub, tell=tell)
+    client, snapshot = look(reference, tell=tell)
     return preview_of(client, snapshot, reference.quant)
 
 

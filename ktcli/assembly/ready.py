@@ -35,18 +35,16 @@ class Ready:
         return self.name.removesuffix(f"+{self.adapter}") if self.adapter else self.name
 
 
-def at_hand(name: str, formats: str = "") -> Ready | None:
+def at_hand(name: str) -> Ready | None:
     """Returns the conversion of the model called `name`, with its adapter; None: there is none, or none that can be
     used as it is.
 
-    Args:
-        formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
     Raises:
-        UsageError: the name means nothing, or a conversion to other formats than those.
+        UsageError: the name means nothing, or a conversion to other formats than it says.
         NotFound, BadCheckpoint: there is no such adapter, or its manifest is damaged.
     """
     model, adapter = split_adapter(name)
-    found = usable(*meant(model, formats))
+    found = usable(*meant(model))
     return None if found is None else adapted(found, adapter)
 
 

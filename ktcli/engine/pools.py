@@ -120,6 +120,16 @@ class Pools:
         finally:
             self.end()
 
+    def hold(self, known: KnownPrefix) -> None:
+        """Adds references to the pages and the state of a prefix."""
+        for page in known.pages:
+            self.pages.hold(page)
+        for page in known.windows:
+            assert self.windows is not None
+            self.windows.pool.hold(page)
+        if self.states is not None:
+            self.states.hold(known.slot)
+
     def find(self, content: Content) -> KnownPrefix:
         """Returns the longest cached prefix of a content's ids, but not all of them."""
         keys: list[bytes] = []

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from ktcli.engine.adapters import AttachedAdapter
 from ktcli.engine.forms import ABSORBED, How, expanded_spans, how_to_read
+from ktcli.engine.own_pages import OwnPages
 from ktcli.engine.own_states import OwnStates, SpareState
-from ktcli.engine.pages import PoolFull
-from ktcli.engine.pagetable import PageTable, pages_for
+from ktcli.engine.pagetable import pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
-from ktcli.engine.prefix import Content, chain, salted
+from ktcli.engine.prefix import Content, salted
 from ktcli.engine.statepool import Place
 from ktcli.engine.states import worth_a_step
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
-from ktcli.pagelabel import PageKind, PageLabel
+from ktcli.pagelabel import PageKind
 
 _LINES = count(1)
 P = ParamSpec("P")
@@ -66,14 +66,8 @@ class Sequence:
         # How each id was computed, and of the ids of a prompt that were not: how they are to be; up to `_planned`.
         self._how: How = np.zeros(pools.context, dtype=np.uint8)
         self._planned = 0
-        self._table = PageTable(pools.pages, pools.copy, pools.context)
-        windows = pools.windows
-        self._windows: PageTable | None = None  # of the layers with a window
-        if windows is not None:
-            self._windows = PageTable(windows.pool, windows.copy, pools.context, windows)
         self._adapter = pools.adapter
-        self._root = self._empty("")  # the key of the empty prefix
-        self._keys: list[bytes] = []  # of the full pages
+        self._pages = OwnPages(pools, self._ids, self._how, self._empty(""))
         self._line = next(_LINES)
         self._states = None if pools.states is None else OwnStates(pools.states)
         self._marks: list[int] = []  # positions where a snapshot is wanted
@@ -93,12 +87,13 @@ class Sequence:
     @property
     def pages(self) -> tuple[int, ...]:
         """The pages that it holds."""
-        return self._table.held
+        return self._pages.table.held
 
     @property
     def window_pages(self) -> tuple[int, ...]:
         """The pages of the layers with a window that it holds: the last ones."""
-        return self._windows.held if self._windows is not None else ()
+        windows = self._pages.windows
+        return windows.held if windows is not None else ()
 
     def windows_ahead(self, end: int) -> int:
         """Returns the number of window pages that it needs beside those it holds to go on to `end`, a token at a
@@ -109,7 +104,7 @@ class Sequence:
     @property
     def keys(self) -> tuple[bytes, ...]:
         """The keys of its full pages."""
-        return tuple(self._keys)
+        return tuple(self._pages.keys)
 
     @property
     def context(self) -> int:
@@ -150,8 +145,8 @@ class Sequence:
                 f"the conversation needs {end} tokens, but the context holds {self.context}",
                 hint="start over with /clear, or start kt with a larger --context",
             )
-        self._reserve(end)
-        states = self._states
+        self._pages.reserve(self.length, end)
+        states, windows = self._states, self._pages.windows
         if states is not None:
             states.reserve()
         first = n - 1 if first_output is None else first_output
@@ -160,14 +155,14 @@ class Sequence:
         return Run(
             ids,
             self.length,
-            self._table.numbers[: pages_for(end)],
+            self._pages.table.numbers[: pages_for(end)],
             first,
             temperature,
             defer,
             -1 if states is None else states.slot,
             -1 if states is None else states.next_slot,
             chunk,
-            None if self._windows is None else self._windows.numbers[: pages_for(end)],
+            None if windows is None else windows.numbers[: pages_for(end)],
             self._expanded(end),
             self._adapter.number if self._adapter else 0,
         )
@@ -201,37 +196,28 @@ class Sequence:
             assert n == run.ids.size, "a state is of all tokens of its run"
             self._states.go_on(self.length)
         self.length = end
-        self._seal()
+        self._pages.seal(end)
         chunk_ended = prompt and n > 1 and run.first_output > 0
         if chunk_ended or (self._marks and any(run.start < mark <= end for mark in self._marks)):
             self.keep()  # what others share may end here, too
-        if self._windows is not None:
-            self._windows.pass_by(end)
+        self._pages.pass_by(end)
 
     @_operation
     def keep(self) -> None:
         """Stores a snapshot of the state, if there is one, and favours the pages of the window before, so that a
         sequence that begins with the same ids can continue from here.
         """
-        states, rest = self._states, self.length % PAGE_TOKENS
-        if self._windows is not None:
-            border = self.length - (rest if states is None else 0)
-            self._windows.favour(self._keys[self._windows.needed(border) :])
+        states, border = self._states, self.length - self.length % PAGE_TOKENS
+        self._pages.favour(border if states is None else self.length)
         if states is None or states.slot < 0:
             return
-        page_key = self._keys[-1] if self._keys else self._root
-        key = self._link(page_key, self.length - rest, self.length)
-        states.pool.keep(key, states.slot, Place(page_key, self.length), self._line)
-        span = self.length - rest, self.length
-        slot = states.pool.slot_of(key)
+        label = self._pages.label(PageKind.STATE, border, self.length)
+        states.pool.keep(label.key, states.slot, Place(label.previous, self.length), self._line)
+        slot = states.pool.slot_of(label.key)
         if self._pools.tier is not None and slot is not None:
-            label = self._label(PageKind.STATE, key, page_key, span)
             marked = self.length in self._marks
             self._pools.tier.kept(slot, label, self._line, marked=marked)
-        if rest:
-            self._seal_pages(self.length // PAGE_TOKENS, key, page_key, span)
-            if self._windows is not None:
-                self._windows.favour([key])
+        self._pages.seal_open(self.length)
 
     def mark(self, position: int) -> None:
         """Marks the ids up to `position` as a prefix that others will share (a system prompt with its tools): where
@@ -293,10 +279,8 @@ class Sequence:
         made._adapter = self._adapter
         made._ids[: self.length] = self._ids[: self.length]
         made._how[:], made._planned = self._how, self._planned
-        made._keys, made._root, made.length = list(self._keys), self._root, self.length
-        for table, others in zip(made._tables, self._tables, strict=True):
-            table.share(others)
-            table.cut(self.length, made._keys)  # without what a step that failed has taken
+        made.length = self.length
+        made._pages.share(self._pages, self.length)
         if made._states is not None and self._states is not None:
             made._states.share(self._states)
         return made
@@ -326,17 +310,14 @@ class Sequence:
         """
         self._adapter = adapter or self._pools.adapter
         root = self._empty(salt)
-        if root != self._root:
+        if root != self._pages.root:
             self.truncate(0)
-            self._root = root
+            self._pages.root = root
         wanted = np.asarray(ids, dtype=np.int64)[: self.context]
         if how is None:
             how = how_to_read(b"", len(ids), latent=self._pools.latent)
         how = how[: self.context]
-        n = max(0, min(self.length, wanted.size - 1))
-        other_form = (self._how[:n] ^ how[:n]) & ABSORBED > 0
-        different = np.flatnonzero((self._ids[:n] != wanted[:n]) | other_form)
-        common = int(different[0]) if different.size else n
+        common = self._common(wanted, how)
         content = Content(wanted.astype(np.int32), how, root)
         known = self._pools.find(content)
         self.restored = {}
@@ -356,6 +337,13 @@ class Sequence:
             self.mark(position)
         return self.length
 
+    def _common(self, wanted: NDArray[np.int64], how: How) -> int:
+        """The number of its first ids that are also the first of `wanted`, in the same form, but not all of those."""
+        n = max(0, min(self.length, wanted.size - 1))
+        other_form = (self._how[:n] ^ how[:n]) & ABSORBED > 0
+        different = np.flatnonzero((self._ids[:n] != wanted[:n]) | other_form)
+        return int(different[0]) if different.size else n
+
     def _empty(self, salt: str) -> bytes:
         """The key of the empty prefix with a salt."""
         return salted(self._pools.seed, salt, self._adapter.digest if self._adapter else "")
@@ -367,7 +355,7 @@ class Sequence:
         """
         self.keep()
         if self._states is None:
-            self._seal_open()
+            self._pages.seal_open(self.length)
         else:
             self._states.close()
         self._cut(0)
@@ -385,85 +373,12 @@ class Sequence:
         if not whole:
             self._pools.tier.hasten()
             return
-        labels, previous = [], self._root
-        for at, key in enumerate(self._keys):
-            span = at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS
-            labels.append(self._label(PageKind.PAGE, key, previous, span))
-            previous = key
-        self._pools.tier.persist(labels)
-
-    # -- pages -----------------------------------------------------------------------------------------
-
-    @property
-    def _tables(self) -> tuple[PageTable, ...]:
-        return (self._table,) if self._windows is None else (self._table, self._windows)
-
-    def _reserve(self, end: int) -> None:
-        """Takes pages up to position `end`, and makes those that `length` lies in, if they are begun, its own."""
-        self._table.reserve(self.length, end)
-        if self._windows is None:
-            return
-        try:
-            self._windows.reserve(self.length, end)
-        except PoolFull:
-            self._table.cut(self.length, self._keys)
-            raise
-
-    def _seal(self) -> None:
-        """Seals the pages that are full now. Where another page has the same key both stay: what this sequence
-        computed is what it goes on with."""
-        for at in range(len(self._keys), self.length // PAGE_TOKENS):
-            first = at * PAGE_TOKENS
-            previous = self._keys[-1] if self._keys else self._root
-            span = first, first + PAGE_TOKENS
-            self._keys.append(self._link(previous, *span))
-            self._seal_pages(at, self._keys[-1], previous, span)
-
-    def _seal_open(self) -> None:
-        """Seals the last page, which is not full: whoever goes on from there copies it."""
-        if rest := self.length % PAGE_TOKENS:
-            previous, span = (
-                self._keys[-1] if self._keys else self._root,
-                (self.length - rest, self.length),
-            )
-            key = self._link(previous, *span)
-            self._seal_pages(self.length // PAGE_TOKENS, key, previous, span)
-            if self._windows is not None:
-                self._windows.favour([key])
-
-    def _seal_pages(self, at: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
-        """Seals the pages that hold the positions of `span`, unless others have the key."""
-        kinds = [(PageKind.PAGE, self._pools.pages, self._table)]
-        if self._windows is not None and self._pools.windows is not None:
-            kinds.append((PageKind.WINDOW, self._pools.windows.pool, self._windows))
-        for kind, pool, table in kinds:
-            page = int(table.numbers[at])
-            label = self._label(kind, key, previous, span)
-            indexed = label if kind == PageKind.PAGE else None
-            if pool.sealed(page) or not pool.seal(page, key, indexed):
-                continue
-            if self._pools.tier is not None:
-                self._pools.tier.sealed(page, label)
-
-    def _label(
-        self, kind: PageKind, key: bytes, previous: bytes, span: tuple[int, int]
-    ) -> PageLabel:
-        first, end = span
-        ids, depths = self._ids[first:end].copy(), self._how[first:end].copy()
-        return PageLabel(kind, key, previous, end, ids, depths)
-
-    def _link(self, previous: bytes, first: int, end: int) -> bytes:
-        """The key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
-        if first == end:
-            return previous
-        return chain(previous, self._ids[first:end], self._how[first:end])
+        self._pools.tier.persist(self._pages.labels())
 
     def _cut(self, length: int) -> None:
-        """Keeps the first `length` positions; the last pages go first, so that they are evicted first."""
-        for table in self._tables:
-            table.cut(length, self._keys)
+        """Keeps the first `length` positions."""
+        self._pages.cut(length)
         self.length = length
-        del self._keys[length // PAGE_TOKENS :]
 
     # -- states ----------------------------------------------------------------------------------------
 
@@ -472,9 +387,7 @@ class Sequence:
         snapshot; None and -1 where the sequence stands there, or nothing is kept."""
         while True:
             found = self._with_state(position)
-            if self._windows is None:
-                return found
-            position = self._windows.reachable(found[0], self._keys)
+            position = self._pages.reachable(found[0])
             if position == found[0]:
                 return found
 
@@ -494,31 +407,24 @@ class Sequence:
         """Positions up to `position` at which there is a snapshot of these ids, and their keys."""
         assert self._pools.states is not None
         for place, key in self._pools.states.places():
-            full, rest = divmod(place.position, PAGE_TOKENS)
+            rest = place.position % PAGE_TOKENS
             if not 0 < place.position <= position:
                 continue
-            page_key = self._keys[full - 1] if full else self._root
+            page_key = self._pages.key_before(place.position)
             start = place.position - rest
-            if page_key == place.page_key and self._link(page_key, start, place.position) == key:
+            if page_key == place.page_key and (
+                self._pages.link(page_key, start, place.position) == key
+            ):
                 yield place.position, key
 
     # -- what others know ------------------------------------------------------------------------------
 
     def _take_over(self, known: KnownPrefix, ids: NDArray[np.int64], how: How) -> None:
         """Becomes a prefix that the pools know."""
-        for page in known.pages:
-            self._pools.pages.hold(page)
-        for page in known.windows:
-            assert self._pools.windows is not None
-            self._pools.windows.pool.hold(page)
-        if self._pools.states is not None:
-            self._pools.states.hold(known.slot)
+        self._pools.hold(known)
         self.close()
-        n = known.length
-        self._table.become(0, known.pages)
-        if self._windows is not None:
-            self._windows.become(pages_for(n) - len(known.windows), known.windows)
-        self._keys, self.length = known.keys, n
+        self._pages.become(known)
+        self.length = n = known.length
         self._ids[:n] = ids[:n]
         self._how[:n] = how[:n]
         if self._states is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import field
 
+from ktcli.engine.storedmemory import StoredMemory
 from ktcli.engine.stores import Store, Stores
 from ktcli.errors import KtError
 from ktcli.pagelabel import PageKind, PageLabel, U8Array
@@ -37,23 +37,20 @@ class _Unstored:
 
 
 class WriteBack:
-    """Copies pages and states to stores that lack them, before their memory is reused.
+    """Copies pages and states to stores that lack them, before their memory is reused."""
 
-    Args:
-        saved: returns the stored bytes of a page or a state, in place; any thread may ask.
-    """
-
-    def __init__(self, stores: Stores, saved: Callable[[PageKind, int], U8Array]) -> None:
-        self._stores, self._saved = stores, saved
+    def __init__(self, stores: Stores, memory: StoredMemory) -> None:
+        self._stores, self._memory = stores, memory
         self._guard = threading.Lock()  # of what follows
         self._due: dict[_Name, _Unstored] = {}
         self._copied: OrderedDict[_Name, U8Array] = OrderedDict()  # oldest first
         self._copied_bytes = 0
 
-    def put(self, number: int, label: PageLabel, size_bytes: int) -> None:
-        """Queues a page or state, which is in slot `number`, for each store that lacks it."""
-        for store in self._stores.lacking(label.kind, label.key):
-            self._put(store, number, label, size_bytes)
+    def put(self, number: int, label: PageLabel) -> None:
+        """Queues a page or state, which is in slot `number`, for each store that lacks it, unless it has no bytes."""
+        if size_bytes := self._memory.size_bytes(label.kind):
+            for store in self._stores.lacking(label.kind, label.key):
+                self._put(store, number, label, size_bytes)
 
     def _put(self, store: Store, number: int, label: PageLabel, size_bytes: int) -> None:
         name = label.kind, label.key
@@ -77,7 +74,7 @@ class WriteBack:
             if not due.waiting:
                 del self._due[name]
                 return
-            due.number, due.copy = -1, self._saved(kind, number).copy()
+            due.number, due.copy = -1, self._memory.saved(kind, number).copy()
             self._copied[name] = due.copy
             self._copied_bytes += due.copy.size
             while self._copied_bytes > _SPILL_BYTES:
@@ -98,7 +95,7 @@ class WriteBack:
             if due is None or store not in due.waiting:
                 return False
             try:
-                into[:] = self._saved(name[0], due.number) if due.copy is None else due.copy
+                into[:] = self._memory.saved(name[0], due.number) if due.copy is None else due.copy
             except KtError:  # the device failed; whoever runs the next step says so
                 return False
             finally:

@@ -279,13 +279,9 @@ def open_run(
     plan: FinetunePlan,
     resumed: Path | None,
     listener: Listener = SILENT,
-    *,
-    exact: bool = False,
 ) -> FinetuneRun:
     """Returns a run with its model loaded, at its beginning or at a checkpoint.
 
-    Args:
-        exact: whether all is computed in f32.
     Raises:
         UsageError: the checkpoint belongs to other data, another conversion or other settings.
         BadCheckpoint, BadPack: files are damaged.
@@ -304,7 +300,7 @@ def open_run(
     where = None
     if plan.gpu is not None:
         where = TrainingDevice(torch_device(plan.gpu.index), plan.gpu.resident)
-    trained = _loaded(asked, ready, data, listener, exact, where)
+    trained = _loaded(asked, ready, data, listener, where)
     begins_with = resumed or (
         Path(s.adapter_name_or_path).expanduser() if s.adapter_name_or_path else None
     )
@@ -337,7 +333,6 @@ def _loaded(
     ready: Ready,
     data: TrainingSplit,
     listener: Listener,
-    exact: bool,
     where: TrainingDevice | None,
 ) -> TrainableModel:
     s = asked.settings
@@ -348,8 +343,7 @@ def _loaded(
     usual = TrainingOptions()
     options = TrainingOptions(
         context,
-        exact,
-        s.retains,
+        retain=s.retains,
         max_rows=min(usual.max_rows, rows),
         balance=s.moe_aux_loss_coef if has_auxiliary_loss(build(pack.config)) else 0.0,
         device=where,

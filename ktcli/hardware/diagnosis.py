@@ -12,7 +12,7 @@ from enum import IntEnum
 from ktcli.errors import gib
 from ktcli.hardware.amx import Verdict
 from ktcli.hardware.gpu import VISIBLE
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Cpu, Machine
 from ktcli.hardware.team import home_of
 from ktcli.hardware.text import cpu_text, numbered
 from ktcli.hardware.tuning import Tuning
@@ -168,7 +168,6 @@ def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator
 def _processor(
     machine: Machine, kernels: tuple[Kernel, ...], setting: HostSetting, tiles: Verdict | None
 ) -> Iterator[Problem]:
-    cpu = machine.cpu
     used = next((kernel.name for kernel in kernels if kernel.used), "")
     if used == "portable" and not setting.forced_isa:
         yield Problem(
@@ -179,6 +178,10 @@ def _processor(
     if tiles is not None and tiles.fix and not tiles.used:
         gain = "prompts are read about twice as fast, according to published AMX results"
         yield Problem(Level.WARNING, f"AMX is not used: {tiles.reason}", tiles.fix, gain, 0.5)
+    yield from _cores(machine.cpu, setting)
+
+
+def _cores(cpu: Cpu, setting: HostSetting) -> Iterator[Problem]:
     threads = setting.forced_threads
     if threads is not None and threads > len(cpu.cores):
         yield Problem(

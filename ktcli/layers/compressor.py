@@ -13,7 +13,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.table.attention import ChooseShape
 from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Reads, Rope
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.tensors import Stored, Tensor, kept_whole, matrix, vector
 from ktcli.records import dataclass
 
 
@@ -42,14 +42,7 @@ class Compressor:
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
-        return matrix(
-            name,
-            *pieces,
-            role=Role.KEPT,
-            cut=Cut.NONE,
-            layer=self.layer,
-            part=ModelPart.POOLING,
-        )
+        return kept_whole(name, *pieces, layer=self.layer, part=ModelPart.POOLING)
 
     @cached_property
     def bias(self) -> Tensor:
@@ -118,14 +111,7 @@ class WindowIndexer:
         """The projection [heads, hidden] of the heads' weights: it decides like a router, and is kept like one."""
         stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = f"layers.{self.layer}.attn.index_weights"
-        return matrix(
-            name,
-            stored,
-            role=Role.KEPT,
-            cut=Cut.NONE,
-            layer=self.layer,
-            part=ModelPart.INDEXER,
-        )
+        return kept_whole(name, stored, layer=self.layer, part=ModelPart.INDEXER)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

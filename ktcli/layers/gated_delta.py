@@ -49,16 +49,10 @@ class GatedDeltaNet(Projections):
     layer: int = 0
     source: str = ""
 
-    @property
-    def _widths(self) -> tuple[int, int, int]:
-        """The numbers of columns of q, k and v."""
-        s = self.shape
-        return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
-
     @cached_property
     def qkvz(self) -> Tensor:
         """The projection of the input to q, k, v and the norm's gate z, each for all heads."""
-        s, (keys, _, values) = self.shape, self._widths
+        s, (keys, _, values) = self.shape, self.shape.columns
         each = s.heads // s.key_heads * s.dv
         sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values}
         pieces = self._by_head("in_proj_qkvz", (s.dk, s.dk, each, each))
@@ -78,7 +72,7 @@ class GatedDeltaNet(Projections):
     @cached_property
     def conv(self) -> Tensor:
         """The weight of the causal convolution of q, k and v: conv_width rows, the oldest first."""
-        shape = (sum(self._widths), 1, self.conv_width)
+        shape = (sum(self.shape.columns), 1, self.conv_width)
         return self._vector("conv", Stored(f"{self.source}.conv1d.weight", shape, transposed=True))
 
     @cached_property
@@ -98,7 +92,7 @@ class GatedDeltaNet(Projections):
     @cached_property
     def o(self) -> Tensor:
         """The output projection, [hidden, heads * dv]."""
-        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._widths[2]))
+        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self.shape.columns[2]))
         return self._matrix("o", (stored,))
 
     @property
@@ -108,23 +102,23 @@ class GatedDeltaNet(Projections):
 
     @property
     def _conv_elements(self) -> int:
-        return ceil_to((self.conv_width - 1) * sum(self._widths), STATE_LINE)
+        return ceil_to((self.conv_width - 1) * sum(self.shape.columns), STATE_LINE)
 
     @property
     def state(self) -> LayerState:
         """The sizes of the layer's state: the convolution's last rows, then S of every head, of which an element
         takes 7 operations."""
         s = self.shape
-        ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
+        ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self.shape.columns)
         elements = self._conv_elements + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """Returns the layer's linear attention [T, hidden] of its input x [T, hidden]."""
-        s, (keys, _, values) = self.shape, self._widths
+        s, (keys, _, values) = self.shape, self.shape.columns
         qkv, z = b.split(b.linear(x, self.qkvz), 2 * keys + values, values)
         beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.heads)
-        q, k, v = b.split(b.conv(qkv, self.conv, layer=self.layer), *self._widths)
+        q, k, v = b.split(b.conv(qkv, self.conv, layer=self.layer), *self.shape.columns)
         first, learned = self._conv_elements, self.learned
         mixed = b.delta(q, k, v, decay, beta, *learned, s, layer=self.layer, first=first)
         mixed = b.norm(mixed, self.norm, self.eps, head_width=s.dv)

@@ -8,7 +8,7 @@ from functools import cached_property
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.table.rowwise import GateKind
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix
+from ktcli.ops.tensors import Stored, Tensor, kept_whole
 from ktcli.records import dataclass
 
 
@@ -68,11 +68,9 @@ class NormGate:
         """The weights [rank, hidden] and [hidden, rank]."""
         shapes = (self.rank, self.hidden), (self.hidden, self.rank)
         down, up = (
-            matrix(
+            kept_whole(
                 f"{self.name}_{own}",
                 Stored(f"{self.source}.{name}.weight", shape),
-                role=Role.KEPT,
-                cut=Cut.NONE,
                 layer=self.layer,
                 part=ModelPart.NORM_GATES,
             )

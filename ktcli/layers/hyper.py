@@ -14,7 +14,7 @@ from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.table.streams import MixShape
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.tensors import Stored, Tensor, kept_whole, vector
 from ktcli.records import dataclass
 
 
@@ -55,14 +55,7 @@ class HyperConnection:
         shape = (self._weights, self.shape.streams * self.hidden)
         stored = Stored(f"{self.source}_fn", shape)
         name = f"{self.name}.fn"
-        made = matrix(
-            name,
-            stored,
-            role=Role.KEPT,
-            cut=Cut.NONE,
-            layer=self.layer,
-            part=ModelPart.HYPER,
-        )
+        made = kept_whole(name, stored, layer=self.layer, part=ModelPart.HYPER)
         return replace(made, access=Access.OUTPUTS) if self.at_end else made
 
     @cached_property

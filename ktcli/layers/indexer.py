@@ -15,7 +15,7 @@ from ktcli.ops.part import ModelPart
 from ktcli.ops.table.attention import ChooseShape
 from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Reads, Rope
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.tensors import Stored, Tensor, kept_whole, vector
 from ktcli.records import dataclass
 
 
@@ -65,14 +65,7 @@ class Indexer:
             sizes["index_kpool_compress_gate"] = self.shape.dim
         pieces = (Stored(f"{self.source}.{of}", (n, self.hidden)) for of, n in sizes.items())
         name = f"layers.{self.layer}.attn.index_weights"
-        return matrix(
-            name,
-            *pieces,
-            role=Role.KEPT,
-            cut=Cut.NONE,
-            layer=self.layer,
-            part=ModelPart.INDEXER,
-        )
+        return kept_whole(name, *pieces, layer=self.layer, part=ModelPart.INDEXER)
 
     @cached_property
     def pool_bias(self) -> Tensor | None:

@@ -40,23 +40,17 @@ class KimiDelta(Projections):
     source: str = ""
 
     @property
-    def _widths(self) -> tuple[int, int, int]:
-        """The numbers of columns of q, k and v."""
-        s = self.shape
-        return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
-
-    @property
     def _entering(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """The names and rows of the first projections of gate and decay."""
         s = self.shape
         if self.direct:
-            return ("g_proj", self._widths[2]), ("f_proj", s.decays)
+            return ("g_proj", self.shape.columns[2]), ("f_proj", s.decays)
         return ("g_a_proj", s.dk), ("f_a_proj", s.dk)
 
     @cached_property
     def qkvg(self) -> Tensor:
         """The weight that projects to q, k, v, and to the low-rank input of the norm's gate."""
-        named = dict(zip(("q_proj", "k_proj", "v_proj"), self._widths, strict=True))
+        named = dict(zip(("q_proj", "k_proj", "v_proj"), self.shape.columns, strict=True))
         gate, rows = self._entering[0]
         return self._matrix("qkvg", Role.DENSE, {**named, gate: rows}, self.hidden)
 
@@ -80,13 +74,13 @@ class KimiDelta(Projections):
         """The second projection [heads * dv, dk] of a low-rank gate of the norm; None: the first has full rank."""
         if self.direct:
             return None
-        return self._matrix("gate", Role.DENSE, {"g_b_proj": self._widths[2]}, self.shape.dk)
+        return self._matrix("gate", Role.DENSE, {"g_b_proj": self.shape.columns[2]}, self.shape.dk)
 
     @cached_property
     def o(self) -> Tensor:
         """The output projection [hidden, heads * dv], by any of its checkpoint names."""
         ways = [
-            self._matrix("o", Role.DENSE, {name: self.hidden}, self._widths[2])
+            self._matrix("o", Role.DENSE, {name: self.hidden}, self.shape.columns[2])
             for name in self.o_names
         ]
         return replace(ways[0], sources=tuple(pieces for way in ways for pieces in way.sources))
@@ -96,7 +90,7 @@ class KimiDelta(Projections):
         """The weights of the convolutions of q, k and v."""
         return tuple(
             self._vector(f"{of}_conv", f"{of}_conv1d.weight", (width, 1, self.conv_width))
-            for of, width in zip("qkv", self._widths, strict=True)
+            for of, width in zip("qkv", self.shape.columns, strict=True)
         )
 
     @cached_property
@@ -123,14 +117,16 @@ class KimiDelta(Projections):
     @property
     def _conv_elements(self) -> tuple[int, ...]:
         """The f32 elements of the states of the convolutions."""
-        return tuple(ceil_to((self.conv_width - 1) * width, STATE_LINE) for width in self._widths)
+        return tuple(
+            ceil_to((self.conv_width - 1) * width, STATE_LINE) for width in self.shape.columns
+        )
 
     @property
     def state(self) -> LayerState:
         """The sizes of the layer's state: the convolutions' last rows, then S of every head, of which an element
         takes 7 operations."""
         s = self.shape
-        ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
+        ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self.shape.columns)
         elements = sum(self._conv_elements) + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
@@ -138,7 +134,7 @@ class KimiDelta(Projections):
         """Returns the layer's linear attention [T, hidden] of its input x [T, hidden]."""
         s, first, mixed = self.shape, 0, []
         (_, of_gate), (_, of_decay) = self._entering
-        *qkv, gate = b.split(b.linear(x, self.qkvg), *self._widths, of_gate)
+        *qkv, gate = b.split(b.linear(x, self.qkvg), *self.shape.columns, of_gate)
         beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, of_decay)
         if self.decay:
             decay = b.linear(decay, self.decay, reads=Reads.F32)

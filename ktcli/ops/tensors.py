@@ -167,6 +167,12 @@ def matrix(
     return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut, part=part)
 
 
+def kept_whole(name: str, *pieces: Stored, layer: int | None, part: ModelPart) -> Tensor:
+    """Returns the declaration of a small matrix that decides as a router does: kept as the checkpoint has it, and not
+    shared out."""
+    return matrix(name, *pieces, layer=layer, part=part, role=Role.KEPT, cut=Cut.NONE)
+
+
 def vector(
     name: str, *pieces: Stored, layer: int | None, neutral: float = 1.0, below: int = 0
 ) -> Tensor:

@@ -109,7 +109,7 @@ def constraints_of(rules: PlacementRules, model: Model, recipe: Recipe) -> Const
     kernels = _kernels(rules, names)
     places = _RuledPlaces(rules.each, names, owners)
     gpus = places.layers()
-    experts = places.experts(gpus)
+    experts = places.experts()
     nodes = places.nodes()
     on_cpu = places.keeps_cpu(gpus)
     if on_cpu:
@@ -168,7 +168,7 @@ class _RuledPlaces:
             first.setdefault(layer, (index, part))
         return found
 
-    def experts(self, gpus: NDArray[np.int64]) -> NDArray[np.int8]:
+    def experts(self) -> NDArray[np.int8]:
         """Where each expert is, [MoE layers, E]."""
         kinds = {CPU: _ON_CPU, CUDA: _ON_GPU, NODE: _ON_CPU}
         table = np.array(

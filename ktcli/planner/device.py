@@ -201,16 +201,7 @@ def share_out(
     def cache(chunk: int) -> int:
         return cache_bytes(sizes.spec, context, chunk, sizes.streams, sizes.cache)
 
-    need = Vram(
-        weights=sizes.near_bytes,
-        cache=cache(least),
-        workspace=sizes.step_bytes(least, context),
-        stream=0,
-        graph=sizes.graph_bytes(context),
-        runtime=RUNTIME_BYTES,
-        margin=margin_bytes(gpu.vram_bytes),
-        experts=0,
-    )
+    need = _least_need(sizes, gpu, context, cache(least))
     spare = max(0, room - need.total)
     most = sizes.step_bytes(longest, context) - need.workspace + cache(longest) - need.cache
     more = min(spare // _PROMPT_PART, most) if streams else 0
@@ -227,6 +218,20 @@ def share_out(
         limit_bytes=room,
         chunk=chunk,
         stream_experts=stream // 2 // sizes.expert_bytes if sizes.expert_bytes else 0,
+    )
+
+
+def _least_need(sizes: DeviceSizes, gpu: Gpu, context: int, cache: int) -> Vram:
+    """What a GPU needs without experts and with the shortest chunks, whose cache has so many bytes."""
+    return Vram(
+        weights=sizes.near_bytes,
+        cache=cache,
+        workspace=sizes.step_bytes(min(PREFILL_CHUNK, context), context),
+        stream=0,
+        graph=sizes.graph_bytes(context),
+        runtime=RUNTIME_BYTES,
+        margin=margin_bytes(gpu.vram_bytes),
+        experts=0,
     )
 
 

@@ -17,23 +17,15 @@ from ktcli.store.reference import Reference, parse
 from ktcli.store.retrying import Tell, silent, with_retries
 
 
-def look(
-    reference: Reference,
-    *,
-    hub: Hub | None = None,
-    tell: Tell = silent,
-) -> tuple[Hub, Snapshot]:
+def look(reference: Reference, *, tell: Tell = silent) -> tuple[Hub, Snapshot]:
     """Looks a reference up on its hubs in turn; returns the first that has the repository, and its snapshot there.
 
     Args:
-        hub: the only one that is asked; None: those of the reference.
         tell: is given a sentence when a hub is waited for, or passed over.
     Raises:
         Gated: a hub has it, and wants a licence to be accepted first.
         NotFound, HubError: none of them has it, or answers.
     """
-    if hub is not None:
-        return hub, with_retries(partial(hub.look, reference.repository, reference.revision), tell)
     failed: list[KtError] = []
     known = candidates(reference)
     for i, (name, repository) in enumerate(known):

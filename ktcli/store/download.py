@@ -99,7 +99,6 @@ def pull(
     reference: Reference,
     watcher: Watcher,
     *,
-    hub: Hub | None = None,
     snapshot: Snapshot | None = None,
     limit_bps: int | None = None,
     read_of: Callable[[Path, Files], Files] = lambda folder, files: files,
@@ -107,7 +106,6 @@ def pull(
     """Downloads a repository into the library; returns its entry, at once if it is complete.
 
     Args:
-        hub: where to get it from; None: the hub of the snapshot, else those of the reference in turn.
         snapshot: what the hub said of the repository; None: it is asked.
         limit_bps: the most bytes per second, 0: no limit; None: the setting `pull-limit`.
         read_of: returns the files that somebody reads, given a folder with `config.json` and the index; asked of
@@ -133,9 +131,9 @@ def pull(
         if present is not None:
             return present
         if snapshot is None:
-            client, snapshot = look(reference, hub=hub)
+            client, snapshot = look(reference)
         else:
-            client = hub or hub_named(snapshot.hub)
+            client = hub_named(snapshot.hub)
         files, log = _begin(reference, snapshot, folder), _HashLog(folder)
         if sum(file.name.endswith(".safetensors") for file in files) > 1:
             _fetch_index(client, snapshot, files, log)
@@ -226,21 +224,13 @@ def _is_model_weights(name: str) -> bool:
     return name.endswith(".safetensors") and not name.startswith(_OF_ADAPTERS)
 
 
-def refetch(
-    folder: Path,
-    found: Manifest,
-    names: Collection[str],
-    watcher: Watcher,
-    *,
-    hub: Hub | None = None,
-) -> None:
+def refetch(folder: Path, found: Manifest, names: Collection[str], watcher: Watcher) -> None:
     """Downloads files of a checkpoint again, as its manifest describes them.
 
     What is there under their names stays until the new file is proved by its SHA-256. Interrupted, it continues.
 
     Args:
         folder: of the checkpoint.
-        hub: where to get them from; None: the hub of the manifest.
     Raises:
         UsageError: the manifest does not say where it is from, or has no such file.
         HubError, NotFound: what stopped it; the hub may have other bytes by now.
@@ -254,7 +244,7 @@ def refetch(
         if (each := known[name])
     )
     snapshot = Snapshot(found.hub, found.repository, found.revision, files)
-    fetch_files(hub or hub_named(found.hub), snapshot, files, folder, watcher)
+    fetch_files(hub_named(found.hub), snapshot, files, folder, watcher)
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
 
 

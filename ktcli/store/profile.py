@@ -158,18 +158,7 @@ def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) 
     for key in found:
         if key not in known:
             raise reading.error("", key, f"is not a profile key; known keys are {', '.join(known)}")
-    sizes = reading.table_of(found, "sizes", _SIZES)
-    for key, value in sizes.items():
-        if type(value) is not int or not 0 <= value < 1 << 60:
-            raise reading.error("sizes", key, "must be a whole number, 0 or more")
-    formats = reading.table_of(found, "formats", ("experts", "dense"))
-    chosen = {
-        key: reading.text_of(formats, "formats", key, default)
-        for key, default in (("experts", EXPERTS), ("dense", DENSE))
-    }
-    for key, value in chosen.items():
-        if _FORMAT.fullmatch(value) is None:
-            raise reading.error("formats", key, f"{value!r} is not the name of a format")
+    sizes, formats = _sizes(reading, found), _formats(reading, found)
     released = found.get("released", "")
     if not isinstance(released, str) or (released and _MONTH.fullmatch(released) is None):
         raise reading.error("", "released", 'must be a month like "2026-04"')
@@ -182,12 +171,32 @@ def _profile(reading: _ProfileText, found: Mapping[str, Any], *, shipped: bool) 
         parameters=sizes.get("parameters"),
         expert_parameters=sizes.get("expert_parameters"),
         download_bytes=sizes.get("download_bytes"),
-        experts=chosen["experts"],
-        dense=chosen["dense"],
+        experts=formats["experts"],
+        dense=formats["dense"],
         table={} if builtin else _config(reading, found),
         origin=None if shipped else reading.path,
         released=released,
     )
+
+
+def _sizes(reading: _ProfileText, found: Mapping[str, Any]) -> dict[str, int]:
+    table: dict[str, int] = reading.table_of(found, "sizes", _SIZES)
+    for key, value in table.items():
+        if type(value) is not int or not 0 <= value < 1 << 60:
+            raise reading.error("sizes", key, "must be a whole number, 0 or more")
+    return table
+
+
+def _formats(reading: _ProfileText, found: Mapping[str, Any]) -> dict[str, str]:
+    table = reading.table_of(found, "formats", ("experts", "dense"))
+    chosen = {
+        key: reading.text_of(table, "formats", key, default)
+        for key, default in (("experts", EXPERTS), ("dense", DENSE))
+    }
+    for key, value in chosen.items():
+        if _FORMAT.fullmatch(value) is None:
+            raise reading.error("formats", key, f"{value!r} is not the name of a format")
+    return chosen
 
 
 def _repositories(

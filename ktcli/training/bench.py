@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -136,11 +137,36 @@ class TimedModel(TrainableModel):
 
 @dataclass(slots=True)
 class _Passes:
-    """The seconds of the passes of each run."""
+    """The seconds of the passes of each step.
 
+    Attributes:
+        documents, length: the documents of a step, and their tokens.
+    """
+
+    documents: int
+    length: int
+    draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(_SEED))
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
     head: list[float] = field(default_factory=list)
+
+    def step(self, model: TimedModel) -> float:
+        """Computes a step of random documents; returns the seconds of its passes through layers."""
+        vocab, n = model.model.spec.vocab, self.documents
+        ids = [self.draw.integers(0, vocab, self.length).tolist() for _ in range(n)]
+        model.reset()
+        began = time.perf_counter()
+        model.loss_and_gradients(ids, [[True] * self.length] * n)
+        whole, layers = time.perf_counter() - began, sum(model.seconds.values())
+        self.forward.append(model.seconds["forward"])
+        self.backward.append(model.seconds["backward"])
+        self.head.append(whole - layers)
+        return layers
+
+    def clear(self) -> None:
+        """Drops the seconds so far."""
+        for each in (self.forward, self.backward, self.head):
+            each.clear()
 
 
 def measure_steps(
@@ -159,27 +185,13 @@ def measure_steps(
         runs: the number of steps, each between two measurements of the ceilings; one more goes before.
         progress: called after each run with the number of runs done.
     """
-    draw, vocab = np.random.default_rng(_SEED), model.model.spec.vocab
     work = TrainingWork.of(model.model, recipe, documents * length, retain=model.options.retain)
-    passes = _Passes()
-
-    def step() -> float:
-        ids = [draw.integers(0, vocab, length).tolist() for _ in range(documents)]
-        model.reset()
-        began = time.perf_counter()
-        model.loss_and_gradients(ids, [[True] * length] * documents)
-        whole, layers = time.perf_counter() - began, sum(model.seconds.values())
-        passes.forward.append(model.seconds["forward"])
-        passes.backward.append(model.seconds["backward"])
-        passes.head.append(whole - layers)
-        return layers
-
-    step()
-    for before in (passes.forward, passes.backward, passes.head):
-        before.clear()
+    passes = _Passes(documents, length)
+    passes.step(model)
+    passes.clear()
     both = [work.forward_ops, work.backward_ops]
     measured = alternate(
-        step,
+        partial(passes.step, model),
         lambda: sum(_ideal(ceilings, ops, work.read_bytes, ceilings.measure)[0] for ops in both),
         pairs=runs,
         progress=progress,

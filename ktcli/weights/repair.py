@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ktcli import smallfiles
 from ktcli.errors import BadPack, NotEnoughDisk, UsageError
-from ktcli.manifest import MAX_BYTES, FileRecord, Seal
+from ktcli.manifest import MAX_BYTES, FileRecord, Manifest, Seal
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import Model, build
 from ktcli.native import Pool
@@ -91,16 +91,7 @@ def repair_from(
         Busy: another process works on it.
         BadCheckpoint, NotEnoughDisk, KtError: as for a conversion.
     """
-    found, recipe = parse_pack(read_bounded(damage.pack / MANIFEST, MAX_BYTES))
-    if found.seal is Seal.BROKEN:
-        raise BadPack(
-            f"{MANIFEST} of {damage.pack.name} is damaged, so the right contents are unknown"
-        )
-    if found.adapter:
-        raise UsageError(
-            f"{damage.pack.name} was merged with an adapter, which kt does not store with it",
-            hint="remove it, and convert the model with --adapter again: the same adapter gives the same bytes",
-        )
+    found, recipe = _described(damage.pack)
     records = {each.name: each for each in found.records if each.name in damage.names}
     checkpoint, supply = source.checkpoint, source.supply
     kept = importance(build(checkpoint.config)) if recipe.calibrated else None
@@ -129,6 +120,19 @@ def repair_from(
         for record in plan.manifest.extras:
             if record.name in records:
                 _take_over(checkpoint, damage.pack, record)
+
+
+def _described(pack: Path) -> tuple[Manifest, Recipe]:
+    """The manifest and the recipe of a pack that can be made again from its checkpoint."""
+    found, recipe = parse_pack(read_bounded(pack / MANIFEST, MAX_BYTES))
+    if found.seal is Seal.BROKEN:
+        raise BadPack(f"{MANIFEST} of {pack.name} is damaged, so the right contents are unknown")
+    if found.adapter:
+        raise UsageError(
+            f"{pack.name} was merged with an adapter, which kt does not store with it",
+            hint="remove it, and convert the model with --adapter again: the same adapter gives the same bytes",
+        )
+    return found, recipe
 
 
 def _refuse_searched(

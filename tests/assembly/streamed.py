@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from store.fake_hub import COMMIT
+import pytest
+from store.fake_hub import COMMIT, Hub, serve
 from weights.fake_checkpoint import QWEN3, Stored, sources, write_file
 
 from ktcli.native import Pool
+from ktcli.store import transfer
 from ktcli.weights.conversion import Provenance
 from ktcli.weights.convert import convert
 from ktcli.weights.recipe import Recipe
@@ -37,6 +41,19 @@ def make_case(folder: Path, n_shards: int = N_SHARDS) -> Case:
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     convert(source, pack, Recipe(), Pool(2), provenance=Provenance("hf", NAME, COMMIT))
     return contents_of(source), contents_of(pack)
+
+
+@contextmanager
+def streaming_hub(case: Case, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
+    """A hub with the repository, to which a library in `home` connects; what is fetched at once is little."""
+    monkeypatch.setenv("KT_HOME", str(home))
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("ktcli.assembly.preview._FIRST_BYTES", HEADER)
+    with serve() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        running.repositories[NAME] = dict(case[0])
+        yield running
 
 
 def contents_of(folder: Path) -> Files:

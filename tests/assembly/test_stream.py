@@ -12,8 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assembly.streamed import CHUNK, HEADER, N_SHARDS, NAME, Case, contents_of, make_case, weights
-from store.fake_hub import COMMIT, Fault, Hub, serve
+from assembly.streamed import (
+    HEADER,
+    N_SHARDS,
+    NAME,
+    Case,
+    contents_of,
+    make_case,
+    streaming_hub,
+    weights,
+)
+from store.fake_hub import COMMIT, Fault, Hub
 from weights.quantised import quark
 
 from ktcli import holes
@@ -27,7 +36,7 @@ from ktcli.main import main
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.output import out
-from ktcli.store import contents, importances, library, transfer
+from ktcli.store import contents, importances, library
 from ktcli.store.partial import PartialFile
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
@@ -48,13 +57,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture
 def hub(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("ktcli.assembly.preview._FIRST_BYTES", HEADER)
-    with serve() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        running.repositories[NAME] = dict(case[0])
+    with streaming_hub(case, monkeypatch, tmp_path / "home") as running:
         yield running
 
 

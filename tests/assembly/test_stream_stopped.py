@@ -17,14 +17,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from assembly.streamed import CHUNK, HEADER, NAME, Case, contents_of, make_case, weights
-from store.fake_hub import Hub, serve
+from assembly.streamed import (
+    CHUNK,
+    HEADER,
+    NAME,
+    Case,
+    contents_of,
+    make_case,
+    streaming_hub,
+    weights,
+)
+from store.fake_hub import Hub
 from waits import until
 
 from ktcli import manifest
 from ktcli.errors import Busy
 from ktcli.main import main
-from ktcli.store import contents, library, transfer
+from ktcli.store import contents, library
 from ktcli.weights.checkpoint import INDEX
 from ktcli.weights.pack import file_name
 
@@ -96,13 +105,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture
 def hub(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(transfer, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("ktcli.assembly.preview._FIRST_BYTES", HEADER)
-    with serve() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        running.repositories[NAME] = dict(case[0])
+    with streaming_hub(case, monkeypatch, tmp_path / "home") as running:
         yield running
 
 

@@ -21,7 +21,7 @@ from ktcli.assembly import kvshared
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.kvplaces import MooncakePlace
 from ktcli.engine import CpuEngine
-from ktcli.engine.tier import Tier
+from ktcli.engine.readingworth import ReadingWorth
 from ktcli.store import engines
 from ktcli.store.engines import InstalledEngine
 from ktcli.store.mooncake import client
@@ -46,7 +46,7 @@ def fake(tmp_path: Path, monkeypatch: Patch) -> Iterator[FakeMooncake]:
     installed = InstalledEngine("mooncake", "0", tmp_path)
     (tmp_path / engines.MANIFEST).write_text("{}")
     monkeypatch.setattr(kvshared.engines, "require", lambda name: installed)
-    monkeypatch.setattr(Tier, "_pays", lambda *_: True)
+    monkeypatch.setattr(ReadingWorth, "pays", lambda *_: True)
     patient(monkeypatch, client)
     with fake_mooncake(tmp_path) as made:
         monkeypatch.setattr(kvshared, "command_of", lambda engine: made.connection.command)

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 from engine.test_sharing import (
     ACTS,
-    CODED,
     CONTEXT,
-    FAMILIES,
+    EACH,
     LINES,
-    MORE,
     MOST_CHECKED,
     PROBE,
-    STREAMS,
     TEXTS,
     Step,
     World,
+    engine_of,
     never_left,
 )
 from hybrid import Made
@@ -45,18 +43,9 @@ FEED = st.tuples(st.just("feed"), st.integers(0, 2), st.sampled_from([64, 90, 13
 SCHEDULES = st.lists(st.tuples(st.integers(0, LINES), ACTS | FEED | BACK), min_size=5, max_size=25)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *FAMILIES,
-        *(f"{name} fp8" for name in CODED),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
-    ],
-)
+@pytest.fixture(scope="module", params=EACH)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    name, cache = f"{request.param} bf16".split()[:2]
-    made = Made.convert(name, tmp_path_factory.mktemp(name))
-    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1, cache=cache)
+    return engine_of(request.param, tmp_path_factory)
 
 
 class Recording:
@@ -96,8 +85,9 @@ class StoredWorld(World):
         before = self._places()
         tier = pools.tier
         assert tier is not None
-        tier._memory = came = Recording(self.engine.memory)
-        tier._kinds[PageKind.PAGE] = replace(tier._kinds[PageKind.PAGE], memory=came)
+        tier._memory.own = came = Recording(self.engine.memory)
+        kinds = tier._memory.kinds
+        kinds[PageKind.PAGE] = replace(kinds[PageKind.PAGE], memory=came)
         try:
             super().act(at, what, a, b)
         finally:

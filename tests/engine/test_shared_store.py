@@ -17,8 +17,8 @@ from ktcli.assembly.kvpages import stored_pages, watched_pages
 from ktcli.assembly.kvplaces import SharedStore
 from ktcli.assembly.listener import Listener
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
+from ktcli.engine.readingworth import ReadingWorth
 from ktcli.engine.request import Stats
-from ktcli.engine.tier import Tier
 from ktcli.native import Batch
 from ktcli.sampling import SamplingSettings
 from ktcli.server.kvevents.blockhash import block_hash, root_hash
@@ -87,7 +87,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def reading_pays(monkeypatch: Patch) -> None:
     patient(monkeypatch, remote)
-    monkeypatch.setattr(Tier, "_pays", lambda *_: True)
+    monkeypatch.setattr(ReadingWorth, "pays", lambda *_: True)
 
 
 @pytest.fixture

@@ -30,6 +30,11 @@ Ids = NDArray[np.int32]
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
 CODED = ("deepseek-v3", "gpt-oss")  # with an fp8 cache too
 MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 laguna".split()
+EACH = [
+    *FAMILIES,
+    *(f"{name} fp8" for name in CODED),
+    *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
+]
 
 
 def texts() -> list[Ids]:
@@ -44,18 +49,16 @@ def texts() -> list[Ids]:
 TEXTS = texts()
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *FAMILIES,
-        *(f"{name} fp8" for name in CODED),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE),
-    ],
-)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
-    name, cache = f"{request.param} bf16".split()[:2]
-    made = Made.convert(name, tmp_path_factory.mktemp(name))
+def engine_of(each: str, folders: pytest.TempPathFactory) -> CpuEngine:
+    """An engine with a model of one of EACH."""
+    name, cache = f"{each} bf16".split()[:2]
+    made = Made.convert(name, folders.mktemp(name))
     return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1, cache=cache)
+
+
+@pytest.fixture(scope="module", params=EACH)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    return engine_of(request.param, tmp_path_factory)
 
 
 @dataclass(frozen=True, eq=False)

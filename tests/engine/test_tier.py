@@ -17,6 +17,7 @@ from ktcli.assembly.kvpages import store_below, stored_pages
 from ktcli.engine import CpuEngine
 from ktcli.engine.forms import how_to_read
 from ktcli.engine.pagetable import pages_for
+from ktcli.engine.readingworth import ReadingWorth
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.tier import Tier
 from ktcli.native import Batch
@@ -51,7 +52,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def reading_pays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stored is read, however fast ten tokens are computed again."""
     if not any(word in request.node.name for word in ("pays", "slower")):
-        monkeypatch.setattr(Tier, "_pays", lambda *_: True)
+        monkeypatch.setattr(ReadingWorth, "pays", lambda *_: True)
 
 
 def feed(engine: CpuEngine, sequence: Sequence, ids: Ids) -> NDArray[np.float32]:

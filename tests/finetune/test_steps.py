@@ -73,6 +73,33 @@ def judged(run: FinetuneRun, model: Any, settings: FinetuneSettings, steps: int)
     return losses
 
 
+def agrees(
+    run: FinetuneRun,
+    case: Case,
+    checkpoint_of: Callable[[Case], Path],
+    settings: FinetuneSettings,
+    folder: Path,
+) -> dict[str, torch.Tensor]:
+    """Trains, and has the judge train from the adapter that kt wrote before the first step: losses and parameters
+    agree. Returns the parameters."""
+    (folder / "begin").mkdir()
+    run.write_adapter(folder / "begin")
+    base = reference_model(case, checkpoint_of(case))
+    with quietly():
+        model = load_peft(base, folder / "begin", is_trainable=True)
+    seen = Seen()
+    run.train(seen)
+    losses = judged(run, model.eval(), settings, settings.max_steps)
+    assert seen.losses == pytest.approx(losses, abs=2e-6)
+    with quietly():
+        model.save_pretrained(folder / "judge")
+    ours = values(run._trained)
+    fill_factors(run._trained, folder / "judge")
+    theirs = values(run._trained)
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) <= 1e-6
+    return ours
+
+
 class Thinned:
     """The rows of a step that a judge computes: which step, how many rows, and the first of its document."""
 
@@ -122,23 +149,7 @@ def test_dropout_is_that_of_peft(
     settings = with_steps(SETTINGS, steps, lora_dropout=0.25, lora_target=targets)
     trained = opened(pack_of(name, "f32", "f32"), settings)
     run = begun(trained, settings, tmp_path / "out", data_of(samples(10), settings))
-    (tmp_path / "begin").mkdir()
-    run.write_adapter(tmp_path / "begin")
-    case = case_named(name)
-    with quietly():
-        model = load_peft(
-            reference_model(case, checkpoint_of(case)), tmp_path / "begin", is_trainable=True
-        )
-    seen = Seen()
-    run.train(seen)
-    losses = judged(run, model.eval(), settings, steps)
-    assert seen.losses == pytest.approx(losses, abs=2e-6)
-    with quietly():
-        model.save_pretrained(tmp_path / "judge")
-    ours = values(trained)
-    fill_factors(trained, tmp_path / "judge")
-    theirs = values(trained)
-    assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) <= 1e-6
+    agrees(run, case_named(name), checkpoint_of, settings, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -161,25 +172,10 @@ def test_a_run_equals_torch_and_peft(
     settings = with_steps(SETTINGS, steps)
     trained = opened(pack_of(name, "f32", "f32"), settings)
     run = begun(trained, settings, tmp_path / "out", data_of(samples(10), settings))
-    (tmp_path / "begin").mkdir()
-    run.write_adapter(tmp_path / "begin")
     begin = values(trained)
-    case = case_named(name)
-    base = reference_model(case, checkpoint_of(case))
-    with quietly():
-        model = load_peft(base, tmp_path / "begin", is_trainable=True)
-    seen = Seen()
-    run.train(seen)
-    losses = judged(run, model.eval(), settings, steps)
-    assert seen.losses == pytest.approx(losses, abs=2e-6)
-    with quietly():
-        model.save_pretrained(tmp_path / "judge")
-    ours = values(trained)
-    fill_factors(trained, tmp_path / "judge")
-    theirs = values(trained)
+    ours = agrees(run, case_named(name), checkpoint_of, settings, tmp_path)
     moved = max(float((ours[key] - begin[key]).abs().max()) for key in ours)
     assert moved > 1e-4 * steps
-    assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) <= 1e-6
 
 
 def test_peft_reads_what_is_written_and_gives_the_logits_of_the_run(

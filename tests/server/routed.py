@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
+
+from server.standins import StandIn, make_environment
 
 from ktcli.store import engines
 
@@ -195,55 +194,17 @@ os._exit(4)
 """
 
 
-@dataclass(frozen=True)
-class FakeSmg:
-    """An environment with a program in the place of smg.
-
-    Attributes:
-        package: the folder of its module.
-    """
-
-    package: Path
-
-    def does(self, how: str) -> None:
-        """Lets it behave like this from its next start on."""
-        (self.package / "behaviour").write_text(how)
-
-    def dies(self) -> None:
-        """Lets it fail now if it is to fail later, and again at each start."""
-        (self.package / "dies").touch()
-
-    @property
-    def words(self) -> list[str]:
-        """Its last command line."""
-        found: list[str] = json.loads((self.package / "words").read_text())
-        return found
-
-    @property
-    def seen(self) -> bytes:
-        """The words of its process as every user of the machine sees them."""
-        return (self.package / "seen").read_bytes()
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that were started and came to write their numbers, in order."""
-        started = self.package / "starts"
-        return [int(each) for each in started.read_text().split()] if started.exists() else []
+class FakeSmg(StandIn):
+    """An environment with a program in the place of smg."""
 
 
 def install_fake(version: str | None = None) -> FakeSmg:
     """Puts a program in the place of smg into the library."""
     row = engines.row_of("smg")
-    path = engines.folder() / f"smg@{version or row.version}"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
-    (packages,) = path.glob("lib/python3*/site-packages")
+    packages = make_environment(row, engines.folder() / f"smg@{version or row.version}")
     (packages / "smg").mkdir()
     (packages / "smg" / "__init__.py").touch()
     (packages / "smg" / "cli.py").write_text(FAKE, encoding="utf-8")
-    for each in row.packages:
-        (packages / f"{each.name}-{each.version}.dist-info").mkdir()
-    said = {"packages": {each.name: each.version for each in row.packages}}
-    (path / engines.MANIFEST).write_text(json.dumps(said))
     fake = FakeSmg(packages / "smg")
     fake.does("ok")
     return fake

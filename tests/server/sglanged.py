@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from server.standins import StandIn, make_environment
 
 from ktcli.server.sglang.flags import SWITCH, FlagTable, recorded
 from ktcli.server.sglang.line import EngineOption, ServerLine
@@ -155,84 +153,28 @@ def source_of(table: FlagTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True)
-class FakeSglang:
-    """An environment with a program in the place of SGLang.
-
-    Attributes:
-        package: the folder of its package.
-    """
-
-    package: Path
-
-    def does(self, how: str) -> None:
-        """Lets it behave like this from its next start on."""
-        (self.package / "behaviour").write_text(how)
-
-    def dies(self) -> None:
-        """Lets it fail now if it is to fail later, and again at each start."""
-        (self.package / "dies").touch()
+class FakeSglang(StandIn):
+    """An environment with a program in the place of SGLang."""
 
     @property
     def server_args(self) -> Path:
         """The source of its flags."""
         return self.package / "srt" / "server_args.py"
 
-    @property
-    def words(self) -> list[str]:
-        """Its last command line."""
-        found: list[str] = json.loads((self.package / "words").read_text())
-        return found
-
-    @property
-    def seen(self) -> bytes:
-        """The words of its process as every user of the machine sees them."""
-        return (self.package / "seen").read_bytes()
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that were started, in order, and then their workers."""
-        found = [self.package / name for name in ("starts", "workers")]
-        return [int(each) for path in found if path.exists() for each in path.read_text().split()]
-
-    @property
-    def starts(self) -> int:
-        """How often it was started."""
-        return len((self.package / "starts").read_text().split())
-
 
 def install_fake() -> FakeSglang:
     """Puts a program in the place of SGLang into the library."""
     row = engines.row_of("sglang-kt")
-    path = engines.path_of(row)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
-    (packages,) = path.glob("lib/python3*/site-packages")
+    packages = make_environment(row, engines.path_of(row))
     (packages / "sglang" / "srt").mkdir(parents=True)
     (packages / "sglang" / "__init__.py").touch()
     (packages / "sglang" / "launch_server.py").write_text(FAKE, encoding="utf-8")
     (packages / "sglang" / "srt" / "server_args.py").write_text(
         source_of(recorded()), encoding="utf-8"
     )
-    for each in row.packages:
-        stem = each.name.replace("-", "_")
-        (packages / f"{stem}-{each.version}.dist-info").mkdir()
-    said = {"packages": {each.name: each.version for each in row.packages}}
-    (path / engines.MANIFEST).write_text(json.dumps(said))
     fake = FakeSglang(packages / "sglang")
     fake.does("ok")
     return fake
-
-
-class Log:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    warn = note
 
 
 def settings_at(port: int, folder: Path, key: str = "") -> EngineSettings:

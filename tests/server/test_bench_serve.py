@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
@@ -120,6 +121,24 @@ def _generated(server: Running) -> int:
     return int(float(said.partition("\nkt_generation_tokens_total ")[2].partition("\n")[0] or 0))
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """A handler that logs nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(handler: type[QuietHandler]) -> Iterator[str]:
+    """A server that answers with a handler; its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
 # --- behind a router ----------------------------------------------------------------------------------
 
 
@@ -134,7 +153,7 @@ def router() -> Iterator[str]:
     body = "".join(f"data: {json.dumps(each)}\n\n" for each in said) + "data: [DONE]\n\n"
     seen: list[int] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             seen.append(1)
@@ -145,15 +164,8 @@ def router() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body.encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{found.server_port}"
-        found.shutdown()
-        thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 def test_each_server_behind_a_router_has_its_figures(router: str, capsys: Capture) -> None:
@@ -189,7 +201,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def useless() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             name = self.path.split("/")[1]
             self.rfile.read(int(self.headers["content-length"]))
@@ -199,15 +211,8 @@ def useless() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body.encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{found.server_port}"
-        found.shutdown()
-        thread.join()
+    with serving(Handler) as url:
+        yield url
 
 
 @pytest.mark.parametrize("name", ANSWERS)

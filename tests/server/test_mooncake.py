@@ -27,7 +27,7 @@ from server.wheels import wheels_of
 from store.page_labels import SPACE, conversation, data_of, put, read
 from store.test_network_folder import require_namespaces
 
-from ktcli.engine.tier import Tier
+from ktcli.engine.readingworth import ReadingWorth
 from ktcli.main import main
 from ktcli.store import engines
 from ktcli.store.mooncake.address import MooncakeAddress
@@ -135,7 +135,7 @@ def test_another_server_goes_on_bit_for_bit(
     engine = load_engine(Made.convert(family, tmp_path / "made").path, context=CONTEXT, threads=1)
     leave(engine)
     wanted = answer(engine, LONGER)[1]
-    monkeypatch.setattr(Tier, "_pays", lambda *_: True)
+    monkeypatch.setattr(ReadingWorth, "pays", lambda *_: True)
     installed = engines.require("mooncake")
     monkeypatch.setattr("ktcli.assembly.kvshared.engines.require", lambda name: installed)
     one, two = (

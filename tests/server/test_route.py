@@ -28,6 +28,7 @@ from server.routed import (
     models,
     scripted_server,
 )
+from server.standins import Log
 from waits import until
 
 from ktcli.errors import ExitCode, KtError, NotFound, UsageError
@@ -282,18 +283,6 @@ def test_a_unit_has_the_command_and_no_key(
 
 
 # --- the process ----------------------------------------------------------------------------------
-
-
-class Log:
-    """A listener that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    warn = note
 
 
 def settings_of(servers: list[ScriptedServer], drain_s: int = 1) -> RouterSettings:

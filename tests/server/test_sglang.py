@@ -15,7 +15,8 @@ import pytest
 import requests
 from ports import free_port, is_refused
 from processes import is_gone
-from server.sglanged import FakeSglang, Log, install_fake, settings_at
+from server.sglanged import FakeSglang, install_fake, settings_at
+from server.standins import Log
 from waits import until
 
 from ktcli.errors import ExitCode, KtError
@@ -292,7 +293,8 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from server.sglanged import Log, settings_at
+from server.sglanged import settings_at
+from server.standins import Log
 from ktcli.server.sglang.supervision import EngineSupervisor
 EngineSupervisor(settings_at({port}, Path({folder!r})), Log(), lambda: print("ready", flush=True)).run()
 """

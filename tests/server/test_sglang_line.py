@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from server.sglanged import source_of
+from server.wheels import pip
 
 from ktcli.errors import DeviceError, ExitCode, KtError, NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Machine, Node
@@ -128,33 +129,13 @@ def test_fewer_machines_hold_larger_models() -> None:
     assert small > large > 0
 
 
-WHEEL_S = 300
-
-
 @cache
 def real_source(folder: str) -> Path:
     """The package in the wheel of the pinned version, unpacked; skips where it cannot be fetched."""
     row = engines.row_of("sglang-kt").packages[0]
-    words = [
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--retries",
-        "1",
-        "-d",
-        folder,
-    ]
-    command = [sys.executable, "-m", "pip", *words, row.requirement.split()[0]]
     if not any(Path(folder).glob("sglang_kt-*.whl")):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=WHEEL_S)
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"sglang-kt: pip took more than {WHEEL_S} s")
-        if done.returncode:
-            why = (done.stderr.strip().splitlines() or ["pip"])[-1]
-            pytest.skip(f"sglang-kt cannot be fetched: {why}")
+        words = "download -q --no-deps --only-binary :all: --retries 1 -d".split()
+        pip([*words, folder, row.requirement.split()[0]], row.name)
     (wheel,) = Path(folder).glob("sglang_kt-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         for name in packed.namelist():

@@ -23,7 +23,7 @@ def wheels_of(row: ExternalEngine) -> Path:
         return folder
     names = [f"{each.name}=={each.version}" for each in row.packages]
     words = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--retries", "1"]
-    _pip([*words, "--dest", str(folder), *names], row.name)
+    pip([*words, "--dest", str(folder), *names], row.name)
     return folder
 
 
@@ -35,7 +35,7 @@ def packages_of(name: str, version: str) -> Path:
         return folder
     begun = folder.with_name(f"{folder.name}.{os.getpid()}")
     words = ["install", "--quiet", "--only-binary", ":all:", "--retries", "1"]
-    _pip([*words, "--target", str(begun), f"{name}=={version}"], name)
+    pip([*words, "--target", str(begun), f"{name}=={version}"], name)
     begun.rename(folder)
     return folder
 
@@ -45,7 +45,8 @@ def _cache() -> Path:
     return Path(base) / "kt-tests" / "engines"
 
 
-def _pip(words: Sequence[str], name: str) -> None:
+def pip(words: Sequence[str], name: str) -> None:
+    """Runs pip, which fetches a package; skips the test where it cannot."""
     command = [sys.executable, "-m", "pip", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_S)

@@ -19,23 +19,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.adapters import Adapters
-from ktcli.engine.arenas import refusals
 from ktcli.engine.device.adapters import DeviceUpdates, run_by_adapter
-from ktcli.engine.device.blocks import host_blocks
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
-from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
-from ktcli.engine.device.fallbacks import NONE_YET, Failures, KnownFailures
+from ktcli.engine.device.experts import ExpertShape, HostExperts
+from ktcli.engine.device.fallbacks import NONE_YET, KnownFailures
+from ktcli.engine.device.forward import SegmentForward
+from ktcli.engine.device.hostparts import load_host, one_count
+from ktcli.engine.device.kernelchoice import KernelChoice
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
 from ktcli.engine.device.pinnedweights import PinnedWeights
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
-from ktcli.engine.device.segments import Segment, layer_devices, running, segments_of
+from ktcli.engine.device.runners import Coupled, Resident, Streamed, TimedRunner
+from ktcli.engine.device.segments import kind_of, layer_devices, running, segments_of
 from ktcli.engine.device.slabs import SlabStream, slabs_of, spans_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
-from ktcli.engine.device.stream import device_errors, device_name
+from ktcli.engine.device.stream import device_errors
 from ktcli.engine.device.weights import DeviceModel, load_device
-from ktcli.engine.loader import Progress, Tensors, TensorSource, expert_rows, load
+from ktcli.engine.loader import Progress, TensorSource
 from ktcli.engine.logits import Logits
 from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.pools import Pools
@@ -47,28 +48,14 @@ from ktcli.errors import KernelFails, KtError
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.ops.kvformat import F32_CACHE, FORMATS, CacheFormat
-from ktcli.ops.part import ModelPart
 from ktcli.ops.recording import record
 from ktcli.ops.state import state_slots
-from ktcli.ops.tensors import Role
-from ktcli.ops.torch.backend import StepInputs, Weights
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.kernels import (
-    TORCH,
-    Kernels,
-    early_starts_fail,
-    kernels_fail,
-    kernels_for,
-    start_late,
-    triton_fails,
-)
-from ktcli.ops.torch.merging import backend_of
 from ktcli.planner.cost import PieceTimes
 from ktcli.planner.deferral import depth_at
 from ktcli.planner.device import MOST_CAPTURED
 from ktcli.planner.memory import PREFILL_CHUNK, Use
-from ktcli.records import dataclass
-from ktcli.weights.recipe import Recipe, stored_bytes
+from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
     from ktcli.adapters.packed import PackedAdapter
@@ -109,9 +96,7 @@ class DeviceEngine:
         known_failures: KnownFailures = NONE_YET,
         adapter: PackedAdapter | None = None,
     ) -> None:
-        self.exact, self._known, self._kept = exact, known_failures, known_failures.known
-        # Why steps are not captured; a list, for what makes them refers to no engine.
-        self._refused = [known_failures.known.graphs] if known_failures.known.graphs else []
+        self.exact = exact
         self.model = model = model.at(placement.context)
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
@@ -123,25 +108,31 @@ class DeviceEngine:
         self._paging = [each.paging for each in self.segments]
         # Tensors on a device are made in its stream, too: it does not wait for any other.
         with device_errors("loading"), running(self._streams):
+            found = layer_devices(self.segments)
+            self._choice = KernelChoice(known_failures, found, exact=exact)
             self._load(source, progress)
             self._prepare()
             self._warn()
+        self._make_pools(source.identity)
+        if adapter is not None:
+            assert self.adapters is not None, "the plan has no room for it"
+            self.pools.adapter = self.adapters.attach(adapter)
+
+    def _make_pools(self, weights: str) -> None:
+        """Makes the pools of pages and states; `weights` is the identity of the source."""
         cache = self._cache
-        widths = cached_parts(record(model.forward), self.spec.layers, self.cache_format)
+        widths = cached_parts(record(self.model.forward), self.spec.layers, self.cache_format)
         parts = cache.parts(widths)
         self.memory = DeviceMemory(parts, cache.states, self._paging)
         self.pools = Pools(
             cache.pages,
             cache.slots if cache.states else None,
             PageCopy(parts, self._streams),
-            seed(self._facts(source.identity)),
+            seed(self._facts(weights)),
             self.context,
             windows=self._window_pages(cache.parts(widths, windowed=True)),
             latent=self.spec.latent,
         )
-        if adapter is not None:
-            assert self.adapters is not None, "the plan has no room for it"
-            self.pools.adapter = self.adapters.attach(adapter)
 
     def _window_pages(self, parts: Several[Tensor]) -> WindowPages | None:
         """The pages of the layers with a window, whose parts these are."""
@@ -158,8 +149,8 @@ class DeviceEngine:
             **facts_of(self.model, self.recipe, weights),
             "exact": self.exact,
             "cache": self.cache_format.name,
-            "kernels": self._kernels.name,
-            "device": _names(self.segments),
+            "kernels": self._choice.kernels.name,
+            "device": kind_of(self.segments),
         }
 
     @property
@@ -208,10 +199,9 @@ class DeviceEngine:
             self._prepare(error)
             self._say()
             logits = self._run(batch)
-        if self.failures != self._kept:
+        if self._choice.has_news:
             self._say()
-            self._kept = self.failures
-            self._known.keep(self._kept)
+            self._choice.keep()
         return logits
 
     def _run(self, batch: Batch) -> list[Logits]:
@@ -271,8 +261,7 @@ class DeviceEngine:
 
     def _load(self, source: TensorSource, progress: Progress | None) -> None:
         mask, devices = self.placement.mask, layer_devices(self.segments)
-        first, then = _one_count(progress, self.model, self.recipe)
-        self._kernels: Kernels = self._choose_kernels(devices)
+        first, then = one_count(progress, self.model, self.recipe)
         # Before a byte is read: where memory is short, that is found out at once.
         use, chunk = Use(streams=self.placement.streams), self.placement.long_prompts.longest
         self._cache = DeviceCache(
@@ -286,48 +275,23 @@ class DeviceEngine:
         self._on_device: DeviceModel = load_device(
             self.model, self.recipe, source, mask, devices, first, self.placement.apart
         )
-        apart = self.placement.apart
-        loaded = load(
+        host = load_host(
             self.model,
             self.recipe,
             source,
             self.pool,
+            self.placement,
+            self._on_device,
+            self.segments,
             then,
-            skip=mask,
-            only=lambda tensor: tensor.role is Role.EXPERTS or tensor.layer_part in apart,
-            experts_on=self.placement.experts_on,
         )
-        self.warnings = tuple(refusals(self.pool, loaded.unbound))
-        found = self._expert_layers(loaded)
-        self._blocks = host_blocks(
-            self.model,
-            apart,
-            loaded.by_name,
-            self._on_device.weights.vectors,
-            {n: each.stream for each in self.segments for n in each.layers},
-            self.placement.rows,
-        )
-        self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
+        self._layers, self._blocks, self._host_bytes = host.layers, host.blocks, host.size_bytes
+        self.warnings = host.warnings
         self.pinned = self._pinned_weights()
-        biases = sum(layer.extras.bias_bytes for layer in self._layers if layer)  # copied back
-        self._host_bytes = loaded.size_bytes + biases
         self._make_room_for_adapters()
         self._chosen = [
             torch.zeros((len(each.routed), mask.shape[1]), dtype=torch.int64, device=each.device)
             for each in self.segments
-        ]
-
-    def _expert_layers(self, loaded: Tensors) -> list[LayerWeights]:
-        """The experts of each layer that has some, as they lie in main memory."""
-        # In each layer gate_up comes before down.
-        names = [tensor.name for tensor in self.model.tensors if tensor.role is Role.EXPERTS]
-        slices = [(name, each) for name in names if isinstance(each := loaded.by_name[name], tuple)]
-        pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
-        rows = self.placement.rows
-        of_experts = [rows.get((n, ModelPart.EXPERTS)) for n in expert_rows(self.model)]
-        return [
-            LayerWeights(gate_up, down, stack.extras, names=(wide, narrow), row=row)
-            for ((wide, gate_up), (narrow, down), stack), row in zip(pairs, of_experts, strict=True)
         ]
 
     def _make_room_for_adapters(self) -> None:
@@ -355,35 +319,13 @@ class DeviceEngine:
                 except KernelFails as error:
                     failed = error
             if failed is not None:
-                if self._kernels is TORCH:
-                    raise failed
-                self._kernels, self._kernels_fail = TORCH, str(failed)
+                self._choice.do_without(failed)
                 self._ways = self._make_ways()
         self._steps = DeviceSteps(self._ways)
 
-    def _choose_kernels(self, devices: Several[torch.device]) -> Kernels:
-        """Returns the fastest kernels that are not known to fail; the first one is tried."""
-        known, self._lacks, self._kernels_fail = self._known.known, "", ""
-        if self.exact:
-            return kernels_for(devices[0], exact=True)
-        if known.kernels:
-            self._kernels_fail = known.kernels
-            return TORCH
-        for device in dict.fromkeys(devices) if known.early else ():
-            start_late(device, known.early)
-        if devices[0].type == "cuda":
-            self._lacks, self._kernels_fail = triton_fails(devices[0]), kernels_fail(devices[0])
-        return kernels_for(devices[0])
-
-    @property
-    def failures(self) -> Failures:
-        """The faster ways that are known to fail here, from the start or found by now."""
-        early = self._known.known.early or early_starts_fail(self.segments[0].device)
-        return Failures(self._kernels_fail, early, self._refused[0] if self._refused else "")
-
     def _warn(self) -> tuple[str, ...]:
         """Adds the warnings of what fails that are new, and returns them."""
-        said = self._known.sentences(self.failures, self._lacks)
+        said = self._choice.sentences()
         new = tuple(each for each in said if each not in self.warnings)
         self.warnings += new
         return new
@@ -398,14 +340,14 @@ class DeviceEngine:
         host = self._host_experts() if any(self._layers) or self._blocks else None
         if self._updates is not None:
             self._updates.accompany(host)
-        resident = Resident(self._kernels, self._on_device.stacks)
+        resident = Resident(self._choice.kernels, self._on_device.stacks)
         runner = self._runner(host, resident)
         forwards = [
-            _Forward(
+            SegmentForward(
                 self.model,
                 self._on_device.weights,
                 self._cache.layers,
-                self._kernels,
+                self._choice.kernels,
                 chosen,
                 self._cache.states,
                 self._cache.windowed,
@@ -427,19 +369,21 @@ class DeviceEngine:
         return replace(ways, decode=self._decode_steps(forwards, runner, host))
 
     def _decode_steps(
-        self, forwards: Several[_Forward], runner: TimedRunner, host: HostExperts | None
+        self, forwards: Several[SegmentForward], runner: TimedRunner, host: HostExperts | None
     ) -> DecodeSteps | None:
         """The captured steps of one token of each sequence; None: each step runs anew."""
         cache, table, streams = self._cache, self._on_device.embedding, self._streams
         pages, width = pages_for(self.context), self.spec.output_width
-        summarize = self._kernels.summarize  # not self: device memory is freed with its last user
+        summarize = (
+            self._choice.kernels.summarize
+        )  # not self: device memory is freed with its last user
         slot = cache.scratch_slot if cache.states else None
         window = cache.window_scratch if cache.windowed else None
 
-        def decode(forward: _Forward) -> Callable[[Tensor, Rows], Tensor]:
+        def decode(forward: SegmentForward) -> Callable[[Tensor, Rows], Tensor]:
             return lambda x, rows: forward(x, (rows,), None, runner)
 
-        own, refused = [decode(each) for each in forwards], self._refused
+        own, refused = [decode(each) for each in forwards], self._choice.refused
 
         def make(n: int) -> DecodeStep:
             sizes = Sizes(n, pages, width, cache.scratch, slot, window)
@@ -493,77 +437,3 @@ class DeviceEngine:
         here = zip(self._layers, ~self.placement.mask, strict=True)
         spans = [span for layer, ids in here if layer for span in spans_of(layer, ids)]
         return PinnedWeights(spans, self._layers, [each.copies for each in self.segments])
-
-
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """The forward of a segment, without a reference to the engine: device memory is freed with its last user.
-
-    Attributes:
-        caches: the pages of each layer.
-        chosen: the counts of chosen experts, int64 [MoE layers of the segment, E].
-        states: the states of each layer.
-        windowed: the layers whose pages are window pages.
-        layers: the layers of the segment.
-        routed: the number of layers with experts before it.
-    """
-
-    model: Model
-    weights: Weights
-    caches: Several[Tensor]
-    kernels: Kernels
-    chosen: Tensor
-    states: Several[Tensor] = ()
-    windowed: frozenset[int] = frozenset()
-    layers: range = range(0)
-    routed: int = 0
-
-    def __call__(
-        self, embedded: Tensor, parts: Several[Rows], outputs: Tensor | None, runner: Runner
-    ) -> Tensor:
-        """The residual behind the segment, or the logits [outputs, vocab], of embedded rows or the residual before it,
-        see `StepInputs`; counts the experts they chose."""
-        inputs = StepInputs(
-            embedded, parts, self.caches, outputs, self.states, self.windowed, self.routed
-        )
-        first, last = self.layers.start, self.layers.stop
-        x = embedded if first else None
-        backend = backend_of(self.weights, inputs, self.kernels, runner)
-        with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
-            logits: Tensor = backend.run(lambda b: self.model.part(b, x, first, last))
-            if backend.routings:
-                count(self.chosen, [ids for ids, _ in backend.routings])
-        return logits
-
-
-def _names(segments: Several[Segment]) -> str:
-    """The name of the devices' kind; of several kinds, that of each layer's."""
-    names = [device_name(each.device) for each in segments]
-    if len(set(names)) == 1:
-        return names[0]
-    return ", ".join(
-        f"{len(each.layers)} x {name}" for each, name in zip(segments, names, strict=True)
-    )
-
-
-def _one_count(
-    progress: Progress | None, model: Model, recipe: Recipe
-) -> tuple[Progress, Progress] | tuple[None, None]:
-    """The progress functions of two loads that run one after the other and together read every tensor once."""
-    if progress is None:
-        return None, None
-    total = sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
-    return (
-        lambda done, of: progress(done, total),
-        lambda done, of: progress(total - of + done, total),
-    )
-
-
-def count(chosen: Tensor, ids: Several[Tensor]) -> None:
-    """Adds to chosen [layers, experts] the number of times that each layer's ids [T, top_k] name each expert;
-    negative ids name none."""
-    layers, experts = chosen.shape
-    first = torch.arange(0, layers * experts, experts, device=chosen.device)
-    numbers = torch.stack(list(ids)).long()
-    places = (numbers.clamp(min=0) + first[:, None, None]).flatten()
-    chosen.view(-1).index_add_(0, places, (numbers >= 0).long().flatten())

@@ -172,11 +172,7 @@ class HostExperts:
         self.handoff = handoff or fastest_handoff([stream.device for stream in self._streams])
         immediate = [*recorded.immediate, *(part for part, *_ in views)]
         deferred = [*recorded.deferred, *(-1 for _ in views)]
-        self._flags: NDArray[np.int32] | None = None
-        if self.handoff is Handoff.FLAGS:
-            flags = self._streams[0].pinned(2 * len(immediate) * 4)
-            self._flags = flags.view(torch.int32).numpy()
-            self._flags[:] = 0
+        self._flags = self._pinned_flags(2 * len(immediate))
         self._offload = Offload(
             self._program,
             immediate,
@@ -185,6 +181,14 @@ class HostExperts:
             spin_us=spin_us(self._streams[0].device, pool.threads),
             flags=self._flags,
         )
+
+    def _pinned_flags(self, count: int) -> NDArray[np.int32] | None:
+        """The flags by which the device and the CPU wait for each other, all 0; None: they need none."""
+        if self.handoff is not Handoff.FLAGS:
+            return None
+        flags: NDArray[np.int32] = self._streams[0].pinned(4 * count).view(torch.int32).numpy()
+        flags[:] = 0
+        return flags
 
     def use_adapter(self, number: int) -> None:
         """Gives the tokens of the steps from now on the updates of adapter `number`; 0: of none."""

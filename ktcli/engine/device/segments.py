@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ktcli.engine.device.stream import Stream, stream_on
+from ktcli.engine.device.stream import Stream, device_name, stream_on
 from ktcli.engine.loader import expert_rows
 from ktcli.models import Model
 from ktcli.records import dataclass
@@ -123,3 +123,13 @@ def _numbered(device: torch.device) -> torch.device:
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def kind_of(segments: Sequence[Segment]) -> str:
+    """Returns the name of the devices' kind; of several kinds, that of each layer's."""
+    names = [device_name(each.device) for each in segments]
+    if len(set(names)) == 1:
+        return names[0]
+    return ", ".join(
+        f"{len(each.layers)} x {name}" for each, name in zip(segments, names, strict=True)
+    )

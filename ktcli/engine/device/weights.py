@@ -90,13 +90,6 @@ class _Part:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
-def device_bytes(
-    model: Model, recipe: Recipe, mask: Mask, apart: Collection[LayerPart] = ()
-) -> int:
-    """Returns the bytes of device memory that the weights take."""
-    return sum(ceil_to(part.size_bytes, _ALIGNMENT) for part in _parts(model, recipe, mask, apart))
-
-
 def load_device(
     model: Model,
     recipe: Recipe,

@@ -117,6 +117,11 @@ class DeltaShape:
     lowest: float = 0.0
 
     @property
+    def columns(self) -> tuple[int, int, int]:
+        """The numbers of columns of q, k and v."""
+        return self.key_heads * self.dk, self.key_heads * self.dk, self.heads * self.dv
+
+    @property
     def decays(self) -> int:
         """The number of columns of the decay."""
         return self.heads * (self.dk if self.by_channel else 1)
@@ -156,8 +161,8 @@ class Delta(Operation):
     def widths(self) -> Widths:
         """Returns the columns of the result, q, k, v and the gates, and the elements of the learned vectors."""
         s = self.shape
-        keys, values = s.key_heads * s.dk, s.heads * s.dv
-        views = {"out": values, "q": keys, "k": keys, "v": values, "decay": s.decays}
+        q, k, v = s.columns
+        views = {"out": v, "q": q, "k": k, "v": v, "decay": s.decays}
         return {**views, "beta": s.heads, "log_rate": s.heads, "bias": s.decays}
 
 

@@ -110,7 +110,7 @@ def test_an_adapter_without_experts_leaves_them_on_the_device(
 def test_operations_at_once(made: Made, on_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels that do several operations: what is added takes part in sums that are not taken."""
     merged = replace(EXACT, merged=MERGED)
-    monkeypatch.setattr("ktcli.engine.device.engine.kernels_for", lambda *of, **named: merged)
+    monkeypatch.setattr("ktcli.engine.device.kernelchoice.kernels_for", lambda *of, **named: merged)
     for mask, which, number in (("none", 0, 1), ("all", 2, 3)):
         engine = beside(made, on_cpu, mask, which, streams=4)
         assert close(answer(engine, 1), answer(on_cpu, number))
@@ -177,8 +177,8 @@ def test_kernels_that_fail_keep_the_adapters(
 ) -> None:
     """Steps are made again in another way, with the experts' program: it has the updates, too."""
     engine = beside(made, on_cpu, "none", 0)
-    monkeypatch.setattr("ktcli.engine.device.engine.TORCH", EXACT)
-    engine._kernels = replace(EXACT)
+    monkeypatch.setattr("ktcli.engine.device.kernelchoice.TORCH", EXACT)
+    engine._choice.kernels = replace(EXACT)
     host = engine.host
     engine._prepare(KernelFails("a kernel"))
     assert engine.host is not host

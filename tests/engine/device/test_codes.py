@@ -104,7 +104,7 @@ def engine_with(
     made: Made, kernels: Kernels, cache: str, patch: pytest.MonkeyPatch
 ) -> DeviceEngine:
     with patch.context() as own:
-        own.setattr("ktcli.engine.device.engine.kernels_for", lambda *of, **named: kernels)
+        own.setattr("ktcli.engine.device.kernelchoice.kernels_for", lambda *of, **named: kernels)
         return made.engine(made.placed("some", cache=cache), exact=False)
 
 

@@ -62,7 +62,7 @@ def test_routers_hand_rows_over(
     placed = made.placed(mask, handoff=handoff, streams=4)
     wanted = answer(made.engine(placed), 1)
     merged = replace(EXACT, merged=MERGED)
-    monkeypatch.setattr("ktcli.engine.device.engine.kernels_for", lambda *of, **named: merged)
+    monkeypatch.setattr("ktcli.engine.device.kernelchoice.kernels_for", lambda *of, **named: merged)
     engine, copied = made.engine(placed), []
     copy = HostExperts._copy
 

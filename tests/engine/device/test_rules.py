@@ -21,12 +21,12 @@ from shapes import shape
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ktcli.engine.device import engine as engine_module
 from ktcli.engine.device import experts as experts_module
-from ktcli.engine.device import segments
-from ktcli.engine.device.engine import DeviceEngine, _Forward
+from ktcli.engine.device import kernelchoice, segments
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import HostExperts, spin_us
 from ktcli.engine.device.fallbacks import Failures, KnownFailures
+from ktcli.engine.device.forward import SegmentForward
 from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
@@ -126,7 +126,7 @@ def test_a_captured_step_neither_waits_nor_touches_the_host(made: Made, batch: i
             torch.empty(64 * 5 * spec.states[0].position_elements, dtype=torch.bfloat16, device=GPU)
         ]
         chosen = torch.empty(made.shape, dtype=torch.int64, device=GPU)
-        forward = _Forward(
+        forward = SegmentForward(
             made.model, weights, caches * spec.layers, TORCH, chosen, layers=range(spec.layers)
         )
         embedded = torch.empty(batch, spec.hidden, device=GPU)
@@ -228,7 +228,7 @@ def test_a_larger_step_that_is_not_captured_is_said_once(
 ) -> None:
     """It is made when it is first needed, long after the load."""
     engine, kept = made.engine(made.placed(streams=2)), []
-    engine._known = KnownFailures(keep=kept.append)
+    engine._choice.known = KnownFailures(keep=kept.append)
 
     def refuse(*_: object) -> None:
         raise DeviceError("the GPU failed during capturing a decode step: not permitted")
@@ -257,7 +257,7 @@ def test_a_kernel_that_fails_later_is_done_without(
         raise error("out of resource: shared memory, Required: 300000")
 
     fast = replace(TORCH, name="triton", operations={**TORCH.operations, "linear": broken})
-    monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: fast)
+    monkeypatch.setattr(kernelchoice, "kernels_for", lambda *_, **__: fast)
     kept: list[Failures] = []
     engine = made.engine(made.placed(), exact=False, known_failures=KnownFailures(keep=kept.append))
     assert kept == []  # not before a step ran without it
@@ -305,7 +305,7 @@ def test_kernels_may_take_longer_to_compile_than_a_step(
         return TORCH["linear"](*given, **more)
 
     kernels = replace(TORCH, operations={**TORCH.operations, "linear": slow})
-    monkeypatch.setattr(engine_module, "kernels_for", lambda *_, **__: kernels)
+    monkeypatch.setattr(kernelchoice, "kernels_for", lambda *_, **__: kernels)
     made.engine(made.placed("none", handoff=handoff), exact=False)
     assert compiled
 
