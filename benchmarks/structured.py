@@ -93,7 +93,7 @@ def vocabulary(folder: Path, size: int) -> Tokenizer:
 # What the answers say: short texts, and blanks as most models write them.
 _BLANKS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SHORT = json.dumps({**schema(BOUNDED), "x-guidance": _BLANKS})
-_LEARNT = Shape(Form(Notation.LARK, f"start: %json {_SHORT}", "schema"))
+_LEARNT = Shape(Form(Notation.GBNF, f"start: %json {_SHORT}", "schema"))
 
 
 class Saying:
