@@ -170,12 +170,17 @@ def meant_name(name: str) -> str:
     return found[1] if found else ""
 
 
+def is_running(process: str) -> bool:
+    """Returns whether a process of this machine runs, by its number."""
+    return Path("/proc", process).exists()
+
+
 def is_abandoned(name: str) -> bool:
     """Returns whether a file is a temporary one of `write`, left by a process of this machine that was killed, by its
     name.
     """
     found = _UNFINISHED.fullmatch(name)
-    return found is not None and not Path("/proc", found[2]).exists()
+    return found is not None and not is_running(found[2])
 
 
 def _tidy(path: Path) -> None:

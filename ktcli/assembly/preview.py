@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, gib
 from ktcli.ggufname import GGUF
 from ktcli.models import build
@@ -113,8 +115,10 @@ def preview_of(
 def _remove_leftovers() -> None:
     """Removes the folders of processes that were killed in `preview_of`."""
     for path in Path(gettempdir()).glob(f"{_FOLDER}[0-9]*-*"):
-        if not Path("/proc", path.name.removeprefix(_FOLDER).partition("-")[0]).exists():
-            shutil.rmtree(path, ignore_errors=True)
+        process = path.name.removeprefix(_FOLDER).partition("-")[0]
+        with suppress(OSError):  # another process was faster
+            if path.lstat().st_uid == os.getuid() and not smallfiles.is_running(process):
+                shutil.rmtree(path)
 
 
 def read_of(folder: Path, files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:

@@ -106,7 +106,7 @@ def tidy(output: Path) -> None:
     """Removes the remains of processes that were killed while they wrote or removed a checkpoint in a folder."""
     for name in os.listdir(output) if output.is_dir() else ():
         found = _LEFT.fullmatch(name)
-        if found and not Path("/proc", found[1]).exists():
+        if found and not smallfiles.is_running(found[1]):
             shutil.rmtree(output / name, ignore_errors=True)
 
 

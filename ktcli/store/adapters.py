@@ -304,7 +304,7 @@ def leftovers() -> tuple[Path, ...]:
 def _is_left(name: str) -> bool:
     """Returns whether a folder is of work that nobody does any more."""
     if match := _WORK.fullmatch(name):
-        return not Path("/proc", match[1]).exists()
+        return not smallfiles.is_running(match[1])
     begun = name.startswith(".") and name.endswith(f".{_PULLING}")
     return begun and smallfiles.holder(_pull_lock(name[1:].removesuffix(f".{_PULLING}"))) is None
 

@@ -114,7 +114,7 @@ def leftovers() -> tuple[Path, ...]:
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     begun = (CALIBRATING, RESUMING)
     found = sorted(path for name in begun for path in config.home().glob(f"{name}[0-9]*-*"))
-    stopped = (path for path in found if not _is_running(path.name.split("-")[1]))
+    stopped = (path for path in found if not smallfiles.is_running(path.name.split("-")[1]))
     return (*removed, *stopped, *_streams(), *adapters.leftovers(), *engines.leftovers())
 
 
@@ -148,14 +148,10 @@ def calibrating_folder(key: str) -> Path:
     """
     own = config.home() / f"{CALIBRATING}{os.getpid()}-{key}"
     for path in sorted(config.home().glob(f"{CALIBRATING}[0-9]*-{key}")):
-        if not own.exists() and not _is_running(path.name.split("-")[1]):
+        if not own.exists() and not smallfiles.is_running(path.name.split("-")[1]):
             with contextlib.suppress(OSError):  # another process was faster
                 path.rename(own)
     return own
-
-
-def _is_running(process: str) -> bool:
-    return Path("/proc", process).exists()
 
 
 def remove_leftovers() -> int:
