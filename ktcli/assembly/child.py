@@ -35,6 +35,14 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LINE_BYTES = 1 << 16  # of what a child prints, at most in one piece
 
 
+def option_words(flag: str, *values: str) -> list[str]:
+    """Returns an option of a command line; one value that begins with a dash, as a key may, is joined to its flag, so
+    that it is not read as another flag."""
+    if len(values) == 1 and values[0].startswith("-"):
+        return [f"{flag}={values[0]}"]
+    return [flag, *values]
+
+
 def start(
     python: Path,
     module: str,

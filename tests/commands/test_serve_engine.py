@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import subprocess
 import sys
@@ -62,7 +63,11 @@ def test_the_line_for_another_machine(capsys: pytest.CaptureFixture[str]) -> Non
     assert "physical cores" in whys["--kt-cpuinfer"]
 
 
-def test_keys_are_read_and_hidden(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_keys_are_read_and_hidden(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = secrets.token_urlsafe
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda size: f"-{made(size)}")  # one of 64 is so
     file = tmp_path / "keys"
     file.write_text("SECRET")
     file.chmod(0o600)

@@ -66,6 +66,13 @@ def test_a_command_line_has_every_number() -> None:
     assert "--api-key" not in arguments(["http://a:1"], plan_for([ONE]), PLACE, RouterKeys((), "C"))
 
 
+def test_a_key_that_begins_with_a_dash_is_no_option() -> None:
+    keys = RouterKeys((("default", "-U1"), ("-bob", "-U2")), "-C")
+    words = arguments(["http://a:1"], plan_for([ONE]), PLACE, keys)
+    assert {"--api-key=-U1", "--tenant-api-key=-bob:-U2"} <= set(words)
+    assert value(words, "--control-plane-api-keys") == "kt:kt:admin:-C"
+
+
 def test_keys_are_hidden_where_they_are_shown() -> None:
     keys = RouterKeys((("default", "SECRET-U"),), "SECRET-C")
     words = arguments(["http://a:1"], plan_for([ONE]), PLACE, keys.hidden())

@@ -291,6 +291,15 @@ def test_fewer_gpus_where_experts_do_not_divide() -> None:
     }
 
 
+def test_keys_that_begin_with_a_dash_are_accepted_by_its_parser() -> None:
+    """As one random key in 64 does."""
+    line = command_line(asked(key="-SECRET", admin_key="--host", name="-m"))
+    require_accepted(line, recorded(), recorded())
+    assert {"--api-key=-SECRET", "--admin-api-key=--host", "--served-model-name=-m"} <= set(
+        line.words()
+    )
+
+
 def test_keys_are_hidden_and_a_store_is_named() -> None:
     line = command_line(asked(key="SECRET", admin_key="ADMIN", store="mooncake://10.0.0.1:50051"))
     assert "SECRET" in line.words() and "ADMIN" in line.words()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from math import ceil
 
+from ktcli.assembly.child import option_words
 from ktcli.records import dataclass
 from ktcli.server.router.facts import ServerFacts
 
@@ -141,8 +142,9 @@ def arguments(
         "log-level": "warn",
     }
     for name, value in options.items():
-        words += [f"--{name}", str(value)]
+        words += option_words(f"--{name}", str(value))
     words += ["--log-json", "--disable-tokenizer-autoload"]
     for at, (name, key) in enumerate(keys.users):
-        words += ["--api-key", key] if not at else ["--tenant-api-key", f"{name}:{key}"]
+        given = ("--tenant-api-key", f"{name}:{key}") if at else ("--api-key", key)
+        words += option_words(*given)
     return [*words, "--control-plane-api-keys", f"kt:kt:admin:{keys.control}"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from ktcli.assembly.child import option_words
 from ktcli.records import dataclass
 
 HIDDEN = "***"
@@ -51,7 +52,7 @@ class ServerLine:
         found = list[str]()
         for each in self.options:
             values = (HIDDEN,) if hidden and each.secret else each.values
-            found += [each.flag, *values]
+            found += option_words(each.flag, *values)
         return found
 
     def value(self, flag: str) -> str | None:
