@@ -98,14 +98,14 @@ static void linear_run(const void *arg, worker *w)
     product p = {0};
     source_bind(w, &o->in, &all, &p);
     int64_t tasks = c.panel_blocks * c.token_blocks;
-    /* A task ahead is taken, so that its first weights come while the one before it computes. */
-    for (int64_t i = worker_take_own(w, 1), ahead; i < tasks; i = ahead) {
+    for (int64_t i = worker_take_own(w, 1), ahead; i < tasks; i = worker_go_on(w, ahead, 1)) {
         int64_t panel = i / c.token_blocks * c.panels, token = i % c.token_blocks * c.tokens;
         int64_t column = own->column + panel * KT_PANEL_ROWS;
-        ahead = worker_take_own(w, 1);
+        ahead = worker_take_ahead(w, i, tasks, 1);
         matrices_bind(w, m, 0, panel, min64(panel + c.panels, m->panels), &p);
-        if (ahead < tasks)
-            p.next = panel_at(m, 0, ahead / c.token_blocks * c.panels);
+        int64_t soon = worker_soon(w, i, ahead, 1);
+        if (soon < tasks)
+            p.next = panel_at(m, 0, soon / c.token_blocks * c.panels);
         int64_t tokens = min64(c.tokens, rows - token);
         const float *bias = o->bias ? o->bias + column : NULL;
         float *out = view_row(w, o->out, token) + column;

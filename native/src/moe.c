@@ -209,14 +209,14 @@ void gate_up_run(const void *arg, worker *w)
     int64_t pairs = pairs_of(o, w), run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
     int64_t tasks = blocks * g.n_active;
     int whole = has_whole_rows(o, w, &g);
-    /* A task ahead is taken, so that its first weights come while the one before it computes. */
-    for (int64_t i = worker_take_own(w, 1), ahead; i < tasks; i = ahead) {
-        ahead = worker_take_own(w, 1);
+    for (int64_t i = worker_take_own(w, 1), ahead; i < tasks; i = worker_go_on(w, ahead, 1)) {
+        ahead = worker_take_ahead(w, i, tasks, 1);
         int32_t expert = g.active[i / blocks];
         piece b = {.expert = expert, .row = g.first[expert], .last_row = g.first[expert + 1], .pair = i % blocks * run};
         b.last_pair = min64(b.pair + run, pairs);
-        if (ahead < tasks)
-            b.next = panel_at(&own->gate_up, g.active[ahead / blocks], o->per_pair * (ahead % blocks * run));
+        int64_t soon = worker_soon(w, i, ahead, 1);
+        if (soon < tasks)
+            b.next = panel_at(&own->gate_up, g.active[soon / blocks], o->per_pair * (soon % blocks * run));
         gate_up(o, w, &g, &b, whole);
     }
 }
@@ -304,13 +304,13 @@ void down_run(const void *arg, worker *w)
     groups g = own_groups(o, w);
     groups_again(&g);
     int64_t rows = rows_of(w, o->domain), run = panels_per_task(m, max64(1, rows), w->own.threads);
-    for (int64_t panel = worker_take_own(w, run), ahead; panel < m->panels; panel = ahead) {
-        ahead = worker_take_own(w, run);
-        int64_t last = min64(panel + run, m->panels);
+    for (int64_t panel = worker_take_own(w, run), ahead; panel < m->panels; panel = worker_go_on(w, ahead, run)) {
+        ahead = worker_take_ahead(w, panel, m->panels, run);
+        int64_t soon = worker_soon(w, panel, ahead, run), last = min64(panel + run, m->panels);
         int64_t width = min64((last - panel) * KT_PANEL_ROWS, o->out.width - panel * KT_PANEL_ROWS);
         for (int64_t t = 0; t < rows; t++)
             memset(sum_row(o, w, w->own.node, t) + panel * KT_PANEL_ROWS, 0, (size_t)width * sizeof(float));
-        down(o, w, &g, panel, last, g.n_active > 0 && ahead < m->panels ? panel_at(m, g.active[0], ahead) : NULL);
+        down(o, w, &g, panel, last, g.n_active > 0 && soon < m->panels ? panel_at(m, g.active[0], soon) : NULL);
     }
 }
 

@@ -348,6 +348,9 @@ static inline uint8_t *node_scratch(const worker *w, int node)
     return w->program->nodes[node].scratch;
 }
 
+#define ROUNDS_BEHIND 2         /* in which tasks are taken one by one */
+#define NONE_AHEAD INT64_MAX    /* like a task that is past the last one */
+
 static inline uint8_t *local_scratch(const worker *w)
 {
     return w->local + w->program->product_bytes;
@@ -372,6 +375,26 @@ static inline int64_t worker_take(const worker *w, int64_t run)
 static inline int64_t worker_take_own(const worker *w, int64_t run)
 {
     return pool_take_own(w->pool, w->thread, run);
+}
+
+/* The task that a node's thread does after task i of `tasks`, taken already, so that its first weights come while task
+ * i computes; NONE_AHEAD: it takes one when it is done, as in the last rounds, where a thread that falls behind would
+ * keep what another is free to do. */
+static inline int64_t worker_take_ahead(const worker *w, int64_t i, int64_t tasks, int64_t run)
+{
+    return i + ROUNDS_BEHIND * w->own.threads * run < tasks ? worker_take_own(w, run) : NONE_AHEAD;
+}
+
+/* Where a thread probably goes on after task i. */
+static inline int64_t worker_soon(const worker *w, int64_t i, int64_t ahead, int64_t run)
+{
+    return ahead == NONE_AHEAD ? i + w->own.threads * run : ahead;
+}
+
+/* The next task, given what worker_take_ahead returned. */
+static inline int64_t worker_go_on(const worker *w, int64_t ahead, int64_t run)
+{
+    return ahead == NONE_AHEAD ? worker_take_own(w, run) : ahead;
 }
 
 static inline void worker_barrier(const worker *w)

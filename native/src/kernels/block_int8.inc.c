@@ -90,7 +90,7 @@ INLINE void take_sums(const product *p, const block_panels *b, int panels, int64
     for (int i = 0; i < tokens; i++)
         for (int q = 0; q < panels; q++) {
             acc[i][q] = b->column ? vf_load(b->acc + ((from + i) * panels + q) * LANES) : vf_set1(0.0f);
-            if (p->y_gate && b->is_last && t + from + i < p->n_tokens)
+            if (b->is_last && t + from + i < p->n_tokens)
                 prefetch(y_at(p, b->panel + q, t + from + i));
         }
 }

@@ -10,12 +10,13 @@ INLINE void mix_lanes(vf *x, int64_t n, int h)
         sign[i] = i & h ? -1.0f : 1.0f;
     vf turn = vf_load(sign);
     for (int64_t i = 0; i < n; i++)
-        x[i] = vf_add(vf_swap(x[i], h), vf_mul(x[i], turn));
+        x[i] = vf_fma(x[i], turn, vf_swap(x[i], h));      /* the product is exact */
 }
 
-static void rotate(const float *x, int64_t k, int64_t block, float *out)
+/* Blocks of n vectors. */
+INLINE void rotate_blocks(const float *x, int64_t k, int64_t n, float *out)
 {
-    int64_t n = block / LANES, end = round_up(k, ROTATION_UNIT);
+    int64_t block = n * LANES, end = round_up(k, ROTATION_UNIT);
     vf v[16], scale = vf_set1((float)(1.0 / sqrt((double)block)));
     for (int64_t c = 0; c < end; c += block) {
         for (int64_t i = 0; i < n; i++)
@@ -34,4 +35,12 @@ static void rotate(const float *x, int64_t k, int64_t block, float *out)
         for (int64_t i = 0; i < n; i++)
             vf_store(out + c + LANES * i, vf_mul(v[i], scale));
     }
+}
+
+static void rotate(const float *x, int64_t k, int64_t block, float *out)
+{
+    if (block == ROTATION_UNIT)
+        rotate_blocks(x, k, ROTATION_UNIT / LANES, out);    /* in registers */
+    else
+        rotate_blocks(x, k, block / LANES, out);
 }

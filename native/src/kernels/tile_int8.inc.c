@@ -97,8 +97,7 @@ INLINE void tile(const product *p, const layout *l, tile_panels *w, code_kind ki
         from[i] = start + (i < last ? i : last) * n_parts;
         for (int q = 0; q < panels; q++) {
             acc[i][q] = vf_set1(0.0f);
-            if (p->y_gate)      /* rows far apart, to which the last expert added: they come while the tile computes */
-                prefetch(y_at(p, panel + q, t + (i < last ? i : last)));
+            prefetch(y_at(p, panel + q, t + (i < last ? i : last)));   /* rows far apart: they come meanwhile */
         }
     }
     for (int64_t part = 0; part < n_parts; part++) {
