@@ -60,13 +60,14 @@ class Chat(BaseChat):
         self.backend, self.left = backend, False
         self.totals.loading_s += backend.loading_s
         self.session, self._run = backend.session(self._draft), None
-        self._closing = weakref.finalize(self, self.session.close)
+        self._closing = weakref.finalize(self, self.session.abandon)
         context = backend.engine.context
         self._prompts = PromptEncoder(backend.texts, context, recurrent=backend.recurrent)
 
     def leave(self) -> None:
         """Releases the model and its cached state of the conversation; the only call allowed afterwards is `go_to`."""
-        self._closing()
+        self._closing.detach()
+        self.session.close()
         del self.backend, self.session, self._prompts
         self._run, self.left = None, True
         # Ids mean nothing to another model.

@@ -99,6 +99,11 @@ class ChatSession(Protocol):
     def close(self) -> None:
         """Releases the engine's state of the conversation."""
 
+    def abandon(self) -> None:
+        """Releases it at the engine's next operation; unlike `close` for the garbage collector, at any time and in any
+        thread.
+        """
+
 
 class ChatBackend(Protocol):
     """The interface of a model that answers a conversation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ktcli.dialogue.backend import Clocks
@@ -33,6 +34,7 @@ class LocalSession:
         self._grammars: GrammarCompiler | None = None  # made for the first answer of a form
         self.sequence = engine.sequence()
         self.keep, self.close = self.sequence.keep, self.sequence.close
+        self.abandon = partial(engine.pools.later, self.close)  # refers to no session
         self.began: Clocks = ()
 
     def submit(

@@ -188,3 +188,7 @@ class SharedSession:
     def close(self) -> None:
         """Releases the timeline; requests in progress end by themselves."""
         self._scheduler.forget(self)
+
+    def abandon(self) -> None:
+        """Releases it at the engine's next operation, see `ChatSession.abandon`."""
+        self._scheduler.engine.pools.later(self.close)

@@ -52,7 +52,7 @@ class Pools:
         latent: whether the model has latent attention, see `forms`.
         adapter: the adapter of sequences that name none; None: they have none.
         depth: how many operations on pages and states are in each other now.
-        waiting: what is to be done when there is none.
+        waiting: how sequences are closed that were collected, when there is none.
     """
 
     pages: PagePool
@@ -79,23 +79,23 @@ class Pools:
             self.adapter = kept
 
     def later(self, close: Callable[[], None]) -> None:
-        """Closes a sequence that has been garbage-collected: now, or at the end of the operation in progress."""
+        """Records how a sequence is closed that has been garbage-collected, which happens anywhere, in any thread: the
+        engine's thread closes it, before or after an operation.
+        """
         self.waiting.append(close)
-        if not self.depth:
-            self._settle()
 
     def begin(self) -> None:
-        """Begins an operation on pages and states: until its `end` no sequence is closed by the collector."""
+        """Begins an operation on pages and states: until its `end` no sequence is closed that was collected."""
         self.depth += 1
+        self._settle()
 
     def end(self) -> None:
         """Ends an operation on pages and states."""
+        self._settle()
         self.depth -= 1
-        if not self.depth and self.waiting:
-            self._settle()
 
     def _settle(self) -> None:
-        while self.waiting:
+        while self.depth == 1 and self.waiting:  # closing is an operation, too
             self.waiting.popleft()()
 
     def how(self, depth: int) -> int:
@@ -105,6 +105,8 @@ class Pools:
     @property
     def available(self) -> tuple[int, int]:
         """The number of pages that can be taken, and of window pages."""
+        self.begin()
+        self.end()
         windows = self.windows
         return self.pages.available, 0 if windows is None else windows.pool.available
 

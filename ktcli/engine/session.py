@@ -52,7 +52,6 @@ class Session:
         self._engine = engine
         self.sequence = Sequence(engine.pools)
         self.context = engine.pools.context
-        # The collector runs anywhere, in the middle of an operation on another sequence, too.
         weakref.finalize(self, engine.pools.later, self.sequence.close)
 
     @property

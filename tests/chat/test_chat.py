@@ -1,5 +1,6 @@
 """Turns of a conversation: what is computed, what is kept, and how it ends."""
 
+import gc
 import io
 import itertools
 from dataclasses import replace
@@ -285,6 +286,24 @@ def test_stop_strings_span_tokens(tmp_path: Path) -> None:
     assert say(chat, "x") == "one two "
     assert chat.reply.finish is Finish.STOP
     assert say(chat, "y") == "one two "
+
+
+def test_a_chat_that_is_collected_is_closed_by_the_next_operation(tmp_path: Path) -> None:
+    """The collector runs in the middle of another chat's operation, too."""
+    model = backend(tmp_path)
+    chat, pools = Chat(model), model.engine.pools
+    free = pools.available
+    say(chat, "hi")
+    held = pools.pages.available
+    assert held < free[0]
+    del chat
+    gc.collect()
+    assert pools.pages.available == held and pools.waiting
+    assert pools.available == free
+    chat = Chat(model)
+    say(chat, "hi")
+    chat.leave()  # which closes it at once
+    assert pools.pages.available == free[0] and not pools.waiting
 
 
 def test_undo_and_retry(tmp_path: Path) -> None:

@@ -182,6 +182,22 @@ def test_a_slow_program_in_front_of_a_pipe_is_waited_for() -> None:
     assert subprocess.check_output(["sh", "-c", command], text=True) == "'late'\n"
 
 
+def test_what_somebody_wrote_who_ended_meanwhile_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = os.pipe()
+
+    def look(descriptor: int) -> bool:
+        os.write(here, b"late")
+        os.close(here)
+        return True
+
+    with os.fdopen(there) as pipe:
+        monkeypatch.setattr(piped, "SILENCE_S", 0.0)
+        monkeypatch.setattr(piped, "_nobody_writes", look)
+        monkeypatch.setattr(sys, "stdin", pipe)
+        monkeypatch.setattr(piped.out, "warn", lambda text: None)
+        assert piped.standard_input(beside=True) == "late"
+
+
 def test_a_cut_answer_says_so(run: Run) -> None:
     code, out, err = run("kt-mini", "hello", "-n", "3")
     assert code == 0 and out and "cut at 3 tokens" in err and "--max-tokens" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from contextlib import suppress
 from itertools import accumulate
 
@@ -443,3 +444,16 @@ def test_a_session_that_is_collected_within_an_operation_is_closed_behind_it(
     kept.sequence.extend(np.array([1], np.int32))
     assert during == [free]
     assert toy.pools.pages.available == free + 3 - 1 and not toy.pools.waiting
+
+
+def test_a_session_that_another_thread_collects_is_closed_by_the_next_operation() -> None:
+    """The other thread may hold a lock that closing takes."""
+    toy = ToyEngine()
+    dropped = [Session(toy)]  # type: ignore[arg-type]
+    dropped[0].feed([1] * 150)
+    free = toy.pools.pages.available
+    collector = threading.Thread(target=dropped.clear)
+    collector.start()
+    collector.join()
+    assert toy.pools.pages.available == free and len(toy.pools.waiting) == 1
+    assert toy.pools.available[0] == free + 3 and not toy.pools.waiting

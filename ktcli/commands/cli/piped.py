@@ -48,7 +48,8 @@ def standard_input(*, beside: bool = False) -> str:
     try:
         stream = getattr(sys.stdin, "buffer", None) or io.BytesIO()
         if not _speaks(stream):
-            if beside and _nobody_writes(stream.fileno()):
+            # What somebody wrote who ended meanwhile is there now.
+            if beside and _nobody_writes(stream.fileno()) and not _speaks(stream, 0.0):
                 return ""
             out.warn("waiting for standard input; end it with Ctrl-D, or skip it with </dev/null")
         data = stream.read(MAX_INPUT_BYTES + 1)
@@ -75,10 +76,12 @@ def text_of(data: bytes) -> str:
     return data.decode(encoding, "replace")
 
 
-def _speaks(stream: Any) -> bool:
+def _speaks(stream: Any, wait_s: float | None = None) -> bool:
     """Returns whether a stream has something to read, or its end, before long; true if it cannot be asked."""
     try:
-        return bool(select.select([stream.fileno()], [], [], SILENCE_S)[0])
+        return bool(
+            select.select([stream.fileno()], [], [], SILENCE_S if wait_s is None else wait_s)[0]
+        )
     except (AttributeError, OSError, ValueError):
         return True
 
@@ -92,7 +95,10 @@ def _nobody_writes(descriptor: int) -> bool:
     pipe = os.readlink(f"/proc/self/fd/{descriptor}")
     if not pipe.startswith("pipe:"):
         return False
-    family = set(_ancestors())
+    try:
+        family = set(_ancestors())
+    except OSError:  # one ended meanwhile
+        return False
     others = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return not any(_holds(other, pipe) for other in others if other not in family)
 
@@ -111,12 +117,19 @@ def _holds(process: int, pipe: str) -> bool:
     """Returns whether a process has a pipe open for writing; false if it may not be looked at."""
     folder = f"/proc/{process}"
     try:
-        for name in os.listdir(f"{folder}/fd"):
-            if os.readlink(f"{folder}/fd/{name}") == pipe:
-                said = Path(f"{folder}/fdinfo/{name}").read_text()
-                flags = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
-                if int(flags["flags"], 8) & _WRITES:
-                    return True
+        names = os.listdir(f"{folder}/fd")
+    except OSError:
+        return False
+    return any(_is_written(folder, name, pipe) for name in names)
+
+
+def _is_written(folder: str, name: str, pipe: str) -> bool:
+    """Returns whether a descriptor of a process is the end of a pipe that is written to; false if it is closed."""
+    try:
+        if os.readlink(f"{folder}/fd/{name}") != pipe:
+            return False
+        said = Path(f"{folder}/fdinfo/{name}").read_text()
+        flags = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
+        return bool(int(flags["flags"], 8) & _WRITES)
     except (OSError, KeyError, ValueError):
         return False
-    return False

@@ -221,6 +221,8 @@ class AttachedSession:
     def close(self) -> None:
         """Does nothing, as `keep`."""
 
+    abandon = close
+
     def _end(self, answer: Answer, finish: Finish, error: Exception | None = None) -> Finished:
         if self._exchange is not None:
             self._exchange.close()
