@@ -82,6 +82,18 @@ def eager_writers() -> Generator[None, None, None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> Generator[None, None, None]:
+    """Servers may take their time to say what they are; who does not wait for them is for the tests of that."""
+    from ktcli.server.attached import client
+    from ktcli.server.process import discovery
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "FACTS_S", 60.0)
+        patch.setattr(discovery, "ANSWER_S", 60.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def amx(tmp_path_factory: pytest.TempPathFactory) -> emulator.Amx:
     """How a child process gets the row amx; skips where none can. It is built once in a run, by the first process of

@@ -291,10 +291,10 @@ def test_a_certificate_is_verified(
 def test_a_server_that_falls_silent(
     run: RemoteRun, server: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ktcli.client.serverclient.SILENCE_S", 1.0)
+    monkeypatch.setattr("ktcli.client.serverclient.SILENCE_S", 3.0)
     server.usual = Reply(HALF, wait=threading.Event())
     code, told, err = run("hi there")
-    assert (code, told) == (6, "half an \n") and "sent nothing for 1 s" in err
+    assert (code, told) == (6, "half an \n") and "sent nothing for 3 s" in err
     assert server.left.wait(60)
 
 

@@ -337,12 +337,31 @@ def test_losses_are_a_png_too_where_matplotlib_is_installed(tmp_path: Path) -> N
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+# After its second step it goes on once Ctrl-C is pressed, however late that is.
+WAITS = """
+import threading
+from ktcli.commands.finetune import _Watching
+from ktcli.interrupt import Interrupt
+from ktcli.start import run
+pressed, handle, stepped = threading.Event(), Interrupt._handle, _Watching.stepped
+def handles(interrupt, *signal):
+    handle(interrupt, *signal)
+    pressed.set()
+def waits(watching, report):
+    stepped(watching, report)
+    if report.step == 2:
+        pressed.wait(60)
+Interrupt._handle, _Watching.stepped = handles, waits
+run()
+"""
+
+
 @pytest.mark.thorough
 def test_ctrl_c_saves_and_the_run_goes_on(shared_home: Path, data: Path) -> None:
     """The adapter at the end has the same bits as that of a run that nobody stopped."""
     words = ["finetune", MINI, "--data", str(data), "--steps", "12"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    line = [sys.executable, "-m", "ktcli", *words, "--as", "stopped"]
+    line = [sys.executable, "-c", WAITS, *words, "--as", "stopped"]
     child = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
     seen, deadline = "", time.monotonic() + 60

@@ -201,7 +201,7 @@ def _busy(process: int) -> bool:
     try:
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         stats = [Path(f"/proc/{child}/stat").read_text() for child in children]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before, or in the middle
         return False
     ticks = os.sysconf("SC_CLK_TCK")
     return any(int(stat.rpartition(")")[2].split()[11]) > ticks / 2 for stat in stats)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import platform
 import pty
 import subprocess
 import sys
@@ -448,11 +447,15 @@ def test_doctor_reports_without_names(
     monkeypatch.setenv("LOGNAME", "ada.lovelace")
     monkeypatch.setenv("HOME", "/home/ada.lovelace")
     monkeypatch.setenv("HF_TOKEN", "a-very-secret-word")
-    monkeypatch.setenv("KT_ISA", "a-very-secret-word of ada.lovelace in /home/ada.lovelace/x")
+    for name in ("platform.node", "socket.gethostname"):
+        monkeypatch.setattr(name, lambda: "quuxwald")
+    monkeypatch.setenv(
+        "KT_ISA", "a-very-secret-word of ada.lovelace at quuxwald in /home/ada.lovelace/x"
+    )
     path = tmp_path / "report.json"
     main(["doctor", "--report", str(path)])
     text = path.read_text()
-    for word in ("ada.lovelace", "secret-word", str(home), platform.node()):
+    for word in ("ada.lovelace", "secret-word", str(home), "quuxwald"):
         assert word not in text
     found = json.loads(text)
     assert found["home"] == "KT_HOME" and found["machine"]["cpu"]["physical_cores"] >= 1

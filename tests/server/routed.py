@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 import threading
@@ -118,6 +119,12 @@ def endless(handler: BaseHTTPRequestHandler) -> None:
             time.sleep(0.01)
     except OSError:
         return
+
+
+def silent(handler: BaseHTTPRequestHandler) -> None:
+    """No response until the client leaves."""
+    with contextlib.suppress(OSError):
+        handler.rfile.read(1)
 
 
 # It does what it is told by the file `behaviour` beside it: "ok", or how it fails. It writes down its command line, as

@@ -162,10 +162,14 @@ def serving_models(
 
 
 @contextmanager
-def served_by_command(*options: str) -> Iterator[str]:
-    """The address of `kt serve kt-mini` in a process of its own."""
+def served_by_command(*options: str, program: Sequence[str] = ("-m", "ktcli")) -> Iterator[str]:
+    """The address of `kt serve kt-mini` in a process of its own.
+
+    Args:
+        program: how the interpreter starts kt.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "ktcli", "serve", "kt-mini", "--port", str(port), *options]
+    command = [sys.executable, *program, "serve", "kt-mini", "--port", str(port), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         begun = any(line.startswith("serving") for line in process.stderr)

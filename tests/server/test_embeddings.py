@@ -225,7 +225,9 @@ def test_a_chat_streams_meanwhile_and_one_who_leaves_leaves_nothing(server: Embe
         assert lines > 20
         with pytest.raises(requests.ReadTimeout):
             requests.post(
-                server.running.url + OPENAI, json={"model": NAME, "input": texts}, timeout=0.3
+                server.running.url + OPENAI,
+                json={"model": NAME, "input": texts},
+                timeout=(60, 0.3),  # to connect and send, and to be answered
             )
     finally:
         others.join()

@@ -19,11 +19,12 @@ from zlib import crc32
 import numpy as np
 import pytest
 from store.page_labels import PAGE_BYTES, SPACE, conversation, data_of, opened, put, read
+from waits import until
 
 from ktcli import smallfiles
 from ktcli.errors import Busy
 from ktcli.pagelabel import PageKind, PageLabel
-from ktcli.store import pagefile, pagefolder
+from ktcli.store import pagefile, pagefolder, pagewriter
 from ktcli.store.pagefile import Damaged, PageEntry, Space, read_table
 from ktcli.store.pagefolder import OtherVersion, PageFolder
 from ktcli.store.pages import PageStore
@@ -530,13 +531,18 @@ def test_a_second_process_writes_when_the_first_has_ended(folder: PageFolder) ->
     assert read(opened(folder), conversation("b", 3)) == 3
 
 
-def test_pages_that_cannot_be_written_in_time_are_spoken_of(folder: PageFolder) -> None:
+def test_pages_that_cannot_be_written_in_time_are_spoken_of(
+    folder: PageFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pagewriter, "_RETRY_S", 0.01)  # so that it sees at once that it is to end
     said: list[str] = []
     store = opened(folder, said)
     put(store, conversation("a", 3))
     folder.make()
     with folder.lock():
-        store.close(0.3)
+        store.hurry()
+        until(lambda: store._hindrance.startswith("process"))  # it was refused
+        store.close(1.0)
     assert len(said) == 1 and "3 KV pages were not written to disk: process" in said[0]
 
 
