@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.prefix import Content
 from ktcli.engine.statepool import StatePool
 from ktcli.engine.tier import Tier
+from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS
 from ktcli.records import dataclass
 
@@ -96,7 +97,8 @@ class Pools:
 
     def _settle(self) -> None:
         while self.depth == 1 and self.waiting:  # closing is an operation, too
-            self.waiting.popleft()()
+            with suppress(KtError):  # of a device that failed, which has nothing to give back
+                self.waiting.popleft()()
 
     def how(self, depth: int) -> int:
         """Returns the byte that encodes how an id is computed that is not expanded, with this depth of deferral."""

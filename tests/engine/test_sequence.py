@@ -22,7 +22,7 @@ from ktcli.engine.prefix import chain, seed
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.statepool import StatePool
-from ktcli.errors import ContextFull
+from ktcli.errors import ContextFull, DeviceError
 from ktcli.native.batch import Run
 
 PAGE = 64
@@ -457,3 +457,15 @@ def test_a_session_that_another_thread_collects_is_closed_by_the_next_operation(
     collector.join()
     assert toy.pools.pages.available == free and len(toy.pools.waiting) == 1
     assert toy.pools.available[0] == free + 3 and not toy.pools.waiting
+
+
+def test_closing_what_a_failed_device_held_disturbs_no_operation() -> None:
+    toy = ToyEngine()
+
+    def close() -> None:
+        raise DeviceError("gone")
+
+    session = Session(toy)  # type: ignore[arg-type]
+    toy.pools.later(close)
+    session.feed([1])
+    assert not toy.pools.waiting and not toy.pools.depth
