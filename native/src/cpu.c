@@ -114,6 +114,7 @@ cpu_tuning cpu_tuned(void)
     int is_amd = is_made_by("AuthenticAMD"), is_zen_5 = is_amd && family >= ZEN_5;
     return (cpu_tuning){
         .ahead = is_made_by("GenuineIntel") ? 32 * 64 : is_zen_5 ? 96 * 64 : 64 * 64,
+        .in_order = is_zen_5,
         .near = is_zen_5,
         .stream_int4 = is_zen_5 ? 4 : 2,
         .stream_int8 = is_zen_5 ? 8 : 6,

@@ -45,6 +45,19 @@ INLINE vf add_part_of_row(vf acc, vi sum, vf x_scale)
     return vf_fma(vf_of_vi(sum), x_scale, acc);
 }
 
+/* What the e4m3 scales of 16 rows have in common: R in the place of a float's exponent. */
+INLINE vi load_rows_e4m3(const uint8_t *scales)
+{
+    return vi_shl(vi_load8(scales), 23);
+}
+
+/* Scales of 16 rows, number 16 * index and on, of rows with that in common. */
+INLINE vf load_e4m3(const uint8_t *scales, int64_t index, vi rows)
+{
+    vi size = vi_shl(vi_load_int8(scales + KT_PANEL_ROWS + 16 * index), 20);
+    return vf_bits(vi_add(vi_and(size, (int32_t)0x87f00000u), rows));
+}
+
 /* Scales of 16 rows: number 16 * index and on. */
 INLINE vf load_scales(int32_t type, const uint8_t *scales, int64_t index)
 {
@@ -54,10 +67,8 @@ INLINE vf load_scales(int32_t type, const uint8_t *scales, int64_t index)
         return vf_load((const float *)(const void *)(scales + 64 * index));
     if (type == KT_SCALE_E8M0)
         return vf_bits(vi_shl(vi_load8(scales + 16 * index), 23));
-    if (type == KT_SCALE_E4M3) {
-        vi size = vi_sar(vi_shl(vi_load8(scales + KT_PANEL_ROWS + 16 * index), 24), 4);
-        return vf_bits(vi_add(vi_and(size, (int32_t)0x87f00000u), vi_shl(vi_load8(scales), 23)));
-    }
+    if (type == KT_SCALE_E4M3)
+        return load_e4m3(scales, index, load_rows_e4m3(scales));
     return vf_set1(1.0f);
 }
 

@@ -12,9 +12,7 @@ enum {
     CHAINED = 2,            /* with more tokens than this there are chains enough */
 };
 
-/* The lines of one step of 4 or 6 bits, loaded in the order in which they lie, before the first is used. One token on
- * Zen 5, k = 2048, shares of the read loop: int6 0.95 instead of 0.80, nl4-s8 0.91 instead of 0.78, int4-g32 0.99 instead
- * of 0.94, int4 0.94 either way. */
+/* The lines of one step of 4 or 6 bits, loaded in the order in which they lie, before the first is used. */
 INLINE void load_step(code_kind kind, const uint8_t *step, const uint8_t *ahead, vb *line)
 {
     int lines = kind == CODES_LINEAR6 ? 12 : 8;
@@ -25,17 +23,31 @@ INLINE void load_step(code_kind kind, const uint8_t *step, const uint8_t *ahead,
     }
 }
 
+/* Line `line` (of 8) of such a step, and at each even one that with the upper bits of two, where they are used. */
+INLINE void load_line(code_kind kind, const uint8_t *step, const uint8_t *ahead, vb *raw, int line)
+{
+    int two = 8 + line / 2;
+    raw[line] = vb_load(step + 64 * line);
+    prefetch(ahead + 64 * line);
+    if (kind == CODES_LINEAR6 && line % 2 == 0) {
+        raw[two] = vb_load(step + 64 * two);
+        prefetch(ahead + 64 * two);
+    }
+}
+
 /* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. Meanwhile what lies
  * `ahead` is fetched, a line for each line. */
-INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
+INLINE void dot_step(code_kind kind, int in_order, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
                      const int8_t *const *x, int64_t column, vi (*lo)[CHAINS_INT8], vi (*hi)[CHAINS_INT8])
 {
     int chains = tokens <= CHAINED ? CHAINS_INT8 : 1;
     vb raw[12];
-    if (kind != CODES_INT8)
+    if (kind != CODES_INT8 && in_order)
         load_step(kind, step, ahead, raw);
 #pragma GCC unroll 8
     for (int line = 0; kind != CODES_INT8 && line < 8; line++) {
+        if (!in_order)
+            load_line(kind, step, ahead, raw, line);
         vb two = kind == CODES_LINEAR6 ? raw[8 + line / 2] : raw[line];
         vb low = line_low(kind, raw[line], table, two, line), high = line_high(kind, raw[line], table, two, line);
         for (int i = 0; i < tokens; i++) {
@@ -75,26 +87,27 @@ INLINE void take_part(part_kind kind, stream_tokens *t, int tokens, int64_t part
 {
     for (int i = 0; i < tokens; i++)
         if (kind == PARTS_OF_ROW)
-            t->acc[i] = add_part_of_row(t->acc[i], vi_add(sum[i], load_start(t->start[i] + part)),
-                                        vf_set1(t->x_scale[i][part]));
+            t->acc[i] = add_part_of_row(t->acc[i], sum[i], vf_set1(t->x_scale[i][part]));
         else
             vi_store(t->later + LANES * (part * tokens + i), sum[i]);
 }
 
 /* The codes of one panel at w. */
-INLINE void sum_parts(const product *p, const layout *l, code_kind kind, part_kind parts, const uint8_t *w,
-                      stream_tokens *t, int tokens)
+INLINE void sum_parts(const product *p, const layout *l, code_kind kind, int in_order, part_kind parts,
+                      const uint8_t *w, stream_tokens *t, int tokens)
 {
     int64_t steps = l->k_padded / 64, per_part = parts == WHOLE_ROW ? steps : 1;
     vb table = vb_table(p->format->codebook);
     for (int64_t s = 0, part = 0; s < steps; part++) {
         vi lo[GEMV_TOKENS][CHAINS_INT8], hi[GEMV_TOKENS][CHAINS_INT8], low[GEMV_TOKENS], high[GEMV_TOKENS];
         for (int i = 0; i < tokens; i++)
-            for (int c = 0; c < CHAINS_INT8; c++)
-                lo[i][c] = hi[i][c] = vi_set1(0);
+            for (int c = 0; c < CHAINS_INT8; c++) {
+                lo[i][c] = c ? vi_set1(0) : load_start(t->start[i] + part);
+                hi[i][c] = c || parts != PARTS_32 ? vi_set1(0) : load_start(t->start[i] + part + 1);
+            }
         for (int64_t end = s + per_part; s < end; s++) {
             const uint8_t *step = w + (size_t)s * l->step_bytes;
-            dot_step(kind, tokens, step, step + p->tuning.ahead, table, t->x, 64 * s, lo, hi);
+            dot_step(kind, in_order, tokens, step, step + p->tuning.ahead, table, t->x, 64 * s, lo, hi);
         }
         for (int i = 0; i < tokens; i++) {
             high[i] = total_of(hi[i], tokens);
@@ -107,22 +120,23 @@ INLINE void sum_parts(const product *p, const layout *l, code_kind kind, part_ki
 }
 
 /* Outputs of what waited. Meanwhile what comes after the scales is fetched, a line for each line of them. */
-INLINE void scale_later(const product *p, const layout *l, part_kind kind, int64_t panel, const stream_tokens *t,
-                        int tokens)
+INLINE void scale_later(const product *p, const layout *l, part_kind kind, int is_e4m3, int64_t panel,
+                        const stream_tokens *t, int tokens)
 {
     vf acc[GEMV_TOKENS];
+    vi rows = is_e4m3 ? load_rows_e4m3(t->scales) : vi_set1(0);
     for (int i = 0; i < tokens; i++)
         acc[i] = kind == PARTS_OF_ROW ? vf_mul(t->acc[i], load_scales(p->format->scale, t->scales, 0)) : vf_set1(0.0f);
     int64_t width = part_columns(p, l), row = 16 * (int64_t)scale_bytes(p->format->scale);
     if (kind == PARTS_OF_ROW)
         prefetch(t->scales + p->tuning.ahead);
     for (int64_t part = 0; kind != PARTS_OF_ROW && part < l->k_padded / width; part++) {
-        int64_t at = group_of_part(p->format, part) * row;
+        int64_t group = is_e4m3 ? part : group_of_part(p->format, part), at = group * row;
         if (at % 64 == 0)
             prefetch(t->scales + at + p->tuning.ahead);
-        vf scale = load_scales(p->format->scale, t->scales, group_of_part(p->format, part));
+        vf scale = is_e4m3 ? load_e4m3(t->scales, group, rows) : load_scales(p->format->scale, t->scales, group);
         for (int i = 0; i < tokens; i++) {
-            vi sum = vi_add(vi_load(t->later + LANES * (part * tokens + i)), load_start(t->start[i] + part));
+            vi sum = vi_load(t->later + LANES * (part * tokens + i));
             acc[i] = add_part(acc[i], sum, vf_set1(x_scale_at(kind, t->x_scale[i], part * width)), scale);
         }
     }
@@ -144,8 +158,14 @@ INLINE void stream_panel(const product *p, const layout *l, const int8_scratch *
         t.acc[i] = vf_set1(0.0f);
         t.start[i] = scratch->start + token * (l->k_padded / part_columns(p, l));
     }
-    sum_parts(p, l, kind, parts, w, &t, tokens);
-    scale_later(p, l, parts, panel, &t, tokens);
+    if (kind != CODES_INT8 && p->tuning.in_order)
+        sum_parts(p, l, kind, 1, parts, w, &t, tokens);
+    else
+        sum_parts(p, l, kind, 0, parts, w, &t, tokens);
+    if (parts == PARTS_32 && p->format->scale == KT_SCALE_E4M3)
+        scale_later(p, l, parts, 1, panel, &t, tokens);
+    else
+        scale_later(p, l, parts, 0, panel, &t, tokens);
 }
 
 /* Format and number of tokens become constants of the inner loops. */

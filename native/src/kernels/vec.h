@@ -18,7 +18,7 @@
  *   vf_exp2i(n)         2^n for integral n in -126..127
  *   vi_set1 vi_load vi_store vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
  *   vi_bits vf_bits     the same 16 words of 32 bits
- *   vi_load8 vi_store8  lanes from bytes, 0..255, and to them
+ *   vi_load8 vi_store8  lanes from bytes, 0..255, and to them; vi_load_int8 from -128..127
  *   vf_nearest(v, mid)  how many of the 15 mid are < v       vi_add_above(i, a, b)  i + 1 where a > b, else i
  *   vi_lookup32(t, i)   t[i] of 32 int32, i in 0..31
  *   vb_load_now         vb_load that is not moved behind other loads

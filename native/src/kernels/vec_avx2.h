@@ -119,6 +119,12 @@ INLINE vi vi_load8(const uint8_t *p)
                 _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))};
 }
 
+INLINE vi vi_load_int8(const uint8_t *p)
+{
+    return (vi){_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))};
+}
+
 INLINE vf vf_from_f16(const uint16_t *p)
 {
     return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),

@@ -76,6 +76,7 @@ INLINE vf vf_from_bf16(const uint16_t *p)
     return vf_bf16_even(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
 }
 
+INLINE vi vi_load_int8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vi vi_load8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
 INLINE vf vf_from_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }

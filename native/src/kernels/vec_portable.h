@@ -56,6 +56,7 @@ INLINE float vf_top(vf a)
 
 INLINE vf vf_bf16_even(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] << 16)); }
 INLINE vf vf_bf16_odd(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] & 0xffff0000u)); }
+INLINE vi vi_load_int8(const uint8_t *p) { EACH(vi, r.v[i] = (int8_t)p[i]); }
 INLINE vi vi_load8(const uint8_t *p) { EACH(vi, r.v[i] = p[i]); }
 INLINE vf vf_from_bf16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_bf16(p[i])); }
 INLINE vf vf_from_f16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_f16(p[i])); }
