@@ -72,11 +72,6 @@ class StatePool:
         """The number of slots that are neither held nor spare nor of a snapshot."""
         return len(self._free)
 
-    @property
-    def snapshots(self) -> int:
-        """The number of snapshots."""
-        return len(self._snapshots)
-
     def take(self) -> int:
         """Allocates a slot with one reference; returns it.
 

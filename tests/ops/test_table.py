@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from optable import TABLE
 
 from ktcli.native import Glu
 from ktcli.native.library import library
-from ktcli.ops.backend import TABLE
 from ktcli.ops.layout import layout_of
 from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.part import ModelPart

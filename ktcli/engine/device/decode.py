@@ -140,11 +140,6 @@ class DecodeStep:
         temperatures = self._temperatures.host.numpy()
         temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
 
-    def logits(self) -> NDArray[np.float32]:
-        """Returns the logits [B, vocab] of the last step, as a view."""
-        found: NDArray[np.float32] = self._logits.numpy()
-        return found
-
     def summary(self, row: int, temperature: float) -> Logits:
         """Returns a view of the logits of one sequence of the last step, with their summary."""
         return Logits(

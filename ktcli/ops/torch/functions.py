@@ -245,11 +245,6 @@ def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
     return multiply(rounded, w.mT, out_dtype=torch.float32)
 
 
-def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
-    """Returns the unpacked matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
-    return unpack_many(w, indices, read_type(exact))
-
-
 def read_type(exact: bool) -> torch.dtype:
     """Returns the dtype in which products read their factors."""
     return torch.float32 if exact else torch.bfloat16

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from ktcli.records import dataclass
@@ -49,17 +48,3 @@ class Parts:
         """Returns the sum of columns [first, last) only."""
         beside = None if self.beside is None else self.beside[..., first:last]
         return replace(self, values=self.values[..., first:last], beside=beside)
-
-    def total(self) -> Tensor:
-        """Returns the sum [T, N] f32, added part after part."""
-        if (alone := self.alone) is not None:
-            return alone
-        values = self.values
-        if self.routed is not None:
-            ids, slots, gates = self.routed
-            here = (ids >= 0) & (slots[ids.clamp(min=0).long()] >= 0)
-            values = torch.where(here[..., None], values * gates[..., None], 0.0)
-        total = torch.zeros_like(values[:, 0])
-        for part in values.unbind(1):
-            total = total + part
-        return total if self.beside is None else total + self.beside

@@ -21,7 +21,7 @@ from ktcli.ops.torch import functions as f
 from ktcli.ops.torch.chosen import highest
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, kernels_for
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, PlainMatrix, unpack
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, PlainMatrix, unpack, unpack_many
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -135,11 +135,11 @@ def test_linear(name: str, exact: bool, elements: int, monkeypatch: pytest.Monke
     assert torch.equal(f.linear(x, w, None, exact=exact) + bias, f.linear(x, w, bias, exact=exact))
 
 
-def test_unpack_all_gives_what_products_read() -> None:
+def test_unpack_many_gives_the_matrices_of_the_indices() -> None:
     w, which = packed(FORMATS["int4"], 3, 17, 65), torch.tensor([2, 0])
-    for exact, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+    for dtype in (torch.float32, torch.bfloat16):
         expected = torch.stack([unpack(w, i, dtype) for i in which.tolist()])
-        assert torch.equal(f.unpack_all(w, which, exact=exact), expected)
+        assert torch.equal(unpack_many(w, which, dtype), expected)
 
 
 # -- routing -------------------------------------------------------------------------------------------

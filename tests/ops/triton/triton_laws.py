@@ -8,12 +8,12 @@ import sys
 from dataclasses import replace
 from itertools import product
 
+import kvoracle
 import numpy as np
 import torch
 from triton_interpreter import ON_GPU, backwards  # before triton
 
 from ktcli.native import GELU_TANH, SILU, Format, Glu, Scale, packed_bytes
-from ktcli.ops import kvformat
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Reads, Rope
@@ -193,10 +193,10 @@ def beside() -> None:
         made = triton_row.few_experts(*of, Mlp(wide, narrow, glu, bias))
         alone = triton_row.few_experts(*of)
         assert made is not None and made[1] is not None and alone is not None and alone[1] is None
-        assert torch.equal(made[0].total(), alone[0].total())
+        assert torch.equal(_total(made[0]), _total(alone[0]))
         inner = functions.swiglu(functions.linear(x[:1], wide, exact=True), width, glu)
         right = functions.linear(inner, narrow, bias, exact=True)
-        torch.testing.assert_close(made[1].total(), right, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(_total(made[1]), right, atol=2e-4, rtol=1e-4)
         both = x, ids.expand(2, -1).contiguous(), gate.expand(2, -1).contiguous(), *of[3:]
         several = triton_row.few_experts(*both, Mlp(wide, narrow, glu, bias))
         assert several is not None and several[1] is None
@@ -361,7 +361,7 @@ def _meant(pages: ScaledPages, rows: Rows, sequence: int, *widths: int) -> torch
     codes = pages.codes[table].flatten(0, 1)[:end].cpu().numpy()
     scales = pages.scales[table].flatten(0, 1)[:end].cpu().numpy()
     heads = np.split(codes, np.cumsum(widths)[:-1], 1)
-    meant = [kvformat.decode(each, scales[:, i]) for i, each in enumerate(heads)]
+    meant = [kvoracle.decode(each, scales[:, i]) for i, each in enumerate(heads)]
     return torch.from_numpy(np.concatenate(meant, 1)).to(pages.codes.device).double()
 
 
@@ -452,11 +452,11 @@ class Written:
         assert ends[-1] == found.shape[1] and len(heads) == scales.shape[1]
         for i, codes in enumerate(np.split(found, ends[:-1], 1)):
             x = heads[i].cpu().numpy()
-            right, scale = kvformat.encode(x)
+            right, scale = kvoracle.encode(x)
             assert (scales[:, i] == scale).all(), (scales[:, i], scale)
             differ = codes != right
             assert not (exact and differ.any()), (codes[differ], right[differ])
-            there, wanted = (np.abs(kvformat.decode(c, scale) - x) for c in (codes, right))
+            there, wanted = (np.abs(kvoracle.decode(c, scale) - x) for c in (codes, right))
             slack = 2.0**-20 * np.abs(x).max(1, keepdims=True)
             assert (np.abs(there - wanted) <= slack)[differ].all()
             self.codes, self.others = self.codes + codes.size, self.others + int(differ.sum())
@@ -483,7 +483,7 @@ def fp8_written() -> None:
         of = Heads(q, k, v, gain, gain, 0.5, _rope(dim, interleaved), first)
         triton_merged.gqa(of, shape, None, rows=rows, cache=cache)
         written.see(cache[0], rows, _ready(k, gain, of, rows).chunk(2, 1), exact=False)
-        written.see(cache[1], rows, v.total().chunk(2, 1), exact=False)
+        written.see(cache[1], rows, _total(v).chunk(2, 1), exact=False)
         if not ON_GPU:  # where quotients and roots are not exact
             (a, gain), (b, _) = _exactly(width, 12), _exactly(width, 20)
             of = Heads(q, parts(torch.cat((a, b), 1)), v, gain, gain, 1e-6, still, 8)
@@ -499,7 +499,7 @@ def fp8_written() -> None:
         new, gain = _parts(3, lora + turned), torch.rand(lora)
         of = Latent(parts(q), new, gain, 0.5, _rope(turned, interleaved))
         triton_attention.mla_one(absorbed, q, of, pages, rows, shape)
-        made = functions.norm(new.total(), gain, 0.5, columns=lora)
+        made = functions.norm(_total(new), gain, 0.5, columns=lora)
         if of.rope is not None:
             made = functions.rope(made, of.rope, lora + turned, lora, rows=rows)
         written.see(pages, rows, made.split(cut, 1), exact=False)
@@ -538,9 +538,9 @@ def sums() -> None:
     gain = torch.rand(256)
     some, routed, one = _parts(3, 256), _routed(3, 256), Parts.of(torch.randn(3, 300)[:, 7:263])
     for parts in (some, routed, one):
-        torch.testing.assert_close(sum_parts(parts), parts.total())
+        torch.testing.assert_close(sum_parts(parts), _total(parts))
         made = triton_small.swiglu_of(parts, 115)
-        torch.testing.assert_close(made, functions.swiglu(parts.total(), 115))
+        torch.testing.assert_close(made, functions.swiglu(_total(parts), 115))
     assert sum_parts(one).data_ptr() == one.values.data_ptr()
     rows = torch.randn(3, 300)[:, :256]
     for a, terms in (
@@ -550,16 +550,31 @@ def sums() -> None:
         (None, (one, routed)),
     ):
         total, normed = triton_merged.add_norm(a, terms, gain, 1e-6)
-        right = sum((each.total() for each in terms), torch.zeros_like(rows))
+        right = sum((_total(each) for each in terms), torch.zeros_like(rows))
         right = right if a is None else a + right
         torch.testing.assert_close(total, right)
         torch.testing.assert_close(normed, functions.norm(right, gain, 1e-6))
 
 
+def _total(of: Parts) -> torch.Tensor:
+    """The sum [T, N] f32, added part after part."""
+    if (alone := of.alone) is not None:
+        return alone
+    values = of.values
+    if of.routed is not None:
+        ids, slots, gates = of.routed
+        here = (ids >= 0) & (slots[ids.clamp(min=0).long()] >= 0)
+        values = torch.where(here[..., None], values * gates[..., None], 0.0)
+    total = torch.zeros_like(values[:, 0])
+    for part in values.unbind(1):
+        total = total + part
+    return total if of.beside is None else total + of.beside
+
+
 def _ready(x: Parts, gain: torch.Tensor | None, of: Heads, rows: Rows) -> torch.Tensor:
     """Queries or keys, normed and rotated one after the other."""
     width = of.k.shape[1] // 2
-    made = x.total() if gain is None else functions.norm(x.total(), gain, of.eps, width)
+    made = _total(x) if gain is None else functions.norm(_total(x), gain, of.eps, width)
     return made if of.rope is None else functions.rope(made, of.rope, width, of.first, rows=rows)
 
 
@@ -589,7 +604,7 @@ def heads() -> None:
         out = triton_merged.gqa(of, shape, sinks, rows=rows, cache=cache)
 
         ready = (_ready(x, gain, of, rows) for x, gain in ((q, q_gain), (k, k_gain)))
-        right = attention.gqa(*ready, v.total(), shape, sinks, rows=rows, cache=same)
+        right = attention.gqa(*ready, _total(v), shape, sinks, rows=rows, cache=same)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
         for made, alone in zip(cache, same, strict=True):  # one rounding apart
             torch.testing.assert_close(made, alone, equal_nan=True)
@@ -613,7 +628,7 @@ def latent() -> None:
         of = Latent(q, new, gain, 1e-6, _rope(turned, interleaved))
         out = triton_attention.attend_latent(of, uk_in, uv, shape, rows=rows, cache=(cache,))
 
-        ready, normed = q.total(), functions.norm(new.total(), gain, 1e-6, columns=lora)
+        ready, normed = _total(q), functions.norm(_total(new), gain, 1e-6, columns=lora)
         if of.rope is not None:
             ready = functions.rope(ready, of.rope, nope + turned, nope, rows=rows)
             normed = functions.rope(normed, of.rope, lora + turned, lora, rows=rows)
