@@ -15,7 +15,6 @@ from ktcli import config
 from ktcli.errors import BadCheckpoint, KtError, NativeError, NoMemoryLeft
 from ktcli.native.library import (
     BLOCK_COLUMNS,
-    ERROR_BYTES,
     Arena,
     Ceiling,
     DType,
@@ -23,6 +22,7 @@ from ktcli.native.library import (
     Weight,
     c_format,
     c_weights,
+    created,
     library,
     packed_bytes,
     require,
@@ -115,10 +115,7 @@ class Pool:
         shape = (name, threads, pins, spin_us, len(self.node_threads), *nodes)
         options = ffi.new("kt_pool_options *", shape)
         options.tile_min = tile_min or (0, 0, 0)
-        error = ffi.new(f"char[{ERROR_BYTES}]")
-        handle = lib.kt_pool_create(options, error, ERROR_BYTES)
-        if handle == ffi.NULL:
-            raise _not_made(ffi.string(error).decode())
+        handle = created(lib.kt_pool_create, options, fails=_not_made)
         self._ffi, self._lib = ffi, lib
         self.handle = ffi.gc(handle, lib.kt_pool_free)
         self.isa: str = ffi.string(lib.kt_pool_isa(handle)).decode()
