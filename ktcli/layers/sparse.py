@@ -14,7 +14,7 @@ from ktcli.layers.names import USUAL_SPARSE, Pieces, SparseNames, StoredExperts
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.state import Scratch
 from ktcli.ops.table.experts import Routing
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
