@@ -25,8 +25,7 @@ from ktcli.engine.device.stream import Stream, device_errors, one_step
 from ktcli.engine.logits import Logits
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.native import BLOCK_COLUMNS, Run
-from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.summary import Summarize, summarize
+from ktcli.ops.torch.functions import Rows, Summarize, summarize
 from ktcli.planner.device import captured_sizes
 from ktcli.records import dataclass
 

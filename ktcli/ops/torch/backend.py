@@ -78,9 +78,7 @@ class OwnExperts:
     def __init__(
         self, kernels: Kernels, stack: PackedStack, x: Value, ids: torch.Tensor, gate: torch.Tensor
     ) -> None:
-        self._kernels = kernels
-        s = stack
-        self._given = x, ids, gate, s.slots, s.gate_up, s.down, s.extras
+        self._kernels, self._given = kernels, (x, ids, gate, stack)
         self._sum: Value | Parts | None = None
 
     def along(self, mlp: Mlp) -> Parts | None:

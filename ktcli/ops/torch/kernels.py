@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
+from ktcli.ops.torch.functions import Summarize
 from ktcli.ops.torch.merged import Merged
-from ktcli.ops.torch.packed import Extras, Packed
-from ktcli.ops.torch.summary import Summarize, summarize
+from ktcli.ops.torch.packed import PackedStack
 from ktcli.records import dataclass
 
 Kernel = Callable[..., Any]
@@ -38,14 +38,14 @@ class Kernels:
         operations: a kernel for each operation that the backend does not do by itself.
         experts: the function that runners of experts use, see `functions`.
         merged: kernels that do several operations at once; None: there are none.
-        summarize: what the choice of a token reads of its logits, see `summary`.
+        summarize: what the choice of a token reads of its logits.
     """
 
     name: str
     operations: Mapping[str, Kernel]
-    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
+    experts: Callable[[Tensor, Tensor, Tensor, PackedStack], Tensor]
     merged: Merged | None = None
-    summarize: Summarize = summarize
+    summarize: Summarize = functions.summarize
 
     def __getitem__(self, operation: str) -> Kernel:
         return self.operations[operation]

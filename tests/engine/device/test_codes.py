@@ -29,7 +29,7 @@ from ktcli.ops.kvformat import FP8
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, Kernel, Kernels
-from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.torch.pages import ScaledPages
 from ktcli.weights.pack import Pack
 
 ATTENTION = ("gqa", "mla")

@@ -12,8 +12,7 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch import attention
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import Packed
-from ktcli.ops.torch.pages import append, held_at, held_by, own_parts
-from ktcli.ops.torch.scaled import ScaledPages, decode, encode
+from ktcli.ops.torch.pages import ScaledPages, append, decode, encode, held_at, held_by, own_parts
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 

@@ -18,13 +18,20 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import attention, functions
-from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.lowrank import LowRankUpdate
 from ktcli.ops.torch.merged import Heads, Latent, Mlp
-from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PlainMatrix, rotate
+from ktcli.ops.torch.packed import (
+    NO_EXTRAS,
+    ROUTED_ROWS,
+    Extras,
+    Packed,
+    PackedStack,
+    PlainMatrix,
+    rotate,
+)
+from ktcli.ops.torch.pages import ScaledPages
 from ktcli.ops.torch.parts import Parts
-from ktcli.ops.torch.scaled import ScaledPages
 from ktcli.ops.triton import attention as triton_attention
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
@@ -160,13 +167,13 @@ def experts() -> None:
         ids[3, 1] = -1
         slots = torch.tensor([3, -1, 0, 1, 2, -1], dtype=torch.int32)
         x = torch.randn(19, 72)
-        right = functions.experts(x, ids, gate, slots, gate_up, down, extras, exact=True)
+        stack = PackedStack(slots, gate_up, down, extras)
+        right = functions.experts(x, ids, gate, stack, exact=True)
         gate[3, 1] = float("nan")
-        stacks = slots, gate_up, down, extras
-        few = triton_row.experts(x[3:5], ids[3:5], gate[3:5], *stacks)
+        few = triton_row.experts(x[3:5], ids[3:5], gate[3:5], stack)
         torch.testing.assert_close(few, right[3:5], atol=2e-4, rtol=1e-4)
         triton_tiles.CHUNK_TOKENS = 16
-        many = triton_row.experts(x, ids, gate, *stacks)
+        many = triton_row.experts(x, ids, gate, stack)
         torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
 
 
@@ -189,7 +196,7 @@ def beside() -> None:
         )
         ids, slots = torch.tensor([[2, 1, 0]]).int(), torch.tensor([1, -1, 0]).int()
         x, gate, bias = torch.randn(2, 72), torch.rand(1, 3), torch.randn(72)
-        of = x[:1], ids, gate, slots, gate_up, down, Extras(SILU)
+        of = x[:1], ids, gate, PackedStack(slots, gate_up, down)
         made = triton_row.few_experts(*of, Mlp(wide, narrow, glu, bias))
         alone = triton_row.few_experts(*of)
         assert made is not None and made[1] is not None and alone is not None and alone[1] is None
@@ -240,7 +247,8 @@ def rotated() -> None:
             ids = torch.stack([torch.randperm(3)[:2] for _ in range(t)]).int()
             ids[-1, 0] = -1
             for second in (down, plain):
-                given = torch.randn(t, 72), ids, torch.rand(t, 2), slots, gate_up, second, extras
+                stack = PackedStack(slots, gate_up, second, extras)
+                given = torch.randn(t, 72), ids, torch.rand(t, 2), stack
                 right = functions.experts(*given, exact=True)
                 close = 2e-4 if t <= triton_row.FEW_ROWS else 2e-2
                 made = triton_row.experts(*given)
@@ -797,7 +805,7 @@ def summary() -> None:
         logits[5] = 0.0
         temperature = torch.tensor([0.7, 1.3, 1.0, 0.0, 1.0, 0.5])
         made = triton_summary.summarize(logits, temperature)
-        for out, right in zip(made, torch_summary.summarize(logits, temperature), strict=True):
+        for out, right in zip(made, functions.summarize(logits, temperature), strict=True):
             torch.testing.assert_close(out, right, equal_nan=True)
 
 
