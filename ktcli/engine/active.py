@@ -6,12 +6,11 @@ import secrets
 from dataclasses import field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ktcli.engine.constraint import Forcing, mask_of
 from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.forcing import Forcing
 from ktcli.engine.forms import ABSORBED, How, how_to_read
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import PIECE_STEP
@@ -294,7 +293,7 @@ class Active:
         if self._forcing is not None:
             mask = self._forcing.mask(logits.values.size)
         if mask is None and self._goes_on:
-            mask = self._unstopped(logits.values.size)
+            mask = ~mask_of(self.answer.request.stop_ids, logits.values.size)
         return self.answer.sampler.choice(logits, self._history, mask=mask, likeliest=likeliest)
 
     @property
@@ -302,14 +301,6 @@ class Active:
         """Whether the answer is too short to end."""
         request = self.answer.request
         return request.said + len(self.answer.ids) < request.min_tokens
-
-    def _unstopped(self, vocab: int) -> NDArray[np.uint32]:
-        """Returns the mask of all ids but those that end the answer, see `Constraint.mask`."""
-        mask = np.full(-(-vocab // 32), 0xFFFFFFFF, dtype=np.uint32)
-        for id in self.answer.request.stop_ids:
-            if 0 <= id < vocab:
-                mask[id // 32] &= np.uint32(~(1 << id % 32) & 0xFFFFFFFF)
-        return mask
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
         """Returns the event of the token that was chosen from these logits.

@@ -18,7 +18,7 @@ from ktcli.engine.logits import Logits
 from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
-from ktcli.engine.storedmemory import PageMemory
+from ktcli.engine.stores import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.ops.kvformat import CacheFormat

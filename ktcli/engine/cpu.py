@@ -25,8 +25,8 @@ from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
-from ktcli.engine.states import before_tail
-from ktcli.engine.storedmemory import PageMemory
+from ktcli.engine.statepool import before_tail
+from ktcli.engine.stores import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.kvformat import CacheFormat

@@ -14,14 +14,14 @@ from itertools import takewhile
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.prefix import Content
-from ktcli.engine.readingworth import ReadingWorth
 from ktcli.engine.statepool import Place
-from ktcli.engine.storedmemory import StoredMemory
-from ktcli.engine.stores import Store, Stores
+from ktcli.engine.stores import Store, StoredMemory, Stores
 from ktcli.engine.writeback import WriteBack
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import PageKind, PageLabel
 
+_LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
+_TRIED = 0.05  # of the time for computing a prompt, which reading may cost to measure a store
 _SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
 # Read first of a store whose speed is not known: most of the time is not that of asking.
 _TRY_BYTES = 1 << 20
@@ -29,6 +29,55 @@ _TRY_BYTES = 1 << 20
 _MOST_ENDS = 4096
 
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
+
+
+class ReadingWorth:
+    """Compares the time of reading with that of computing.
+
+    Attributes:
+        prompt_tok_s: the tokens of prompts that are computed in a second, as measured here or by an earlier process;
+            None: nobody measured.
+    """
+
+    def __init__(self, stores: Stores, memory: StoredMemory) -> None:
+        self._stores, self._memory = stores, memory
+        self.prompt_tok_s: float | None = None
+        self._allowed_s = 0.0  # for measuring stores, of the prompt that begins now
+
+    def measure(self, n_tokens: int, seconds: float) -> None:
+        """Takes the speed of a step of a sequence into account."""
+        if n_tokens >= _LEAST_TIMED and seconds > 0:
+            fresh = n_tokens / seconds
+            known = self.prompt_tok_s
+            self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
+
+    def begin(self, n_tokens: int) -> None:
+        """Begins with a prompt of which so many tokens are left to compute."""
+        self._allowed_s = _TRIED * n_tokens / self.prompt_tok_s if self.prompt_tok_s else 0.0
+
+    def pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
+        """Returns whether reading is faster than computing so many tokens, as far as both were measured, or so little
+        that it shows how fast a store is now.
+
+        Args:
+            store: the one that would give all of them; None: each is read where it is nearest.
+        """
+        if self.prompt_tok_s is None:
+            return True
+        sizes = [(each.kind, each.key, self._memory.size_bytes(each.kind)) for each in labels]
+        if store is None:
+            seconds, unknown = self._stores.seconds(sizes), self._stores.unmeasured(labels)
+        else:
+            seconds = store.rate.seconds(sum(size for *_, size in sizes))
+            unknown = not store.rate.is_known
+        if seconds < n_tokens / self.prompt_tok_s:
+            return True
+        if unknown and store is not None:
+            return store.rate.seconds(sizes[0][2]) <= self._allowed_s
+        if unknown and seconds <= self._allowed_s:
+            self._allowed_s -= seconds
+            return True
+        return False
 
 
 class Restorer:
@@ -104,9 +153,9 @@ class Restorer:
             full, rest = divmod(end, PAGE_TOKENS)
             span, previous = (end - rest, end), labels[full - 1].key if full else content.root
             if self._states is not None:
-                yield _label(PageKind.STATE, previous, content, span)
+                yield content.label(PageKind.STATE, previous, *span)
             if rest:
-                page = _label(PageKind.PAGE, previous, content, span)
+                page = content.label(PageKind.PAGE, previous, *span)
                 yield from [page] if self._windows is None else [page, _of_window(page)]
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
@@ -141,7 +190,7 @@ class Restorer:
         first, previous = len(pages) * PAGE_TOKENS, pages[-1].key if pages else content.root
         last = min(first + PAGE_TOKENS - 1, content.ids.size - 1)
         for end in range(last, max(first, have), -1):
-            page = _label(PageKind.PAGE, previous, content, (first, end))
+            page = content.label(PageKind.PAGE, previous, first, end)
             wanted = [*pages, page]
             windows = self._windowed(wanted, end)
             if not all(self._known(each.kind, each) for each in (page, *windows[-1:])):
@@ -246,17 +295,18 @@ class Restorer:
         have: int,
     ) -> None:
         """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
-        root = content.root
         for end, previous, key in self._stores.states():
             full, rest = divmod(end, PAGE_TOKENS)
             if end <= have:
                 return
-            if end >= content.ids.size or previous != (labels[full - 1].key if full else root):
+            if end >= content.ids.size or previous != (
+                labels[full - 1].key if full else content.root
+            ):
                 continue
-            state = _label(PageKind.STATE, previous, content, (end - rest, end))
+            state = content.label(PageKind.STATE, previous, end - rest, end)
             if state.key != key:
                 continue
-            tail = [_label(PageKind.PAGE, previous, content, (end - rest, end))] if rest else []
+            tail = [content.label(PageKind.PAGE, previous, end - rest, end)] if rest else []
             windows = self._windowed([*labels[:full], *tail], end)
             if not self._worth_reading([*labels[:full], *tail], windows, end - have, state):
                 continue
@@ -307,7 +357,7 @@ def _labels(content: Content) -> list[PageLabel]:
     """The labels of the full pages of a prefix that leaves an id to compute."""
     labels, key = [], content.root
     for first in range(0, content.ids.size - PAGE_TOKENS, PAGE_TOKENS):
-        labels.append(_label(PageKind.PAGE, key, content, (first, first + PAGE_TOKENS)))
+        labels.append(content.label(PageKind.PAGE, key, first, first + PAGE_TOKENS))
         key = labels[-1].key
     return labels
 
@@ -315,10 +365,3 @@ def _labels(content: Content) -> list[PageLabel]:
 def _of_window(label: PageLabel) -> PageLabel:
     """The label of the window page of the same prefix."""
     return replace(label, kind=PageKind.WINDOW)
-
-
-def _label(kind: PageKind, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
-    """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
-    first, end = span
-    key, how = content.link(previous, first, end), content.how(slice(first, end))
-    return PageLabel(kind, key, previous, end, content.ids[first:end], how)

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.forms import expanded_spans, how_to_read
-from ktcli.engine.kvcache import PageLayout
+from ktcli.engine.kvcache import PageLayout, StateLayout
 from ktcli.engine.loader import load_tensors
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.states import StateLayout
 from ktcli.errors import KtError
 from ktcli.measure.encoded import EncodedSource
 from ktcli.measure.stage_files import StageFiles

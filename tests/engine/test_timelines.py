@@ -9,7 +9,7 @@ import pytest
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import WindowPages
-from ktcli.engine.states import before_tail
+from ktcli.engine.statepool import before_tail
 from ktcli.planner.memory import MOST_DRAFTED
 from tests.engine.test_sequence import PAGE, Machine, fed
 

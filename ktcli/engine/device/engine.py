@@ -24,7 +24,6 @@ from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts
 from ktcli.engine.device.fallbacks import NONE_YET, KnownFailures
-from ktcli.engine.device.forward import SegmentForward
 from ktcli.engine.device.hostparts import load_host, one_count
 from ktcli.engine.device.kernelchoice import KernelChoice
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
@@ -33,7 +32,7 @@ from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Streamed, TimedRunner
 from ktcli.engine.device.segments import kind_of, layer_devices, running, segments_of
 from ktcli.engine.device.slabs import SlabStream, slabs_of, spans_of
-from ktcli.engine.device.steps import DeviceSteps, Ways
+from ktcli.engine.device.steps import DeviceSteps, SegmentForward, Ways
 from ktcli.engine.device.stream import device_errors
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.loader import Progress, TensorSource
@@ -43,7 +42,7 @@ from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import facts_of, seed
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
-from ktcli.engine.states import before_tail
+from ktcli.engine.statepool import before_tail
 from ktcli.errors import KernelFails, KtError
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
