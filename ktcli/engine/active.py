@@ -80,13 +80,11 @@ class Active:
     finish: Finish | None = None
     begun: bool = False
     _history: History = field(init=False)
-    _how: How | None = (
-        None  # how the prompt's ids are computed, see `forms`; None: it was not opened yet
-    )
+    # How the prompt's ids are computed, see `forms`; None: it was not opened yet.
+    _how: How | None = None
     _found: int = 0  # the ids that were found when it was opened first
-    _chunks: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # start and tokens of each of the prompt
+    # Start and tokens of each of the prompt.
+    _chunks: list[tuple[int, int]] = field(default_factory=list)
     _forcing: Forcing | None = field(init=False)
     _salt: str = field(init=False)
 

@@ -91,9 +91,8 @@ class Scheduler:
         self._waiting: list[Active] = []
         self._active: list[Active] = []  # these hold pages
         self._turns = Turns()
-        self._refused: tuple[Active, tuple[int, int]] | None = (
-            None  # who was not let in with so many pages available
-        )
+        # Who was not let in with so many pages available.
+        self._refused: tuple[Active, tuple[int, int]] | None = None
         self._steps = 0
         self._pure_steps = 0.0  # of answers alone that are due before a prompt is read on
         self.stalled = False

@@ -113,9 +113,8 @@ class Session:
         wanted, vocab = np.asarray(ids, dtype=np.int64), self._engine.spec.vocab
         if wanted.ndim != 1 or wanted.size == 0:
             raise UsageError("there is nothing to compute: no token ids were given")
-        if (
-            min(ids) < 0 or max(ids) >= vocab
-        ):  # Python's own: numpy takes ten times as long for one id
+        # Python's own: numpy takes ten times as long for one id.
+        if min(ids) < 0 or max(ids) >= vocab:
             bad = next(int(i) for i in wanted if not 0 <= i < vocab)
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         if self.length + wanted.size > self.context:

@@ -373,9 +373,8 @@ class DeviceEngine:
         """The captured steps of one token of each sequence; None: each step runs anew."""
         cache, table, streams = self._cache, self._on_device.embedding, self._streams
         pages, width = pages_for(self.context), self.spec.output_width
-        summarize = (
-            self._choice.kernels.summarize
-        )  # not self: device memory is freed with its last user
+        # Not self: device memory is freed with its last user.
+        summarize = self._choice.kernels.summarize
         slot = cache.scratch_slot if cache.states else None
         window = cache.window_scratch if cache.windowed else None
 

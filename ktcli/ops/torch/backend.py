@@ -161,9 +161,8 @@ class TorchBackend(Backend):
     def do(self, operation: Operation) -> Any:
         """Executes one operation, by itself for each part if it reads the step; returns its result."""
         match operation:
-            case Embed(
-                table
-            ):  # the caller gathered its rows: the table itself stays in host memory
+            # The caller gathered its rows: the table itself stays in host memory.
+            case Embed(table):
                 assert self._step.x.shape[1] == table.k, table.name
                 return self._step.x.float()
             case Select(x):

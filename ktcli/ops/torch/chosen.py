@@ -176,9 +176,8 @@ def mla(
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.single:
         at, seen = chosen.positions(rows.positions)
-        within = (at // PAGE_TOKENS).clamp(
-            max=rows.pages.shape[1] - 1
-        )  # what is not seen may lie behind
+        # What is not seen may lie behind.
+        within = (at // PAGE_TOKENS).clamp(max=rows.pages.shape[1] - 1)
         page = rows.pages.gather(1, within).long()
         held = pages[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
         return absorb(query, held, seen, weights, shape, exact)
@@ -223,9 +222,8 @@ def gqa(
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        keys, values = (
-            held_by(pages, table, rows.positions[of]) for pages in by_head
-        )  # [L, kv, D]
+        # [L, kv, D]
+        keys, values = (held_by(pages, table, rows.positions[of]) for pages in by_head)
         spread = (s.kv_heads, s.heads // s.kv_heads, -1, -1)
         keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
         places = torch.arange(keys.shape[2], device=q.device)

@@ -367,9 +367,8 @@ def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
         return functions.swiglu(sum_parts(parts), width, glu)
     rows = parts.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=parts.values.device)
-    block = (
-        _BLOCK if parts.values.shape[1] == 1 else 128
-    )  # parts are read by as many programs as products have
+    # Parts are read by as many programs as products have.
+    block = _BLOCK if parts.values.shape[1] == 1 else 128
     _swiglu_kernel[(triton.cdiv(width, block), rows)](
         Sum.of(parts), out, width, glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block, **early(out)
     )
