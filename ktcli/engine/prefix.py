@@ -111,9 +111,5 @@ class Content:
     def label(self, kind: PageKind, previous: bytes, first: int, end: int) -> PageLabel:
         """Returns the label of what ends with the ids of positions first … end - 1; `previous` is the key of the prefix
         before them."""
-        key, ids, depths = (
-            self.link(previous, first, end),
-            self.ids[first:end],
-            self.depths[first:end],
-        )
-        return PageLabel(kind, key, previous, end, ids.copy(), depths.copy())
+        ids, depths = self.ids[first:end].copy(), self.depths[first:end].copy()
+        return PageLabel(kind, self.link(previous, first, end), previous, end, ids, depths)

@@ -36,6 +36,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def context_full(needs: int, holds: int) -> ContextFull:
+    """Returns the error for a sequence of `needs` positions where a context holds fewer."""
+    return ContextFull(
+        f"the conversation needs {needs} tokens, but the context holds {holds}",
+        hint="start over with /clear, or start kt with a larger --context",
+    )
+
+
 def _operation(
     method: Callable[Concatenate[Sequence, P], R],
 ) -> Callable[Concatenate[Sequence, P], R]:
@@ -141,10 +149,7 @@ class Sequence:
         n = ids.size
         end = self.length + n
         if end > self.context:
-            raise ContextFull(
-                f"the conversation needs {end} tokens, but the context holds {self.context}",
-                hint="start over with /clear, or start kt with a larger --context",
-            )
+            raise context_full(end, self.context)
         self._pages.reserve(self.length, end)
         states, windows = self._states, self._pages.windows
         if states is not None:

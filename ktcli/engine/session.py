@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ktcli.engine.logits import Logits
 from ktcli.engine.pools import Pools
-from ktcli.engine.sequence import Sequence
-from ktcli.errors import ContextFull, UsageError
+from ktcli.engine.sequence import Sequence, context_full
+from ktcli.errors import UsageError
 from ktcli.models import Spec
 from ktcli.native import Batch
 
@@ -118,8 +118,5 @@ class Session:
             bad = next(int(i) for i in wanted if not 0 <= i < vocab)
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         if self.length + wanted.size > self.context:
-            raise ContextFull(
-                f"the conversation needs {self.length + wanted.size} tokens, but the context holds {self.context}",
-                hint="start over with /clear, or start kt with a larger --context",
-            )
+            raise context_full(self.length + wanted.size, self.context)
         return wanted.astype(np.int32)

@@ -57,10 +57,8 @@ def gqa(
         of = slice(i * rows.run, (i + 1) * rows.run)
         lowest = s.first_seen(rows.positions[of]) if s.window else None
         table, before = _reached(table, lowest, s, rows.start)
-        positions, lowest = (
-            rows.positions[of] - before,
-            lowest if lowest is None else lowest - before,
-        )
+        positions = rows.positions[of] - before
+        lowest = None if lowest is None else lowest - before
         keys, values = (
             torch.unflatten(held_by(pages, table, positions), -1, (s.kv_heads, -1))
             for pages in cache

@@ -187,10 +187,7 @@ class MergingBackend(TorchBackend):
         """Chooses experts for the rows x; tells whether they and their experts were written to the runner's outbox."""
         assert isinstance(operation, Route)
         rows, to = self._value(x), self._runner.outbox(self._layer, self._step.x.shape[0])
-        bias, factors = (
-            None if of is None else self._weights.vectors[of.name]
-            for of in (operation.bias, operation.factors)
-        )
+        bias, factors = self._vector(operation.bias), self._vector(operation.factors)
         how, live = (operation.routing, bias, factors), self._step.parts[0].live
         routed = None
         if _is_late(operation.logits) and isinstance(operation.logits.operation, Linear):
@@ -239,7 +236,7 @@ class MergingBackend(TorchBackend):
                 wide, narrow = (self._weights.matrices[w.name] for w in (up.weight, down.weight))
                 if wide.update is not None or narrow.update is not None:
                     return None
-                bias = None if down.bias is None else self._weights.vectors[down.bias.name]
+                bias = self._vector(down.bias)
             case _:
                 return None
         parts = self._runner.along(started.pending, Mlp(wide, narrow, glu.glu, bias))
@@ -326,7 +323,7 @@ class MergingBackend(TorchBackend):
             None if q.rotation is None else q.rotation.rope,
             0 if q.rotation is None else q.rotation.first,
         )
-        sinks = None if operation.sinks is None else self._weights.vectors[operation.sinks.name]
+        sinks = self._vector(operation.sinks)
         cache = own_parts(self._step.caches[operation.layer], operation.cached)
         return self._merged.gqa(heads, operation.shape, sinks, rows=rows, cache=cache)
 
@@ -350,7 +347,10 @@ class MergingBackend(TorchBackend):
         return self._merged.mla(given, uk_in, uv, s, rows=rows, cache=cache)
 
     def _gain(self, norm: Norm | None) -> Tensor | None:
-        return None if norm is None or norm.gain is None else self._weights.vectors[norm.gain.name]
+        return None if norm is None else self._vector(norm.gain)
+
+    def _vector(self, declared: Declared | None) -> Tensor | None:
+        return None if declared is None else self._weights.vectors[declared.name]
 
     def _head(self, x: Any, dim: int) -> _Head | None:
         """What was put off of rows of heads of `dim` columns; None: nothing, or something else."""
