@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.prefix import Content
 from ktcli.engine.statepool import Place
-from ktcli.engine.stores import Store, StoredMemory, Stores
+from ktcli.engine.stores import KindPages, Store, StoredMemory, Stores
 from ktcli.engine.writeback import WriteBack
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import PageKind, PageLabel
@@ -88,11 +87,7 @@ class Restorer:
     """
 
     def __init__(
-        self,
-        stores: Stores,
-        memory: StoredMemory,
-        worth: ReadingWorth,
-        writeback: WriteBack,
+        self, stores: Stores, memory: StoredMemory, worth: ReadingWorth, writeback: WriteBack
     ) -> None:
         self._stores, self._memory, self._worth, self._writeback = stores, memory, worth, writeback
         self._kinds, self._states, self._windows = memory.kinds, memory.states, memory.windows
@@ -129,11 +124,11 @@ class Restorer:
         reading may be faster than computing."""
         nearest = self._stores.all[0]
         nearest.refresh()
-        known = all(self._known(PageKind.PAGE, label) for label in labels)
+        known = all(map(self._known, labels))
         known = known and self._reach(labels) == len(labels)  # with the windows before their end
         if known and self._states is None:
             return
-        missing = [label for label in labels if not self._known(PageKind.PAGE, label)]
+        missing = [label for label in labels if not self._known(label)]
         for store in self._stores.all:
             if not missing or self._worth.pays(PAGE_TOKENS * len(missing), missing, store):
                 if store is not nearest:
@@ -146,7 +141,7 @@ class Restorer:
         pages before they were full."""
         ends = range(max(have + 1, content.ids.size - _MOST_ENDS), content.ids.size)
         if self._states is None:
-            full = sum(1 for _ in takewhile(partial(self._known, PageKind.PAGE), labels))
+            full = sum(1 for _ in takewhile(self._known, labels))
             first = full * PAGE_TOKENS
             ends = range(max(first, have) + 1, min(first + PAGE_TOKENS, content.ids.size))
         for end in ends:
@@ -161,16 +156,13 @@ class Restorer:
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""
         n = self._reach(labels)
-        missing = [
-            label
-            for label in self._windowed(labels[:n], n * PAGE_TOKENS)
-            if self._kinds[PageKind.WINDOW].pool.page_of(label.key) is None
-        ]
+        windows = self._windowed(labels[:n], n * PAGE_TOKENS)
+        missing = [label for label in windows if not self._in_memory(label)]
         pays = not missing or self._worth.pays(n * PAGE_TOKENS, missing)
-        n = self._reach(labels[: self._bring_pages(PageKind.PAGE, labels[:n], held)])
+        n = self._reach(labels[: self._bring_pages(labels[:n], held)])
         while n and self._windows is not None:
             wanted = self._windowed(labels[:n], n * PAGE_TOKENS)
-            came = self._bring_pages(PageKind.WINDOW, wanted, held, pays=pays)
+            came = self._bring_pages(wanted, held, pays=pays)
             shorter = self._reach(labels[:n])
             if came == len(wanted) or shorter == n:
                 return
@@ -186,20 +178,17 @@ class Restorer:
             labels: of the full pages of the content.
             have: the positions that memory already has.
         """
-        pages = list(takewhile(partial(self._known, PageKind.PAGE), labels))
+        pages = list(takewhile(self._known, labels))
         first, previous = len(pages) * PAGE_TOKENS, pages[-1].key if pages else content.root
         last = min(first + PAGE_TOKENS - 1, content.ids.size - 1)
         for end in range(last, max(first, have), -1):
             page = content.label(PageKind.PAGE, previous, first, end)
             wanted = [*pages, page]
             windows = self._windowed(wanted, end)
-            if not all(self._known(each.kind, each) for each in (page, *windows[-1:])):
+            if not all(map(self._known, (page, *windows[-1:]))):
                 continue
             if self._worth_reading(wanted, windows, end - have):
-                came = self._bring_pages(PageKind.PAGE, wanted, held, pays=True) == len(wanted)
-                if came and windows:
-                    count = self._bring_pages(PageKind.WINDOW, windows, held, pays=True)
-                    came = count == len(windows)
+                came = self._bring_all(wanted, held) and self._bring_all(windows, held)
                 return wanted if came else []
         return []
 
@@ -208,11 +197,7 @@ class Restorer:
         n = len(labels)
         while n and self._windows is not None:
             first = self._windows.first(n * PAGE_TOKENS)
-            unknown = [
-                at
-                for at in range(first, n)
-                if not self._known(PageKind.WINDOW, replace(labels[at], kind=PageKind.WINDOW))
-            ]
+            unknown = [at for at in range(first, n) if not self._known(_of_window(labels[at]))]
             if not unknown:
                 break
             n = unknown[-1]
@@ -224,24 +209,32 @@ class Restorer:
             return []
         return [_of_window(label) for label in labels[self._windows.first(end) :]]
 
-    def _known(self, kind: PageKind, label: PageLabel) -> bool:
-        in_memory = self._kinds[kind].pool.page_of(label.key) is not None
-        return in_memory or self._stored(kind, label)
+    def _in_memory(self, label: PageLabel) -> bool:
+        return self._kinds[label.kind].pool.page_of(label.key) is not None
 
-    def _stored(self, kind: PageKind, label: PageLabel) -> bool:
+    def _known(self, label: PageLabel) -> bool:
+        return self._in_memory(label) or self._stored(label)
+
+    def _stored(self, label: PageLabel) -> bool:
         """Returns whether a page can be had from a store; one without bytes always can."""
-        return not self._kinds[kind].memory.page_bytes or self._stores.has(kind, label.key)
+        has_bytes = self._kinds[label.kind].memory.page_bytes > 0
+        return not has_bytes or self._stores.has(label.kind, label.key)
 
-    def _bring_pages(
-        self, kind: PageKind, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
-    ) -> int:
-        """Holds the first pages as far as memory has them, and reads those after them; returns their number.
+    def _bring_all(self, labels: Numbers[PageLabel], held: _Held) -> bool:
+        """Holds or reads pages, which is known to be worth while; returns whether all came."""
+        return self._bring_pages(labels, held, pays=True) == len(labels)
+
+    def _bring_pages(self, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False) -> int:
+        """Holds the first of some pages of a kind as far as memory has them, and reads those after them; returns their
+        number.
 
         Args:
             pays: whether that is known to be worth while.
         """
-        pool, size = self._kinds[kind].pool, self._kinds[kind].memory.page_bytes
-        n = 0
+        if not labels:
+            return 0
+        pages, n = self._kinds[labels[0].kind], 0
+        pool, size = pages.pool, pages.memory.page_bytes
         while n < len(labels) and (page := pool.page_of(labels[n].key)) is not None:
             pool.hold(page)
             held.append((pool, page))
@@ -252,19 +245,19 @@ class Restorer:
             trying = self._stores.unmeasured(labels[n:][:1])
             pays = pays and not trying
             at_once = min(most, max(1, _TRY_BYTES // max(1, size), came)) if trying else most
-            part = list(takewhile(partial(self._stored, kind), labels[n : n + at_once]))
+            part = list(takewhile(self._stored, labels[n : n + at_once]))
             tokens = sum(label.ids.size for label in part)
             if not part or not (pays or self._worth.pays(tokens, part)):
                 break
-            read = self._read_pages(kind, part, held)
+            read = self._read_pages(pages, part, held)
             n, came = n + read, came + read
             if read < len(part):
                 break
         return n
 
-    def _read_pages(self, kind: PageKind, labels: list[PageLabel], held: _Held) -> int:
+    def _read_pages(self, pages: KindPages, labels: list[PageLabel], held: _Held) -> int:
         """Reads pages into free ones, and holds those that came; returns their number."""
-        pool, memory = self._kinds[kind].pool, self._kinds[kind].memory
+        kind, pool, memory = pages.kind, pages.pool, pages.memory
         try:
             taken = pool.take(min(len(labels), pool.available))
         except PoolFull:
@@ -288,11 +281,7 @@ class Restorer:
         return n
 
     def _bring_state(
-        self,
-        content: Content,
-        labels: list[PageLabel],
-        held: _Held,
-        have: int,
+        self, content: Content, labels: list[PageLabel], held: _Held, have: int
     ) -> None:
         """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
         for end, previous, key in self._stores.states():
@@ -310,13 +299,9 @@ class Restorer:
             windows = self._windowed([*labels[:full], *tail], end)
             if not self._worth_reading([*labels[:full], *tail], windows, end - have, state):
                 continue
-            if self._bring_pages(PageKind.PAGE, labels[:full], held) < full:
+            if self._bring_pages(labels[:full], held) < full:
                 continue
-            if self._bring_pages(PageKind.PAGE, tail, held, pays=True) < len(tail):
-                continue
-            if not windows or self._bring_pages(PageKind.WINDOW, windows, held, pays=True) == len(
-                windows
-            ):
+            if self._bring_all(tail, held) and self._bring_all(windows, held):
                 self._read_state(state)
                 return
 
@@ -329,12 +314,8 @@ class Restorer:
     ) -> bool:
         """Returns whether stores have what memory has not of these pages, and reading them and a state is faster than
         computing so many tokens."""
-        missing = [
-            label
-            for label in (*pages, *windows)
-            if self._kinds[label.kind].pool.page_of(label.key) is None
-        ]
-        if not all(self._stored(label.kind, label) for label in missing):
+        missing = [label for label in (*pages, *windows) if not self._in_memory(label)]
+        if not all(map(self._stored, missing)):
             return False
         return self._worth.pays(tokens, missing if state is None else [*missing, state])
 
