@@ -293,9 +293,9 @@ class PackSource:
         """Reads some matrices, from byte `offset` of the tensor on, and writes each node's share of them."""
         place = self._part(tensor, offset, whole.size_bytes)
         axis = Axis.ROWS if tensor.cut is Cut.ROWS else Axis.COLUMNS
-        cuts, targets = [each.of for each, _ in shares], [target for _, target in shares]
+        ranges = [(each.of, target) for each, target in shares]
         with self._reading(place) as descriptor:
-            self._pool.place(descriptor, place.offset, whole, axis, cuts, targets)
+            self._pool.place(descriptor, place.offset, whole, axis, ranges)
 
     def _part(self, tensor: Tensor, offset: int, size_bytes: int) -> Location:
         """The location of some bytes of a tensor; `locate` has checked its format and shape."""

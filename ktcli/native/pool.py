@@ -242,22 +242,21 @@ class Pool:
         offset: int,
         whole: Weight,
         axis: Axis,
-        cuts: Sequence[range],
-        slices: Sequence[Weight],
+        shares: Sequence[tuple[range, Weight]],
     ) -> None:
         """Fills the nodes' slices of a packed weight from an open file; see kt_place.
 
         Args:
             whole: the whole weight, of which only the shape counts.
-            cuts: the rows or columns of each node, which follow one another; may be empty.
-            slices: these rows or columns as weights of their own.
+            shares: the rows or columns of each node, which follow one another and may be empty, and these as a weight
+                of their own.
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
         """
         nodes = len(self.node_threads)
-        require(len(cuts) == len(slices) == nodes, "there is not one slice for each node")
-        cast, pairs = self._ffi.cast, zip(cuts, slices, strict=True)
-        rows = [(of.start, of.stop, cast("void *", weight.address)) for of, weight in pairs]
+        require(len(shares) == nodes, "there is not one slice for each node")
+        cast = self._ffi.cast
+        rows = [(of.start, of.stop, cast("void *", weight.address)) for of, weight in shares]
         given = self._ffi.new("kt_slice[]", rows)
         weight = c_weights(whole)
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))

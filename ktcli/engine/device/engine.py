@@ -309,7 +309,6 @@ class DeviceEngine(Engine):
             _LOG.warning("%s", warning)
 
     def _make_ways(self) -> Ways:
-        placement = self.placement
         host = self._host_experts() if any(self._layers) or self._blocks else None
         if self._updates is not None:
             self._updates.accompany(host)
@@ -329,17 +328,16 @@ class DeviceEngine(Engine):
             )
             for each, chosen in zip(self.segments, self._chosen, strict=True)
         ]
-        ways = Ways(
+        return Ways(
             forwards=forwards,
-            decode=None,
             runner=runner,
-            streamed=self._streamed(resident),
+            streamed=self._streamed(resident),  # its buffers are taken before steps are captured
+            decode=self._decode_steps(forwards, runner, host),
             host=host,
             streams=self._streams,
             table=self._on_device.embedding,
-            long_prompts=placement.long_prompts,
+            long_prompts=self.placement.long_prompts,
         )
-        return replace(ways, decode=self._decode_steps(forwards, runner, host))
 
     def _decode_steps(
         self, forwards: Several[SegmentForward], runner: TimedRunner, host: HostExperts | None
