@@ -90,6 +90,12 @@ class Rows:
         """Whether each sequence has one row, and that row is no piece of a longer chunk."""
         return self.run == 1 and self.chunk <= 1
 
+    @property
+    def sequences(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the rows of each sequence, and its page table [P]."""
+        for i, table in enumerate(self.pages):
+            yield slice(i * self.run, (i + 1) * self.run), table
+
     def apart(self) -> Rows:
         """Returns the rows with each as a sequence of its own, with the pages of its sequence and without its
         state."""
@@ -101,6 +107,12 @@ class Rows:
         """Returns the rows with window pages in place of `pages`, for layers with a sliding window."""
         assert self.windows is not None, "the step has no window pages"
         return replace(self, pages=self.windows)
+
+
+def in_blocks(rows: slice, size: int) -> Iterator[slice]:
+    """Yields consecutive rows in blocks of at most `size`."""
+    for first in range(rows.start, rows.stop, size):
+        yield slice(first, min(first + size, rows.stop))
 
 
 # -- each row by itself ---------------------------------------------------------------------------------

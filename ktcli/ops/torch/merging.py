@@ -92,15 +92,11 @@ class _Head:
     norm: Norm | None
     rotation: Rotate | None
 
-    def with_key(self, key: _Head) -> bool:
-        """Returns whether a key's heads go through the same, but for the gain."""
-        ours, theirs = self.norm, key.norm
-        if (ours is None) != (theirs is None) or (self.rotation is None) != (key.rotation is None):
-            return False
-        if ours is not None and theirs is not None and ours.eps != theirs.eps:
-            return False
-        a, b = self.rotation, key.rotation
-        return a is None or b is None or (a.rope, a.first) == (b.rope, b.first)
+    @property
+    def how(self) -> tuple[float | None, Rope | None, int]:
+        """What they go through, but for the gain: the norm's eps, and the rotation with its first column."""
+        eps, turn = None if self.norm is None else self.norm.eps, self.rotation
+        return (eps, None, 0) if turn is None else (eps, turn.rope, turn.first)
 
 
 class MergingBackend(TorchBackend):
@@ -311,18 +307,10 @@ class MergingBackend(TorchBackend):
         if rows is None:
             return None
         q, k = self._head(operation.q, dim), self._head(operation.k, dim)
-        if q is None or k is None or not q.with_key(k):
+        if q is None or k is None or q.how != k.how:
             return None
-        heads = Heads(
-            q.x,
-            k.x,
-            self._parts(operation.v),
-            self._gain(q.norm),
-            self._gain(k.norm),
-            0.0 if q.norm is None else q.norm.eps,
-            None if q.rotation is None else q.rotation.rope,
-            0 if q.rotation is None else q.rotation.first,
-        )
+        gains, (eps, rope, first) = (self._gain(q.norm), self._gain(k.norm)), q.how
+        heads = Heads(q.x, k.x, self._parts(operation.v), *gains, eps or 0.0, rope, first)
         sinks = self._vector(operation.sinks)
         cache = own_parts(self._step.caches[operation.layer], operation.cached)
         return self._merged.gqa(heads, operation.shape, sinks, rows=rows, cache=cache)
