@@ -19,9 +19,8 @@ from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Latent
+from ktcli.ops.torch.merged import Latent, Parts
 from ktcli.ops.torch.packed import ROUTED_ROWS, PackedStack, PlainMatrix
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import attention, early, product, router, small
 from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.summary import summarize

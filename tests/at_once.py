@@ -12,10 +12,9 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
-from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp, Sent
+from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp, Parts, Sent
 from ktcli.ops.torch.packed import Packed, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
-from ktcli.ops.torch.parts import Parts
 
 
 def _in_parts(kernel: Callable[..., torch.Tensor]) -> Callable[..., Parts]:

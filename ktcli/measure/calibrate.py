@@ -26,9 +26,8 @@ from ktcli.measure.encoded import EncodedSource
 from ktcli.measure.stage_files import StageFiles
 from ktcli.models import Model
 from ktcli.native import Batch, Pool, Program, Run
-from ktcli.ops.layout import layout_of
 from ktcli.ops.native import Apart, Assembled, Places, assemble
-from ktcli.ops.operation import Operation
+from ktcli.ops.operation import Operation, layout_of
 from ktcli.ops.part import ModelPart
 from ktcli.ops.passes import reuse_buffers
 from ktcli.ops.recording import Recorder, Recording

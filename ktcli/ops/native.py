@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ktcli.native import PAGE_TOKENS, Program, View, Weight
 from ktcli.ops.kvformat import FORMATS
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.operation import FieldKind, Operation, layout_of
 from ktcli.ops.part import ModelPart, RowOf
 from ktcli.ops.recording import Number, Record, Recording
 from ktcli.ops.table.attention import Mla

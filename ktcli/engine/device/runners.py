@@ -21,9 +21,8 @@ from ktcli.engine.device.slabs import SlabStream
 from ktcli.ops.part import LayerPart
 from ktcli.ops.torch.backend import ExpertRunner, OwnExperts
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp, Sent
+from ktcli.ops.torch.merged import Mlp, Parts, Sent
 from ktcli.ops.torch.packed import PackedStack
-from ktcli.ops.torch.parts import Parts
 from ktcli.records import dataclass
 
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ktcli.ops.backend import Backend, Block
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.operation import FieldKind, Operation, layout_of
 from ktcli.ops.part import LayerPart
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Embed, Linear, Select
@@ -24,10 +23,9 @@ from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp, Sent
+from ktcli.ops.torch.merged import Mlp, Parts, Sent
 from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.recurrent import States
 from ktcli.records import dataclass
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.backend import Backend
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import Operation
+from ktcli.ops.operation import Operation, layout_of
 from ktcli.ops.table.attention import Gqa, Mla
 from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.rowwise import Add, Linear, Norm, Reads, Rope, Rotate, Select, Swiglu
@@ -29,10 +28,9 @@ from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Valu
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.lowrank import LowRankUpdate
-from ktcli.ops.torch.merged import Heads, Latent, Mlp
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Parts
 from ktcli.ops.torch.packed import PlainMatrix
 from ktcli.ops.torch.pages import own_parts
-from ktcli.ops.torch.parts import Parts
 from ktcli.records import dataclass
 
 

@@ -21,10 +21,9 @@ from ktcli.ops.torch import chosen as torch_chosen
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Latent, Mlp
+from ktcli.ops.torch.merged import Latent, Mlp, Parts
 from ktcli.ops.torch.packed import Matrix, Packed, PackedStack, PlainMatrix
 from ktcli.ops.torch.pages import KvPages, Pages
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import append, attend_latent, gqa_one
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import vector_experts, vector_product

@@ -34,8 +34,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import SILU, Glu
+from ktcli.ops.torch.merged import Parts
 from ktcli.ops.torch.packed import Packed, PackedStack
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     column_of,

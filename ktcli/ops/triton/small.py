@@ -20,9 +20,8 @@ from ktcli.ops.table.experts import GroupScore, Routing
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
-from ktcli.ops.torch.merged import Sent
+from ktcli.ops.torch.merged import Parts, Sent
 from ktcli.ops.torch.packed import Packed, layout
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.sums import Sum, sum_parts, summed
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.merged import Parts
 from ktcli.ops.triton.early import early, enter
 
 

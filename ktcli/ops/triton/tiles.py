@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ktcli.ops.torch.merged import Parts
 from ktcli.ops.torch.packed import Packed, PackedStack
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     code_of,

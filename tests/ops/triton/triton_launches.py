@@ -38,10 +38,9 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads, Latent, Mlp, Sent
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Parts, Sent
 from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PackedStack, PlainMatrix
 from ktcli.ops.torch.pages import ScaledPages
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.attention import attend_latent

@@ -20,7 +20,7 @@ from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.lowrank import LowRankUpdate
-from ktcli.ops.torch.merged import Heads, Latent, Mlp
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Parts
 from ktcli.ops.torch.packed import (
     NO_EXTRAS,
     ROUTED_ROWS,
@@ -31,7 +31,6 @@ from ktcli.ops.torch.packed import (
     rotate,
 )
 from ktcli.ops.torch.pages import ScaledPages
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton import attention as triton_attention
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
