@@ -19,8 +19,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import Answer, Candidate, Finish, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence
-from ktcli.native import PAGE_TOKENS
-from ktcli.native.batch import Run
+from ktcli.native import PAGE_TOKENS, Run
 from ktcli.native.choosing import ChosenToken, TokenChoice
 from ktcli.records import dataclass
 

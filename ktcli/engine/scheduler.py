@@ -29,8 +29,7 @@ from ktcli.engine.sequence import Sequence
 from ktcli.engine.step_part import StepPart
 from ktcli.engine.waiting import Turns, require_room
 from ktcli.errors import ContextFull, DeviceError, KtError, UsageError
-from ktcli.native import PAGE_TOKENS
-from ktcli.native.batch import Batch, Run
+from ktcli.native import PAGE_TOKENS, Batch, Run
 from ktcli.native.choosing import Chooser
 from ktcli.records import dataclass
 

@@ -5,7 +5,6 @@ result codes into errors. Declarations come from `native/include/kt.h` (compiled
 Handles free themselves when the last reference goes.
 """
 
-from ktcli.native.batch import Batch, Run
 from ktcli.native.factors import pack_a, pack_b
 from ktcli.native.library import (
     BLOCK_COLUMNS,
@@ -26,7 +25,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Glu, Update, View
+from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Batch, Glu, Run, Update, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 

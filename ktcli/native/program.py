@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import KtError, NativeError, NoMemoryLeft
-from ktcli.native.batch import Batch, Run
 from ktcli.native.library import Arena, created, library, require
-from ktcli.native.operands import Update, View
+from ktcli.native.operands import Batch, Run, Update, View
 from ktcli.native.packing import packing
 from ktcli.native.pool import Pool
 
