@@ -6,10 +6,10 @@ Qwen3.5 has it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 
-from ktcli.layers.stored import LinearPart, conv_elements
+from ktcli.layers.stored import LinearPart, by_head, conv_elements
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import DeltaShape
@@ -46,24 +46,24 @@ class GatedDeltaNet(LinearPart):
     def qkvz(self) -> Tensor:
         """The projection of the input to q, k, v and the norm's gate z, each for all heads."""
         s, (keys, _, values) = self.shape, self.shape.columns
-        each = s.heads // s.key_heads * s.dv
-        sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values}
-        pieces = self._by_head("in_proj_qkvz", (s.dk, s.dk, each, each))
         if self.by_head:
-            return self._projection("qkvz", *pieces)
-        return self._matrix("qkvz", self.hidden, *sizes.items())
+            each = s.heads // s.key_heads * s.dv
+            whole = Stored(f"{self.source}.in_proj_qkvz.weight", (2 * (keys + values), self.hidden))
+            return self._projection("qkvz", *chain(*by_head(whole, s.dk, s.dk, each, each)))
+        pieces = ("in_proj_qkv", 2 * keys + values), ("in_proj_z", values)
+        return self._matrix("qkvz", self.hidden, *pieces)
 
     @cached_property
     def gates(self) -> Tensor:
         """The projections of the learning rate and of the decay: kept in bf16, as their errors add up over the
         tokens."""
         s = self.shape
-        each = s.heads // s.key_heads
-        sizes = {"in_proj_b": s.heads, "in_proj_a": s.heads}
         if self.by_head:
-            pieces = self._by_head("in_proj_ba", (each, each))
-            return self._projection("gates", *pieces, role=Role.KEPT)
-        return self._matrix("gates", self.hidden, *sizes.items(), role=Role.KEPT)
+            each = s.heads // s.key_heads
+            whole = Stored(f"{self.source}.in_proj_ba.weight", (2 * s.heads, self.hidden))
+            return self._projection("gates", *chain(*by_head(whole, each, each)), role=Role.KEPT)
+        pieces = ("in_proj_b", s.heads), ("in_proj_a", s.heads)
+        return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 
     @cached_property
     def conv(self) -> Tensor:
@@ -115,16 +115,3 @@ class GatedDeltaNet(LinearPart):
         mixed = b.delta(q, k, v, decay, beta, *learned, s, layer=self.layer, first=first)
         mixed = b.norm(mixed, self.norm, self.eps, head_width=s.dv)
         return b.linear(b.gate(mixed, z, GateKind.SILU), self.o)
-
-    def _by_head(self, name: str, parts: tuple[int, ...]) -> tuple[Stored, ...]:
-        """The first part of all heads, then the second part of all … of a tensor that holds head by head."""
-        heads, each = self.shape.key_heads, sum(parts)
-        shape = (heads * each, self.hidden)
-
-        def rows() -> Iterator[Stored]:
-            for i, count in enumerate(parts):
-                for head in range(heads):
-                    first = head * each + sum(parts[:i])
-                    yield Stored(f"{self.source}.{name}.weight", shape, first=first, count=count)
-
-        return tuple(rows())

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.layers.stored import StoredPart
+from ktcli.layers.stored import StoredPart, by_head
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.state import GQA_SPLIT_PAGES, LayerState, Scratch
 from ktcli.ops.table.attention import GqaShape
@@ -134,8 +134,8 @@ class GroupedQueryAttention(StoredPart):
         stored = (queries, *others)
         if isinstance(self.gates, QueryGates):
             both = replace(queries, shape=(2 * self._widths[0], self.hidden))
-            halves = _head_halves(both, self.shape)
-            stored = (*halves[0], *others, *halves[1])
+            first, second = by_head(both, *2 * [self.shape.head_dim])
+            stored = (*first, *others, *second)
         return self._or_fused(self._projection("qkv", *stored), "weight", (self.hidden,))
 
     def _or_fused(self, made: Tensor, end: str, columns: tuple[int, ...]) -> Tensor:
@@ -258,13 +258,3 @@ class GroupedQueryAttention(StoredPart):
         run = None if rows else self.shape.head_dim
         of_q, of_k = self.qk_norms or (None, None)
         return b.norm(q, of_q, self.eps, head_width=run), b.norm(k, of_k, self.eps, head_width=run)
-
-
-def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-    """The first and the second halves of all heads in a projection with 2 * head_dim rows for each head."""
-    d = shape.head_dim
-    first, second = (
-        tuple(replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads))
-        for half in (0, 1)
-    )
-    return first, second

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import Indexer
-from ktcli.layers.stored import StoredPart
+from ktcli.layers.stored import StoredPart, by_head
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState, Scratch
@@ -124,13 +124,9 @@ class LatentAttention(StoredPart):
     def _gates_last(self, both: Stored, *others: Stored) -> tuple[Stored, ...]:
         """Returns the queries of all heads, the other pieces, then the gates of all heads, of a projection in which
         each head has its query and then its gates."""
-        query, gates = self._q_width // self.shape.heads, self._gate_width // self.shape.heads
-        starts = range(0, both.rows, query + gates)
-        return (
-            *(replace(both, first=at, count=query) for at in starts),
-            *others,
-            *(replace(both, first=at + query, count=gates) for at in starts),
-        )
+        each = self._q_width // self.shape.heads, self._gate_width // self.shape.heads
+        queries, gates = by_head(both, *each)
+        return (*queries, *others, *gates)
 
     @cached_property
     def index_q(self) -> Tensor | None:

@@ -3,10 +3,10 @@ M1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 
-from ktcli.layers.stored import LinearPart
+from ktcli.layers.stored import LinearPart, by_head
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import LightningShape
@@ -54,8 +54,9 @@ class LightningAttention(LinearPart):
     @cached_property
     def qkvg(self) -> Tensor:
         """The projection of the input to q, k, v and the gate, each for all heads."""
+        qkv = Stored(f"{self.source}.qkv_proj.weight", (3 * self._inner, self.hidden))
         gate = Stored(f"{self.source}.output_gate.weight", (self._inner, self.hidden))
-        return self._projection("qkvg", *self._by_head(), gate)
+        return self._projection("qkvg", *chain(*by_head(qkv, *3 * [self.head_dim])), gate)
 
     @cached_property
     def o(self) -> Tensor:
@@ -85,11 +86,3 @@ class LightningAttention(LinearPart):
         mixed = b.lightning(q, k, v, self.shape, layer=self.layer, first=0)
         mixed = b.norm(mixed, self.norm, _EPS)
         return b.linear(b.gate(mixed, gate, GateKind.SIGMOID), self.o)
-
-    def _by_head(self) -> Iterator[Stored]:
-        """The rows of q of all heads, then those of k and v, of a tensor that holds head by head."""
-        d, shape = self.head_dim, (3 * self._inner, self.hidden)
-        name = f"{self.source}.qkv_proj.weight"
-        for part in range(3):
-            for head in range(self.heads):
-                yield Stored(name, shape, first=(3 * head + part) * d, count=d)

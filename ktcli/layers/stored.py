@@ -7,6 +7,7 @@ named below the part's prefix in the checkpoint.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 from ktcli.ops.part import ModelPart
@@ -81,6 +82,15 @@ class LinearPart(StoredPart, Projections):
         first."""
         stored = Stored(f"{self.source}.{of}.weight", (columns, 1, width), transposed=True)
         return vector(self._named(name), stored, layer=self.layer)
+
+
+def by_head(stored: Stored, *parts: int) -> list[tuple[Stored, ...]]:
+    """Returns each part's rows of all heads, of a projection that has for each head so many rows of every part."""
+    starts = range(0, stored.rows, sum(parts))
+    return [
+        tuple(replace(stored, first=at + sum(parts[:i]), count=count) for at in starts)
+        for i, count in enumerate(parts)
+    ]
 
 
 def conv_elements(columns: int, width: int) -> int:
