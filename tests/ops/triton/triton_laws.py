@@ -11,6 +11,7 @@ from itertools import product
 import kvoracle
 import numpy as np
 import torch
+from added_parts import added
 from triton_interpreter import ON_GPU, backwards  # before triton
 
 from ktcli.native import GELU_TANH, SILU, Format, Glu, Scale, packed_bytes
@@ -199,10 +200,10 @@ def beside() -> None:
         made = triton_row.few_experts(*of, Mlp(wide, narrow, glu, bias))
         alone = triton_row.few_experts(*of)
         assert made is not None and made[1] is not None and alone is not None and alone[1] is None
-        assert torch.equal(_total(made[0]), _total(alone[0]))
+        assert torch.equal(added(made[0]), added(alone[0]))
         inner = functions.swiglu(functions.linear(x[:1], wide, exact=True), width, glu)
         right = functions.linear(inner, narrow, bias, exact=True)
-        torch.testing.assert_close(_total(made[1]), right, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(added(made[1]), right, atol=2e-4, rtol=1e-4)
         both = x, ids.expand(2, -1).contiguous(), gate.expand(2, -1).contiguous(), *of[3:]
         several = triton_row.few_experts(*both, Mlp(wide, narrow, glu, bias))
         assert several is not None and several[1] is None
@@ -490,7 +491,7 @@ def fp8_written() -> None:
         of = Heads(q, k, v, gain, gain, 0.5, _rope(dim, interleaved), first)
         triton_merged.gqa(of, shape, None, rows=rows, cache=cache)
         written.see(cache[0], rows, _ready(k, gain, of, rows).chunk(2, 1), exact=False)
-        written.see(cache[1], rows, _total(v).chunk(2, 1), exact=False)
+        written.see(cache[1], rows, added(v).chunk(2, 1), exact=False)
         if not ON_GPU:  # where quotients and roots are not exact
             (a, gain), (b, _) = _exactly(width, 12), _exactly(width, 20)
             of = Heads(q, parts(torch.cat((a, b), 1)), v, gain, gain, 1e-6, still, 8)
@@ -506,7 +507,7 @@ def fp8_written() -> None:
         new, gain = _parts(3, lora + turned), torch.rand(lora)
         of = Latent(parts(q), new, gain, 0.5, _rope(turned, interleaved))
         triton_attention.mla_one(absorbed, q, of, pages, rows, shape)
-        made = functions.norm(_total(new), gain, 0.5, columns=lora)
+        made = functions.norm(added(new), gain, 0.5, columns=lora)
         if of.rope is not None:
             made = functions.rope(made, of.rope, lora + turned, lora, rows=rows)
         written.see(pages, rows, made.split(cut, 1), exact=False)
@@ -545,9 +546,9 @@ def sums() -> None:
     gain = torch.rand(256)
     some, routed, one = _parts(3, 256), _routed(3, 256), Parts.of(torch.randn(3, 300)[:, 7:263])
     for parts in (some, routed, one):
-        torch.testing.assert_close(sum_parts(parts), _total(parts))
+        torch.testing.assert_close(sum_parts(parts), added(parts))
         made = triton_small.swiglu_of(parts, 115)
-        torch.testing.assert_close(made, functions.swiglu(_total(parts), 115))
+        torch.testing.assert_close(made, functions.swiglu(added(parts), 115))
     assert sum_parts(one).data_ptr() == one.values.data_ptr()
     rows = torch.randn(3, 300)[:, :256]
     for a, terms in (
@@ -557,31 +558,16 @@ def sums() -> None:
         (None, (one, routed)),
     ):
         total, normed = triton_merged.add_norm(a, terms, gain, 1e-6)
-        right = sum((_total(each) for each in terms), torch.zeros_like(rows))
+        right = sum((added(each) for each in terms), torch.zeros_like(rows))
         right = right if a is None else a + right
         torch.testing.assert_close(total, right)
         torch.testing.assert_close(normed, functions.norm(right, gain, 1e-6))
 
 
-def _total(of: Parts) -> torch.Tensor:
-    """The sum [T, N] f32, added part after part."""
-    if (alone := of.alone) is not None:
-        return alone
-    values = of.values
-    if of.routed is not None:
-        ids, slots, gates = of.routed
-        here = (ids >= 0) & (slots[ids.clamp(min=0).long()] >= 0)
-        values = torch.where(here[..., None], values * gates[..., None], 0.0)
-    total = torch.zeros_like(values[:, 0])
-    for part in values.unbind(1):
-        total = total + part
-    return total if of.beside is None else total + of.beside
-
-
 def _ready(x: Parts, gain: torch.Tensor | None, of: Heads, rows: Rows) -> torch.Tensor:
     """Queries or keys, normed and rotated one after the other."""
     width = of.k.shape[1] // 2
-    made = _total(x) if gain is None else functions.norm(_total(x), gain, of.eps, width)
+    made = added(x) if gain is None else functions.norm(added(x), gain, of.eps, width)
     return made if of.rope is None else functions.rope(made, of.rope, width, of.first, rows=rows)
 
 
@@ -611,7 +597,7 @@ def heads() -> None:
         out = triton_merged.gqa(of, shape, sinks, rows=rows, cache=cache)
 
         ready = (_ready(x, gain, of, rows) for x, gain in ((q, q_gain), (k, k_gain)))
-        right = attention.gqa(*ready, _total(v), shape, sinks, rows=rows, cache=same)
+        right = attention.gqa(*ready, added(v), shape, sinks, rows=rows, cache=same)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
         for made, alone in zip(cache, same, strict=True):  # one rounding apart
             torch.testing.assert_close(made, alone, equal_nan=True)
@@ -635,7 +621,7 @@ def latent() -> None:
         of = Latent(q, new, gain, 1e-6, _rope(turned, interleaved))
         out = triton_attention.attend_latent(of, uk_in, uv, shape, rows=rows, cache=(cache,))
 
-        ready, normed = _total(q), functions.norm(_total(new), gain, 1e-6, columns=lora)
+        ready, normed = added(q), functions.norm(added(new), gain, 1e-6, columns=lora)
         if of.rope is not None:
             ready = functions.rope(ready, of.rope, nope + turned, nope, rows=rows)
             normed = functions.rope(normed, of.rope, lora + turned, lora, rows=rows)
