@@ -19,9 +19,8 @@ from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Latent
-from ktcli.ops.torch.packed import ROUTED_ROWS, PlainMatrix
-from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.merged import Latent, Parts
+from ktcli.ops.torch.packed import ROUTED_ROWS, PackedStack, PlainMatrix
 from ktcli.ops.triton import attention, early, product, router, small
 from ktcli.ops.triton.product import vector_experts, vector_product
 from ktcli.ops.triton.summary import summarize
@@ -171,11 +170,12 @@ def experts_of_one_row(probe: Probe) -> Any:
         gate_up = probe.packed(name, 2 * inner, hidden, count)
         down = probe.packed(name, hidden, inner, count)
         slots = torch.arange(count, dtype=torch.int32, device=probe.device)
+        stack = PackedStack(slots, gate_up, down)
         k = probe.size(8, 1)
         x, gate = probe.random(1, hidden), torch.rand(1, k, device=probe.device)
         ids = [slots[i : i + k][None] for i in range(0, count - k + 1, k)]
 
-        us = probe.device_us(partial(_in_turn, vector_experts, x, ids, gate, slots, gate_up, down))
+        us = probe.device_us(partial(_in_turn, vector_experts, x, ids, gate, stack))
         us /= len(ids)
         read = k * (gate_up.data[0].nbytes + down.data[0].nbytes)
         found[f"{name} {hidden}x{inner}"] = {"us": us, "gb_s": read / us / 1e3}
@@ -189,6 +189,7 @@ def experts_of_a_prompt(probe: Probe) -> Any:
     gate_up = probe.packed("int4", 2 * inner, hidden, count)
     down = probe.packed("int4", hidden, inner, count)
     slots = torch.arange(count, dtype=torch.int32, device=probe.device)
+    stack = PackedStack(slots, gate_up, down)
     for n in (512, 64, 2048, 4096)[: probe.size(4, 1)]:
         n = probe.size(n, 1)
         x, gate = probe.random(n, hidden), torch.rand(n, 8, device=probe.device)
@@ -198,7 +199,7 @@ def experts_of_a_prompt(probe: Probe) -> Any:
             probe.stream.synchronize()
             start = time.perf_counter()
             with probe.stream.running():
-                tile_experts(x, ids, gate, slots, gate_up, down)
+                tile_experts(x, ids, gate, stack)
             probe.stream.synchronize()
             times.append(time.perf_counter() - start)
         ops = 2 * n * 8 * 3 * hidden * inner

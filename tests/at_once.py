@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from added_parts import added
 
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
-from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp, Sent
+from ktcli.ops.torch.merged import Heads, Latent, Merged, Mlp, Parts, Sent
 from ktcli.ops.torch.packed import Packed, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
-from ktcli.ops.torch.parts import Parts
 
 
 def _in_parts(kernel: Callable[..., torch.Tensor]) -> Callable[..., Parts]:
@@ -31,17 +31,17 @@ def _in_parts(kernel: Callable[..., torch.Tensor]) -> Callable[..., Parts]:
 def _add_norm(
     a: torch.Tensor | None, sums: tuple[Parts, ...], gain: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    first, *others = (each.total() for each in sums)
-    total = first + others[0] if others else first
-    total = total if a is None else a + total
-    return total, functions.norm(total, gain, eps)
+    first, *others = (added(each) for each in sums)
+    made = first + others[0] if others else first
+    made = made if a is None else a + made
+    return made, functions.norm(made, gain, eps)
 
 
 def _gqa(
     heads: Heads, shape: GqaShape, sinks: torch.Tensor | None, *, rows: Rows, cache: KvPages
 ) -> torch.Tensor:
     def ready(x: Parts, gain: torch.Tensor | None) -> torch.Tensor:
-        normed = x.total()
+        normed = added(x)
         if gain is not None:
             normed = functions.norm(normed, gain, heads.eps, shape.head_dim)
         if heads.rope is None:
@@ -49,13 +49,13 @@ def _gqa(
         return functions.rope(normed, heads.rope, shape.head_dim, heads.first, rows=rows)
 
     q, k = ready(heads.q, heads.q_gain), ready(heads.k, heads.k_gain)
-    return EXACT["gqa"](q, k, heads.v.total(), shape, sinks, rows=rows, cache=cache)
+    return EXACT["gqa"](q, k, added(heads.v), shape, sinks, rows=rows, cache=cache)
 
 
 def _mla(
     of: Latent, uk_in: Packed, uv: Packed, s: MlaShape, *, rows: Rows, cache: tuple[torch.Tensor]
 ) -> torch.Tensor:
-    q, latent = of.q.total(), functions.norm(of.latent.total(), of.gain, of.eps, columns=s.lora)
+    q, latent = added(of.q), functions.norm(added(of.latent), of.gain, of.eps, columns=s.lora)
     if of.rope is not None:
         q = functions.rope(q, of.rope, s.nope + s.rope, s.nope, rows=rows)
         latent = functions.rope(latent, of.rope, s.lora + s.rope, s.lora, rows=rows)
@@ -128,9 +128,9 @@ class ExpertsAtOnce:
 MERGED = Merged(
     product=_in_parts(EXACT["linear"]),
     experts=ExpertsAtOnce(),
-    total=Parts.total,
+    total=added,
     add_norm=_add_norm,
-    swiglu=lambda x, *args: EXACT["swiglu"](x.total(), *args),
+    swiglu=lambda x, *args: EXACT["swiglu"](added(x), *args),
     gqa=_gqa,
     mla=_mla,
     route=_route,

@@ -68,7 +68,5 @@ class DeferredRunner:
         kept = torch.where(torch.from_numpy(wanted), ids, -1)
         for k in range(ids.shape[1]):
             one = kept[:, k : k + 1].contiguous(), gate[:, k : k + 1].contiguous()
-            total += self.kernels.experts(
-                x, *one, stack.slots, stack.gate_up, stack.down, stack.extras
-            )
+            total += self.kernels.experts(x, *one, stack)
         return total

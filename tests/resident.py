@@ -8,9 +8,8 @@ import torch
 
 from ktcli.ops.torch.backend import ExpertRunner, OwnExperts, Value
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp
+from ktcli.ops.torch.merged import Mlp, Parts
 from ktcli.ops.torch.packed import PackedStack
-from ktcli.ops.torch.parts import Parts
 
 
 class ResidentRunner(ExpertRunner):

@@ -18,8 +18,7 @@ from ktcli.answers.format import AnswerFormat
 from ktcli.answers.reader import AnswerReader
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.adapters import AttachedAdapter
-from ktcli.engine.constraint import Constraint
-from ktcli.engine.forcing import ForcedIds
+from ktcli.engine.constraint import Constraint, ForcedIds
 from ktcli.engine.forms import ABSORBED
 from ktcli.engine.request import (
     Answer,

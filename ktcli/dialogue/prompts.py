@@ -8,7 +8,7 @@ from typing import Any
 from ktcli.dialogue.rendering import Message, known_answer, rendered
 from ktcli.dialogue.snapshots import shared_ids, snapshot_positions
 from ktcli.dialogue.splice import Splicer, Spoken
-from ktcli.engine.forcing import ForcedIds
+from ktcli.engine.constraint import ForcedIds
 from ktcli.records import dataclass
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel

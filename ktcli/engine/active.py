@@ -6,12 +6,11 @@ import secrets
 from dataclasses import field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ktcli.engine.constraint import Forcing, mask_of
 from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS
 from ktcli.engine.drafting import Drafting
-from ktcli.engine.forcing import Forcing
 from ktcli.engine.forms import ABSORBED, How, how_to_read
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import PIECE_STEP
@@ -20,8 +19,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.request import Answer, Candidate, Finish, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence
-from ktcli.native import PAGE_TOKENS
-from ktcli.native.batch import Run
+from ktcli.native import PAGE_TOKENS, Run
 from ktcli.native.choosing import ChosenToken, TokenChoice
 from ktcli.records import dataclass
 
@@ -81,13 +79,11 @@ class Active:
     finish: Finish | None = None
     begun: bool = False
     _history: History = field(init=False)
-    _how: How | None = (
-        None  # how the prompt's ids are computed, see `forms`; None: it was not opened yet
-    )
+    # How the prompt's ids are computed, see `forms`; None: it was not opened yet.
+    _how: How | None = None
     _found: int = 0  # the ids that were found when it was opened first
-    _chunks: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # start and tokens of each of the prompt
+    # Start and tokens of each of the prompt.
+    _chunks: list[tuple[int, int]] = field(default_factory=list)
     _forcing: Forcing | None = field(init=False)
     _salt: str = field(init=False)
 
@@ -294,7 +290,7 @@ class Active:
         if self._forcing is not None:
             mask = self._forcing.mask(logits.values.size)
         if mask is None and self._goes_on:
-            mask = self._unstopped(logits.values.size)
+            mask = ~mask_of(self.answer.request.stop_ids, logits.values.size)
         return self.answer.sampler.choice(logits, self._history, mask=mask, likeliest=likeliest)
 
     @property
@@ -302,14 +298,6 @@ class Active:
         """Whether the answer is too short to end."""
         request = self.answer.request
         return request.said + len(self.answer.ids) < request.min_tokens
-
-    def _unstopped(self, vocab: int) -> NDArray[np.uint32]:
-        """Returns the mask of all ids but those that end the answer, see `Constraint.mask`."""
-        mask = np.full(-(-vocab // 32), 0xFFFFFFFF, dtype=np.uint32)
-        for id in self.answer.request.stop_ids:
-            if 0 <= id < vocab:
-                mask[id // 32] &= np.uint32(~(1 << id % 32) & 0xFFFFFFFF)
-        return mask
 
     def token(self, engine: Engine, chosen: ChosenToken, logits: Logits) -> Token:
         """Returns the event of the token that was chosen from these logits.

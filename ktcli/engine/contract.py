@@ -7,7 +7,8 @@ decide nothing themselves.
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,113 +19,108 @@ from ktcli.engine.logits import Logits
 from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
-from ktcli.engine.storedmemory import PageMemory
+from ktcli.engine.stores import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.ops.kvformat import CacheFormat
 from ktcli.planner.cost import PieceTimes
 from ktcli.weights.recipe import Recipe
 
+if TYPE_CHECKING:
+    from ktcli.adapters.packed import PackedAdapter
 
-class Engine(Protocol):
-    """A loaded model: ids in, logits out."""
 
-    @property
-    def model(self) -> Model:
-        """The model that is loaded: the family's layers and tensors."""
+class Engine(ABC):
+    """A loaded model: ids in, logits out.
 
-    @property
-    def recipe(self) -> Recipe:
-        """The number formats of its weights."""
+    Attributes:
+        model: the model that is loaded: the family's layers and tensors.
+        recipe: the number formats of its weights.
+        spec: the sizes of the model.
+        pool: the pool whose teams run the CPU's part.
+        context: the number of positions that a sequence can have.
+        max_tokens: the greatest number of tokens of a prompt's chunk.
+        max_rows: the greatest number of rows of a step: a prompt's chunk and, where there is room, answers beside it.
+        max_outputs: the greatest number of rows of a step that give logits.
+        pools: the pools of the pages and states of its sequences.
+        memory: the memory of the pages and states, which stores read and write.
+        cache_format: the number format of its KV cache.
+        weights_bytes: the bytes of the weights, on all devices.
+        warnings: sentences for the user about requests that the system refused, and their cost.
+        adapters: those that are attached; None: it was loaded without room for any.
+    """
 
-    @property
-    def spec(self) -> Spec:
-        """The sizes of the model."""
-
-    @property
-    def pool(self) -> Pool:
-        """The pool whose teams run the CPU's part."""
-
-    @property
-    def context(self) -> int:
-        """The number of positions that a sequence can have."""
-
-    @property
-    def max_tokens(self) -> int:
-        """The greatest number of tokens of a prompt's chunk."""
-
-    @property
-    def max_rows(self) -> int:
-        """The greatest number of rows of a step: a prompt's chunk and, where there is room, answers beside it."""
-
-    @property
-    def max_outputs(self) -> int:
-        """The greatest number of rows of a step that give logits."""
-
-    @property
-    def pools(self) -> Pools:
-        """The pools of the pages and states of its sequences."""
-
-    @property
-    def memory(self) -> PageMemory:
-        """The memory of the pages and states, which stores read and write."""
-
-    @property
-    def cache_format(self) -> CacheFormat:
-        """The number format of its KV cache."""
-
-    @property
-    def weights_bytes(self) -> int:
-        """The bytes of the weights, on all devices."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Sentences for the user about requests that the system refused, and their cost."""
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """The engine's adapters; None: it was loaded without room for any."""
+    model: Model
+    recipe: Recipe
+    spec: Spec
+    pool: Pool
+    context: int
+    max_tokens: int
+    max_rows: int
+    max_outputs: int
+    pools: Pools
+    memory: PageMemory
+    cache_format: CacheFormat
+    weights_bytes: int
+    warnings: tuple[str, ...]
+    adapters: Adapters | None
 
     def sequence(self) -> Sequence:
         """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
+        return Sequence(self.pools)
 
     def session(self) -> Session:
         """Returns a new session, whose sequence is computed by itself; it is closed when it is garbage-collected."""
+        return Session(self)
 
+    def _set_default_adapter(self, adapter: PackedAdapter | None) -> None:
+        """Gives an adapter, for which there is room, to all sequences that name none; None: they have none."""
+        if adapter is not None:
+            assert self.adapters is not None, "the plan has no room for it"
+            self.pools.adapter = self.adapters.attach(adapter)
+
+    @abstractmethod
     def run(self, batch: Batch) -> list[Logits]:
-        """Computes a batch of runs, which `Sequence.extend` made; returns the logits of each output row, as views:
-        valid until the next step. Returns the logits of each row that gives some, in the order of the rows, in place:
-        valid until the next step.
+        """Computes a batch of runs, which `Sequence.extend` made; returns the logits of each row that gives some, in
+        the order of the rows, in place: valid until the next step.
 
         Raises:
             KtError: nothing counts.
         """
 
+    @abstractmethod
     def depth_at(self, position: int) -> int:
         """Returns the number of experts that the token of an answer at `position` may defer."""
 
     def how_at(self, position: int) -> int:
         """Returns the byte that encodes how the token of an answer at `position` is computed, see `forms`."""
+        return self.pools.how(self.depth_at(position))
 
     @property
+    @abstractmethod
     def batch_invariant(self) -> bool:
         """Whether the logits of a run have the same bits whatever other runs and outputs its step has."""
 
     @property
+    @abstractmethod
     def step_times(self) -> StepTimes | None:
         """The times of its decode steps by their rows; None: a row's logits depend on the rows beside it, so that
         drafts could change an answer."""
 
     @property
+    @abstractmethod
     def piece_times(self) -> PieceTimes:
         """The modelled times of steps that read pieces of a prompt, of which only the ratios count."""
 
+    @abstractmethod
     def chunk_tokens(self, left: int) -> int:
         """Returns the number of tokens of a prompt's next chunk when `left` are left, 1..left."""
 
+    @abstractmethod
     def chosen(self) -> NDArray[np.int64]:
         """Returns the number of times that the routers chose each expert since the engine was made, [MoE layers,
         E]."""
 
+    @abstractmethod
     def operations(self) -> list[tuple[str, int]]:
         """Returns the (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""

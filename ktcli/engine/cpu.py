@@ -17,19 +17,15 @@ from numpy.typing import NDArray
 
 from ktcli.engine.adapters import Adapters, ProgramUpdates
 from ktcli.engine.arenas import refusals
+from ktcli.engine.contract import Engine
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
-from ktcli.engine.loader import Progress, Tensors, TensorSource, load
+from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.logits import Logits
-from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import facts_of, seed
-from ktcli.engine.sequence import Sequence
-from ktcli.engine.session import Session
-from ktcli.engine.states import before_tail
-from ktcli.engine.storedmemory import PageMemory
-from ktcli.models import Model, Spec
+from ktcli.engine.statepool import before_tail
+from ktcli.models import Model
 from ktcli.native import Batch, Pool, Program, View
-from ktcli.ops.kvformat import CacheFormat
 from ktcli.ops.native import Loaded, Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
@@ -37,24 +33,13 @@ from ktcli.planner.cost import PieceTimes, has_tiles, piece_times, row_seconds
 from ktcli.planner.deferral import depth_at
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
-from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe, format_of
 
 if TYPE_CHECKING:
     from ktcli.adapters.packed import PackedAdapter
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The views of a program's results: rows of logits and their summary (see `Logits`)."""
-
-    logits: View
-    best: View
-    peaks: View
-    sums: View
-
-
-class CpuEngine:
+class CpuEngine(Engine):
     """A loaded model with every layer on the CPU, see `Engine`.
 
     Args:
@@ -65,7 +50,6 @@ class CpuEngine:
         adapter: the adapter of all sequences that name none; the plan has room for it.
     Attributes:
         program: the recorded forward.
-        adapters: those that are attached; None: there is room for none.
     """
 
     def __init__(
@@ -80,55 +64,24 @@ class CpuEngine:
         assert plan.device is None, "a plan with a GPU is for an engine with one"
         self.model = model = model.at(plan.context)
         self.recipe, self.pool, self.plan = plan.recipe, pool, plan
-        self.spec: Spec = model.spec
-        self.context = plan.context
-        self._tensors: Tensors = load(
-            model, plan.recipe, source, pool, progress, experts_on=plan.experts_on
-        )
+        self.spec = model.spec
+        self.context, self.cache_format = plan.context, plan.use.cache_format
+        self._tensors = load(model, plan.recipe, source, pool, progress, experts_on=plan.experts_on)
+        self.weights_bytes = self._tensors.size_bytes
         self.warnings = tuple(refusals(pool, self._tensors.unbound))
         key = seed(_facts(model, plan, pool, source.identity))
         self.max_tokens = min(PREFILL_CHUNK, plan.use.streams * self.context)
         self._cache = cache = KvCache(self.spec, plan.use, plan.context, pool, key)
-        self.program, outputs, self.routings, self.adapters = self._record()
+        self.pools, self.memory = cache.pools, cache
+        self.program, views, self.routings, self.adapters = self._record()
         self.max_rows, self.max_outputs = self.program.max_tokens, self.program.max_outputs
         memory = (cache.memory.arena, cache.layout.page_bytes, cache.state_memory)
         self.program.attach(*memory, cache.states.size_bytes)
         if cache.windows is not None:
             self.program.attach_windows(cache.windows.arena, cache.windows.page_bytes)
-        views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
         outputs_of = (self.program.rows(view, self.max_outputs) for view in views)
         self._rows = list(zip(*outputs_of, strict=True))
-        if adapter is not None:
-            assert self.adapters is not None, "the plan has no room for it"
-            self.pools.adapter = self.adapters.attach(adapter)
-
-    @property
-    def pools(self) -> Pools:
-        """The pools of the pages and states of its sequences."""
-        return self._cache.pools
-
-    @property
-    def memory(self) -> PageMemory:
-        """The memory of the pages and states, which stores read and write."""
-        return self._cache
-
-    @property
-    def cache_format(self) -> CacheFormat:
-        """The number format of the KV cache."""
-        return self.plan.use.cache_format
-
-    @property
-    def weights_bytes(self) -> int:
-        """The bytes of the loaded weights."""
-        return self._tensors.size_bytes
-
-    def sequence(self) -> Sequence:
-        """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
-        return Sequence(self.pools)
-
-    def session(self) -> Session:
-        """Returns a new session, whose sequence is computed by itself."""
-        return Session(self)
+        self._set_default_adapter(adapter)
 
     def run(self, batch: Batch) -> list[Logits]:
         """Computes a batch and returns the logits of each output row, in place: valid until the next step."""
@@ -142,10 +95,6 @@ class CpuEngine:
     def depth_at(self, position: int) -> int:
         """Returns the number of experts that the token of an answer at `position` may defer."""
         return depth_at(self.plan.depths, position)
-
-    def how_at(self, position: int) -> int:
-        """Returns the byte that encodes how the token at `position` is computed, see `forms`."""
-        return self.pools.how(self.depth_at(position))
 
     @cached_property
     def batch_invariant(self) -> bool:
@@ -192,14 +141,16 @@ class CpuEngine:
         counts = [self.program.chosen(routing) for routing in self.routings]
         return np.array(counts, dtype=np.int64).reshape(shape)
 
-    def _record(self) -> tuple[Program, Outputs, tuple[int, ...], Adapters | None]:
+    def _record(self) -> tuple[Program, tuple[View, ...], tuple[int, ...], Adapters | None]:
+        """Returns the program of the forward, the views of its logits and their summary, the numbers of its routings,
+        and the adapters that it has room for."""
         plan = self.plan
         program = Program(
             self.pool,
             max_tokens=self.max_tokens + plan.use.streams - 1,
             max_outputs=plan.use.outputs(self.spec, self.context),
             exact=plan.use.exact,
-            cache=plan.use.cache_format.name,
+            cache=self.cache_format.name,
         )
         room = plan.use.adapters
         if room is not None:
@@ -216,7 +167,7 @@ class CpuEngine:
         if room is not None:
             updates = ProgramUpdates(program, made.products, made.norms, room.ranks)
             adapters = Adapters(updates, room)
-        return program, Outputs(*made.results), made.routings, adapters
+        return program, made.results, made.routings, adapters
 
 
 def _rounding(

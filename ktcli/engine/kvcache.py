@@ -9,11 +9,12 @@ reached.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.pools import Pools
 from ktcli.engine.statepool import StatePool
-from ktcli.engine.states import StateLayout
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.native import Pool as Team
@@ -25,6 +26,7 @@ from ktcli.planner.memory import Use
 from ktcli.records import dataclass
 
 _LINE_BYTES = 64  # layers begin on cache lines
+_LINE_ELEMENTS = 16  # of states, f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,31 @@ class PageLayout:
             ends[state.windowed] += ceil_to(PAGE_TOKENS * state.position_bytes(fmt), _LINE_BYTES)
         windowed = frozenset(i for i, state in enumerate(spec.states) if state.windowed)
         return cls(tuple(offsets), ends[False], ends[True], windowed)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """The layout of a state: the offset of each layer's part.
+
+    Attributes:
+        offsets: the first f32 element of each layer's part.
+        elements: the f32 elements of a whole state.
+    """
+
+    offsets: tuple[int, ...]
+    elements: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of a whole state."""
+        return 4 * self.elements
+
+    @classmethod
+    def of(cls, spec: Spec) -> StateLayout:
+        """Returns the layout of a model's states, one layer behind the other."""
+        sizes = [ceil_to(s.sequence_elements, _LINE_ELEMENTS) for s in spec.states]
+        ends = tuple(accumulate(sizes))
+        return cls((0, *ends[:-1]), ends[-1])
 
 
 class PageArena:

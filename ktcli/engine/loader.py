@@ -29,8 +29,13 @@ from ktcli.weights.ids import first_outside
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
 
+_HINT = "kt verify checks a model's files"
+
 # progress(bytes done, bytes in all)
 Progress = Callable[[int, int], None]
+
+# The slice of a weight that each node has, and where it is to lie.
+Shares = Sequence[tuple[Slice, Weight]]
 
 
 class TensorSource(Protocol):
@@ -48,16 +53,8 @@ class TensorSource(Protocol):
         Of a packed tensor these are whole panels, of another one the whole tensor.
         """
 
-    def place(
-        self,
-        tensor: Tensor,
-        whole: Weight,
-        slices: Sequence[Slice],
-        targets: Sequence[Weight],
-        offset: int = 0,
-    ) -> None:
-        """Writes each node's slice of some matrices, from byte `offset` of the tensor on, into its target; `whole`
-        is their shape."""
+    def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
+        """Writes each node's share of some matrices, from byte `offset` of the tensor on; `whole` is their shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +167,6 @@ def runs_of(ids: ArrayLike) -> tuple[range, ...]:
     return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts if part.size)
 
 
-def _count(runs: Sequence[range]) -> int:
-    return sum(len(run) for run in runs)
-
-
 @dataclass(frozen=True, slots=True)
 class _WeightPlace:
     """The place of a tensor: `slices` on their nodes, or all of it in the common memory.
@@ -198,14 +191,19 @@ class _WeightPlace:
         return cls(tensor, fmt, stored_bytes(tensor, recipe), slices, kept)
 
     @property
+    def _filled(self) -> int:
+        """The number of matrices that are filled."""
+        return sum(map(len, self.kept))
+
+    @property
     def filled_bytes(self) -> int:
-        return self.size_bytes // self.tensor.count * _count(self.kept)
+        return self.size_bytes // self.tensor.count * self._filled
 
     @property
     def empty_bytes(self) -> int:
         """The bytes that are reserved for matrices that are not filled."""
         reserved = sum(cut.size_bytes for cut in self.slices) or self.size_bytes
-        return reserved // self.tensor.count * (self.tensor.count - _count(self.kept))
+        return reserved // self.tensor.count * (self.tensor.count - self._filled)
 
     def fill(self, source: TensorSource, memory: NodeMemory) -> Loaded:
         tensor = self.tensor
@@ -231,8 +229,8 @@ class _WeightPlace:
         )
         for run in self.kept:
             parts = [_matrices(target, run) for target in targets]
-            shape = replace(whole, count=len(run))
-            source.place(tensor, shape, self.slices, parts, run.start * each)
+            shares = list(zip(self.slices, parts, strict=True))
+            source.place(tensor, replace(whole, count=len(run)), shares, run.start * each)
         return targets
 
 
@@ -258,10 +256,8 @@ def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
         BadPack: a number of a tensor of ids is not an id.
     """
     if tensor.below and (at := first_outside(values, tensor.below)) is not None:
-        raise BadPack(
-            f"value {at} of {tensor.name} is {values[at]}, which is not one of {tensor.below} experts",
-            hint="kt verify checks a model's files",
-        )
+        said = f"value {at} of {tensor.name} is {values[at]}, which is not one of {tensor.below} experts"
+        raise BadPack(said, hint=_HINT)
 
 
 class PackSource:
@@ -293,20 +289,13 @@ class PackSource:
         with self._reading(place) as descriptor:
             self._pool.read_file(descriptor, place.offset, memory)
 
-    def place(
-        self,
-        tensor: Tensor,
-        whole: Weight,
-        slices: Sequence[Slice],
-        targets: Sequence[Weight],
-        offset: int = 0,
-    ) -> None:
-        """Reads some matrices, from byte `offset` of the tensor on, and writes each node's slice into its target."""
+    def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
+        """Reads some matrices, from byte `offset` of the tensor on, and writes each node's share of them."""
         place = self._part(tensor, offset, whole.size_bytes)
         axis = Axis.ROWS if tensor.cut is Cut.ROWS else Axis.COLUMNS
-        cuts = [each.of for each in slices]
+        ranges = [(each.of, target) for each, target in shares]
         with self._reading(place) as descriptor:
-            self._pool.place(descriptor, place.offset, whole, axis, cuts, targets)
+            self._pool.place(descriptor, place.offset, whole, axis, ranges)
 
     def _part(self, tensor: Tensor, offset: int, size_bytes: int) -> Location:
         """The location of some bytes of a tensor; `locate` has checked its format and shape."""
@@ -320,20 +309,15 @@ class PackSource:
         try:
             descriptor = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise BadPack(
-                f"{place.path.name} cannot be opened: {error.strerror}",
-                hint="kt verify checks a model's files",
-            ) from error
+            said = f"{place.path.name} cannot be opened: {error.strerror}"
+            raise BadPack(said, hint=_HINT) from error
         try:
             yield descriptor
             if self._drop:
                 advice = os.POSIX_FADV_DONTNEED
                 os.posix_fadvise(descriptor, place.offset, place.size_bytes, advice)
         except BadCheckpoint as error:
-            raise BadPack(
-                f"{place.path.name} cannot be read: {error}",
-                hint="kt verify checks a model's files",
-            ) from None
+            raise BadPack(f"{place.path.name} cannot be read: {error}", hint=_HINT) from None
         finally:
             os.close(descriptor)
 
@@ -366,16 +350,9 @@ class RandomSource:
         else:
             target[:] = tensor.neutral
 
-    def place(
-        self,
-        tensor: Tensor,
-        whole: Weight,
-        slices: Sequence[Slice],
-        targets: Sequence[Weight],
-        offset: int = 0,
-    ) -> None:
-        """Fills each node's target with random weights."""
-        for target in targets:
+    def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
+        """Fills each node's share with random weights."""
+        for _, target in shares:
             self._seed += 1
             if target.size_bytes:
                 self._pool.fill_random(target, self._seed)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ktcli.engine.forms import How
 from ktcli.engine.pages import PoolFull
 from ktcli.engine.pagetable import PageTable, pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
-from ktcli.engine.prefix import chain
+from ktcli.engine.prefix import Content
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import PageKind, PageLabel
 
@@ -20,17 +16,15 @@ class OwnPages:
     """The pages of one sequence: those of all its positions, and those of the layers with a window.
 
     Args:
-        ids, how: the ids of the sequence and how each was computed, which the sequence fills.
+        content: the ids of the sequence and how each was computed, which the sequence fills.
     Attributes:
-        root: the key of the empty prefix.
         keys: the keys of the full pages.
         table: the pages of all positions.
         windows: those of the layers with a window; None: they have none of their own.
     """
 
-    def __init__(self, pools: Pools, ids: NDArray[np.int32], how: How, root: bytes) -> None:
-        self._pools, self._ids, self._how = pools, ids, how
-        self.root = root
+    def __init__(self, pools: Pools, content: Content) -> None:
+        self._pools, self.content = pools, content
         self.keys: list[bytes] = []
         self.table = PageTable(pools.pages, pools.copy, pools.context)
         self.windows: PageTable | None = None
@@ -101,34 +95,17 @@ class OwnPages:
 
     def label(self, kind: PageKind, first: int, end: int) -> PageLabel:
         """Returns the label of what ends with the ids of positions first … end - 1, the full pages before them."""
-        previous = self.key_before(first)
-        return self._label(kind, self.link(previous, first, end), previous, first, end)
+        return self.content.label(kind, self.key_before(first), first, end)
 
     def labels(self) -> list[PageLabel]:
         """Returns the labels of the full pages."""
-        found, previous = [], self.root
-        for at, key in enumerate(self.keys):
-            span = at * PAGE_TOKENS, (at + 1) * PAGE_TOKENS
-            found.append(self._label(PageKind.PAGE, key, previous, *span))
-            previous = key
-        return found
-
-    def _label(
-        self, kind: PageKind, key: bytes, previous: bytes, first: int, end: int
-    ) -> PageLabel:
-        ids, depths = self._ids[first:end].copy(), self._how[first:end].copy()
-        return PageLabel(kind, key, previous, end, ids, depths)
+        starts = range(0, len(self.keys) * PAGE_TOKENS, PAGE_TOKENS)
+        return [self.label(PageKind.PAGE, first, first + PAGE_TOKENS) for first in starts]
 
     def key_before(self, position: int) -> bytes:
         """Returns the key of the full pages before a position."""
         full = position // PAGE_TOKENS
-        return self.keys[full - 1] if full else self.root
-
-    def link(self, previous: bytes, first: int, end: int) -> bytes:
-        """Returns the key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
-        if first == end:
-            return previous
-        return chain(previous, self._ids[first:end], self._how[first:end])
+        return self.keys[full - 1] if full else self.content.root
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
@@ -144,7 +121,8 @@ class OwnPages:
 
     def share(self, other: OwnPages, length: int) -> None:
         """Adds references to the pages of another sequence's first `length` positions; this one must have none."""
-        self.keys, self.root = list(other.keys), other.root
+        self.keys = list(other.keys)
+        self.content = replace(self.content, root=other.content.root)
         for table, others in zip(self._tables, other._tables, strict=True):
             table.share(others)
             table.cut(length, self.keys)  # without what a step that failed has taken

@@ -12,14 +12,13 @@ from collections.abc import Sequence as Numbers
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.native import PAGE_TOKENS
+from ktcli.pagelabel import U8Array
 from ktcli.planner.memory import MOST_DRAFTED, window_pages
 from ktcli.records import dataclass
 
-U8Array = NDArray[np.uint8]
 _NONE = -1  # in a table: no page is held there
 
 

@@ -8,11 +8,10 @@ from dataclasses import field
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.logits import Logits
+from ktcli.engine.logits import F32Array, Logits
 from ktcli.models.pooling import PoolingMode
 from ktcli.records import dataclass
 
-F32Array = NDArray[np.float32]
 F64Array = NDArray[np.float64]
 
 

@@ -164,7 +164,7 @@ class Pools:
         first = len(found) * PAGE_TOKENS
         span = slice(first, min(first + PAGE_TOKENS, content.ids.size - 1))
         begun = self.pages.beginning(
-            keys[-1] if keys else content.root, content.ids[span], content.how(span)
+            keys[-1] if keys else content.root, content.ids[span], content.depths[span]
         )
         if begun is None:
             return None

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models import Model
+from ktcli.pagelabel import PageKind, PageLabel
 from ktcli.records import dataclass
 from ktcli.weights.recipe import Recipe
 
@@ -93,23 +94,22 @@ class Content:
 
     Attributes:
         ids: [n] int32.
-        depths: how each was computed, [n], see `forms`; None: 0.
+        depths: how each was computed, [n], see `forms`.
         root: the key of the empty prefix.
     """
 
     ids: Ids
-    depths: Depths | None
+    depths: Depths
     root: bytes
-
-    def how(self, span: slice) -> Depths:
-        """Returns the bytes that encode how the ids of a span are computed, [n]."""
-        if self.depths is None:
-            return np.zeros(self.ids[span].size, np.uint8)
-        return self.depths[span]
 
     def link(self, previous: bytes, first: int, end: int) -> bytes:
         """Returns the key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
         if first == end:
             return previous
-        depths = None if self.depths is None else self.depths[first:end]
-        return chain(previous, self.ids[first:end], depths)
+        return chain(previous, self.ids[first:end], self.depths[first:end])
+
+    def label(self, kind: PageKind, previous: bytes, first: int, end: int) -> PageLabel:
+        """Returns the label of what ends with the ids of positions first … end - 1; `previous` is the key of the prefix
+        before them."""
+        ids, depths = self.ids[first:end].copy(), self.depths[first:end].copy()
+        return PageLabel(kind, self.link(previous, first, end), previous, end, ids, depths)

@@ -12,9 +12,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from ktcli.engine.adapters import AttachedAdapter
-from ktcli.engine.constraint import Constraint
+from ktcli.engine.constraint import Constraint, ForcedIds
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
-from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.pooling import Pooled, PooledRows
 from ktcli.engine.sampler import Sampler
 from ktcli.models.pooling import PoolingMode

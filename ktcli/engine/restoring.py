@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Numbers
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.prefix import Content
-from ktcli.engine.readingworth import ReadingWorth
 from ktcli.engine.statepool import Place
-from ktcli.engine.storedmemory import StoredMemory
-from ktcli.engine.stores import Store, Stores
+from ktcli.engine.stores import KindPages, Store, StoredMemory, Stores
 from ktcli.engine.writeback import WriteBack
 from ktcli.native import PAGE_TOKENS
 from ktcli.pagelabel import PageKind, PageLabel
 
+_LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
+_TRIED = 0.05  # of the time for computing a prompt, which reading may cost to measure a store
 _SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
 # Read first of a store whose speed is not known: most of the time is not that of asking.
 _TRY_BYTES = 1 << 20
@@ -29,6 +28,55 @@ _TRY_BYTES = 1 << 20
 _MOST_ENDS = 4096
 
 _Held = list[tuple[PagePool, int]]  # pages that are held until all is there
+
+
+class ReadingWorth:
+    """Compares the time of reading with that of computing.
+
+    Attributes:
+        prompt_tok_s: the tokens of prompts that are computed in a second, as measured here or by an earlier process;
+            None: nobody measured.
+    """
+
+    def __init__(self, stores: Stores, memory: StoredMemory) -> None:
+        self._stores, self._memory = stores, memory
+        self.prompt_tok_s: float | None = None
+        self._allowed_s = 0.0  # for measuring stores, of the prompt that begins now
+
+    def measure(self, n_tokens: int, seconds: float) -> None:
+        """Takes the speed of a step of a sequence into account."""
+        if n_tokens >= _LEAST_TIMED and seconds > 0:
+            fresh = n_tokens / seconds
+            known = self.prompt_tok_s
+            self.prompt_tok_s = fresh if known is None else (known + fresh) / 2
+
+    def begin(self, n_tokens: int) -> None:
+        """Begins with a prompt of which so many tokens are left to compute."""
+        self._allowed_s = _TRIED * n_tokens / self.prompt_tok_s if self.prompt_tok_s else 0.0
+
+    def pays(self, n_tokens: int, labels: Numbers[PageLabel], store: Store | None = None) -> bool:
+        """Returns whether reading is faster than computing so many tokens, as far as both were measured, or so little
+        that it shows how fast a store is now.
+
+        Args:
+            store: the one that would give all of them; None: each is read where it is nearest.
+        """
+        if self.prompt_tok_s is None:
+            return True
+        sizes = [(each.kind, each.key, self._memory.size_bytes(each.kind)) for each in labels]
+        if store is None:
+            seconds, unknown = self._stores.seconds(sizes), self._stores.unmeasured(labels)
+        else:
+            seconds = store.rate.seconds(sum(size for *_, size in sizes))
+            unknown = not store.rate.is_known
+        if seconds < n_tokens / self.prompt_tok_s:
+            return True
+        if unknown and store is not None:
+            return store.rate.seconds(sizes[0][2]) <= self._allowed_s
+        if unknown and seconds <= self._allowed_s:
+            self._allowed_s -= seconds
+            return True
+        return False
 
 
 class Restorer:
@@ -39,11 +87,7 @@ class Restorer:
     """
 
     def __init__(
-        self,
-        stores: Stores,
-        memory: StoredMemory,
-        worth: ReadingWorth,
-        writeback: WriteBack,
+        self, stores: Stores, memory: StoredMemory, worth: ReadingWorth, writeback: WriteBack
     ) -> None:
         self._stores, self._memory, self._worth, self._writeback = stores, memory, worth, writeback
         self._kinds, self._states, self._windows = memory.kinds, memory.states, memory.windows
@@ -80,11 +124,11 @@ class Restorer:
         reading may be faster than computing."""
         nearest = self._stores.all[0]
         nearest.refresh()
-        known = all(self._known(PageKind.PAGE, label) for label in labels)
+        known = all(map(self._known, labels))
         known = known and self._reach(labels) == len(labels)  # with the windows before their end
         if known and self._states is None:
             return
-        missing = [label for label in labels if not self._known(PageKind.PAGE, label)]
+        missing = [label for label in labels if not self._known(label)]
         for store in self._stores.all:
             if not missing or self._worth.pays(PAGE_TOKENS * len(missing), missing, store):
                 if store is not nearest:
@@ -97,31 +141,28 @@ class Restorer:
         pages before they were full."""
         ends = range(max(have + 1, content.ids.size - _MOST_ENDS), content.ids.size)
         if self._states is None:
-            full = sum(1 for _ in takewhile(partial(self._known, PageKind.PAGE), labels))
+            full = sum(1 for _ in takewhile(self._known, labels))
             first = full * PAGE_TOKENS
             ends = range(max(first, have) + 1, min(first + PAGE_TOKENS, content.ids.size))
         for end in ends:
             full, rest = divmod(end, PAGE_TOKENS)
             span, previous = (end - rest, end), labels[full - 1].key if full else content.root
             if self._states is not None:
-                yield _label(PageKind.STATE, previous, content, span)
+                yield content.label(PageKind.STATE, previous, *span)
             if rest:
-                page = _label(PageKind.PAGE, previous, content, span)
+                page = content.label(PageKind.PAGE, previous, *span)
                 yield from [page] if self._windows is None else [page, _of_window(page)]
 
     def _bring_prefix(self, labels: list[PageLabel], held: _Held) -> None:
         """Reads the pages of the longest prefix before which the pages of the window are known, too."""
         n = self._reach(labels)
-        missing = [
-            label
-            for label in self._windowed(labels[:n], n * PAGE_TOKENS)
-            if self._kinds[PageKind.WINDOW].pool.page_of(label.key) is None
-        ]
+        windows = self._windowed(labels[:n], n * PAGE_TOKENS)
+        missing = [label for label in windows if not self._in_memory(label)]
         pays = not missing or self._worth.pays(n * PAGE_TOKENS, missing)
-        n = self._reach(labels[: self._bring_pages(PageKind.PAGE, labels[:n], held)])
+        n = self._reach(labels[: self._bring_pages(labels[:n], held)])
         while n and self._windows is not None:
             wanted = self._windowed(labels[:n], n * PAGE_TOKENS)
-            came = self._bring_pages(PageKind.WINDOW, wanted, held, pays=pays)
+            came = self._bring_pages(wanted, held, pays=pays)
             shorter = self._reach(labels[:n])
             if came == len(wanted) or shorter == n:
                 return
@@ -137,20 +178,17 @@ class Restorer:
             labels: of the full pages of the content.
             have: the positions that memory already has.
         """
-        pages = list(takewhile(partial(self._known, PageKind.PAGE), labels))
+        pages = list(takewhile(self._known, labels))
         first, previous = len(pages) * PAGE_TOKENS, pages[-1].key if pages else content.root
         last = min(first + PAGE_TOKENS - 1, content.ids.size - 1)
         for end in range(last, max(first, have), -1):
-            page = _label(PageKind.PAGE, previous, content, (first, end))
+            page = content.label(PageKind.PAGE, previous, first, end)
             wanted = [*pages, page]
             windows = self._windowed(wanted, end)
-            if not all(self._known(each.kind, each) for each in (page, *windows[-1:])):
+            if not all(map(self._known, (page, *windows[-1:]))):
                 continue
             if self._worth_reading(wanted, windows, end - have):
-                came = self._bring_pages(PageKind.PAGE, wanted, held, pays=True) == len(wanted)
-                if came and windows:
-                    count = self._bring_pages(PageKind.WINDOW, windows, held, pays=True)
-                    came = count == len(windows)
+                came = self._bring_all(wanted, held) and self._bring_all(windows, held)
                 return wanted if came else []
         return []
 
@@ -159,11 +197,7 @@ class Restorer:
         n = len(labels)
         while n and self._windows is not None:
             first = self._windows.first(n * PAGE_TOKENS)
-            unknown = [
-                at
-                for at in range(first, n)
-                if not self._known(PageKind.WINDOW, replace(labels[at], kind=PageKind.WINDOW))
-            ]
+            unknown = [at for at in range(first, n) if not self._known(_of_window(labels[at]))]
             if not unknown:
                 break
             n = unknown[-1]
@@ -175,24 +209,32 @@ class Restorer:
             return []
         return [_of_window(label) for label in labels[self._windows.first(end) :]]
 
-    def _known(self, kind: PageKind, label: PageLabel) -> bool:
-        in_memory = self._kinds[kind].pool.page_of(label.key) is not None
-        return in_memory or self._stored(kind, label)
+    def _in_memory(self, label: PageLabel) -> bool:
+        return self._kinds[label.kind].pool.page_of(label.key) is not None
 
-    def _stored(self, kind: PageKind, label: PageLabel) -> bool:
+    def _known(self, label: PageLabel) -> bool:
+        return self._in_memory(label) or self._stored(label)
+
+    def _stored(self, label: PageLabel) -> bool:
         """Returns whether a page can be had from a store; one without bytes always can."""
-        return not self._kinds[kind].memory.page_bytes or self._stores.has(kind, label.key)
+        has_bytes = self._kinds[label.kind].memory.page_bytes > 0
+        return not has_bytes or self._stores.has(label.kind, label.key)
 
-    def _bring_pages(
-        self, kind: PageKind, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False
-    ) -> int:
-        """Holds the first pages as far as memory has them, and reads those after them; returns their number.
+    def _bring_all(self, labels: Numbers[PageLabel], held: _Held) -> bool:
+        """Holds or reads pages, which is known to be worth while; returns whether all came."""
+        return self._bring_pages(labels, held, pays=True) == len(labels)
+
+    def _bring_pages(self, labels: Numbers[PageLabel], held: _Held, *, pays: bool = False) -> int:
+        """Holds the first of some pages of a kind as far as memory has them, and reads those after them; returns their
+        number.
 
         Args:
             pays: whether that is known to be worth while.
         """
-        pool, size = self._kinds[kind].pool, self._kinds[kind].memory.page_bytes
-        n = 0
+        if not labels:
+            return 0
+        pages, n = self._kinds[labels[0].kind], 0
+        pool, size = pages.pool, pages.memory.page_bytes
         while n < len(labels) and (page := pool.page_of(labels[n].key)) is not None:
             pool.hold(page)
             held.append((pool, page))
@@ -203,19 +245,19 @@ class Restorer:
             trying = self._stores.unmeasured(labels[n:][:1])
             pays = pays and not trying
             at_once = min(most, max(1, _TRY_BYTES // max(1, size), came)) if trying else most
-            part = list(takewhile(partial(self._stored, kind), labels[n : n + at_once]))
+            part = list(takewhile(self._stored, labels[n : n + at_once]))
             tokens = sum(label.ids.size for label in part)
             if not part or not (pays or self._worth.pays(tokens, part)):
                 break
-            read = self._read_pages(kind, part, held)
+            read = self._read_pages(pages, part, held)
             n, came = n + read, came + read
             if read < len(part):
                 break
         return n
 
-    def _read_pages(self, kind: PageKind, labels: list[PageLabel], held: _Held) -> int:
+    def _read_pages(self, pages: KindPages, labels: list[PageLabel], held: _Held) -> int:
         """Reads pages into free ones, and holds those that came; returns their number."""
-        pool, memory = self._kinds[kind].pool, self._kinds[kind].memory
+        kind, pool, memory = pages.kind, pages.pool, pages.memory
         try:
             taken = pool.take(min(len(labels), pool.available))
         except PoolFull:
@@ -239,34 +281,27 @@ class Restorer:
         return n
 
     def _bring_state(
-        self,
-        content: Content,
-        labels: list[PageLabel],
-        held: _Held,
-        have: int,
+        self, content: Content, labels: list[PageLabel], held: _Held, have: int
     ) -> None:
         """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
-        root = content.root
         for end, previous, key in self._stores.states():
             full, rest = divmod(end, PAGE_TOKENS)
             if end <= have:
                 return
-            if end >= content.ids.size or previous != (labels[full - 1].key if full else root):
+            if end >= content.ids.size or previous != (
+                labels[full - 1].key if full else content.root
+            ):
                 continue
-            state = _label(PageKind.STATE, previous, content, (end - rest, end))
+            state = content.label(PageKind.STATE, previous, end - rest, end)
             if state.key != key:
                 continue
-            tail = [_label(PageKind.PAGE, previous, content, (end - rest, end))] if rest else []
+            tail = [content.label(PageKind.PAGE, previous, end - rest, end)] if rest else []
             windows = self._windowed([*labels[:full], *tail], end)
             if not self._worth_reading([*labels[:full], *tail], windows, end - have, state):
                 continue
-            if self._bring_pages(PageKind.PAGE, labels[:full], held) < full:
+            if self._bring_pages(labels[:full], held) < full:
                 continue
-            if self._bring_pages(PageKind.PAGE, tail, held, pays=True) < len(tail):
-                continue
-            if not windows or self._bring_pages(PageKind.WINDOW, windows, held, pays=True) == len(
-                windows
-            ):
+            if self._bring_all(tail, held) and self._bring_all(windows, held):
                 self._read_state(state)
                 return
 
@@ -279,12 +314,8 @@ class Restorer:
     ) -> bool:
         """Returns whether stores have what memory has not of these pages, and reading them and a state is faster than
         computing so many tokens."""
-        missing = [
-            label
-            for label in (*pages, *windows)
-            if self._kinds[label.kind].pool.page_of(label.key) is None
-        ]
-        if not all(self._stored(label.kind, label) for label in missing):
+        missing = [label for label in (*pages, *windows) if not self._in_memory(label)]
+        if not all(map(self._stored, missing)):
             return False
         return self._worth.pays(tokens, missing if state is None else [*missing, state])
 
@@ -307,7 +338,7 @@ def _labels(content: Content) -> list[PageLabel]:
     """The labels of the full pages of a prefix that leaves an id to compute."""
     labels, key = [], content.root
     for first in range(0, content.ids.size - PAGE_TOKENS, PAGE_TOKENS):
-        labels.append(_label(PageKind.PAGE, key, content, (first, first + PAGE_TOKENS)))
+        labels.append(content.label(PageKind.PAGE, key, first, first + PAGE_TOKENS))
         key = labels[-1].key
     return labels
 
@@ -315,10 +346,3 @@ def _labels(content: Content) -> list[PageLabel]:
 def _of_window(label: PageLabel) -> PageLabel:
     """The label of the window page of the same prefix."""
     return replace(label, kind=PageKind.WINDOW)
-
-
-def _label(kind: PageKind, previous: bytes, content: Content, span: tuple[int, int]) -> PageLabel:
-    """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
-    first, end = span
-    key, how = content.link(previous, first, end), content.how(slice(first, end))
-    return PageLabel(kind, key, previous, end, content.ids[first:end], how)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.constraint import mask_of
 from ktcli.engine.logits import Logits
 from ktcli.errors import BadPack, UsageError
 from ktcli.native.choosing import BROKEN, NONE_LEFT, ChosenToken, TokenChoice
@@ -135,8 +136,7 @@ def given_choice(logits: Logits, id: int, likeliest: int) -> TokenChoice:
     Args:
         likeliest: the number of likeliest ids wanted with it.
     """
-    mask = np.zeros(-(-logits.values.size // 32), dtype=np.uint32)
-    mask[id // 32] = np.uint32(1 << id % 32)
+    mask = mask_of((id,), logits.values.size)
     row = (logits.values, logits.peaks, logits.sums, logits.best, logits.temperature)
     return TokenChoice(*row, temperature=0.0, at=0.0, mask=mask, likeliest=likeliest)
 

@@ -29,8 +29,7 @@ from ktcli.engine.sequence import Sequence
 from ktcli.engine.step_part import StepPart
 from ktcli.engine.waiting import Turns, require_room
 from ktcli.errors import ContextFull, DeviceError, KtError, UsageError
-from ktcli.native import PAGE_TOKENS
-from ktcli.native.batch import Batch, Run
+from ktcli.native import PAGE_TOKENS, Batch, Run
 from ktcli.native.choosing import Chooser
 from ktcli.records import dataclass
 
@@ -91,9 +90,8 @@ class Scheduler:
         self._waiting: list[Active] = []
         self._active: list[Active] = []  # these hold pages
         self._turns = Turns()
-        self._refused: tuple[Active, tuple[int, int]] | None = (
-            None  # who was not let in with so many pages available
-        )
+        # Who was not let in with so many pages available.
+        self._refused: tuple[Active, tuple[int, int]] | None = None
         self._steps = 0
         self._pure_steps = 0.0  # of answers alone that are due before a prompt is read on
         self.stalled = False
@@ -279,20 +277,16 @@ class Scheduler:
 
     def _draft_room(self, parts: list[StepPart], others: int) -> DraftRoom:
         """What a step with these parts has for the drafts of the next answer, if each of the others gets a row."""
-        outputs = sum(part.tokens - part.run.first_output for part in parts)
         rows = sum(part.tokens for part in parts)
-        return DraftRoom(self._engine.max_outputs - outputs - others, rows + others)
+        return DraftRoom(self._outputs_left(parts, others), rows + others)
 
     def _pure_steps_before(self, answers: list[StepPart]) -> float:
         """The steps of answers alone before the first piece of a prompt: half of those that would follow it. None
         follow the last one, so that the other half makes up for it."""
-        rows, first = sum(part.tokens for part in answers), self._reading_in_turn()[0]
+        rows, first = sum(part.tokens for part in answers), self._in_turn(self._readers)[0]
         chunk, at, end = self._engine.max_tokens, first.sequence.length, first.prompt_tokens
         tokens = min(end - at, self.pace.piece(rows, chunk, at, end))
         return self.pace.pure_steps(rows, PromptPiece(tokens, at), chunk) / 2
-
-    def _reading_in_turn(self) -> list[Active]:
-        return self._in_turn(self._readers)
 
     @property
     def _readers(self) -> list[Active]:
@@ -301,7 +295,7 @@ class Scheduler:
 
     def _prompts(self, parts: list[StepPart], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
-        answers, turns = sum(part.tokens for part in parts), self._reading_in_turn()
+        answers, turns = sum(part.tokens for part in parts), self._in_turn(self._readers)
         left = min(self._engine.max_tokens, self._engine.max_rows - answers)
         shared = self.pace.shared(answers, len(turns), self._engine.max_tokens)
         if answers:
@@ -315,7 +309,9 @@ class Scheduler:
                 if each.held:
                     continue
             before = len(parts)
-            most = min(left, self._outputs_left(parts, place, len(turns))) if each.scores else left
+            most = left
+            if each.scores:
+                most = min(left, max(1, self._outputs_left(parts, len(turns) - place)))
             self._add(parts, each, partial(each.reads, self._engine, most), events)
             if len(parts) > before:
                 self._turns.served(each.answer)
@@ -324,10 +320,10 @@ class Scheduler:
                 if left < PAGE_TOKENS:
                     return  # the next may share pages with this one later
 
-    def _outputs_left(self, parts: list[StepPart], place: int, readers: int) -> int:
-        """The rows that can give logits beside a step's parts, if each reader behind the one at `place` gets one."""
+    def _outputs_left(self, parts: list[StepPart], others: int) -> int:
+        """The rows that can give logits beside a step's parts, if each of so many others gets one."""
         outputs = sum(part.tokens - part.run.first_output for part in parts)
-        return max(1, self._engine.max_outputs - outputs - (readers - place))
+        return self._engine.max_outputs - outputs - others
 
     def _add(
         self, parts: list[StepPart], each: Active, make: Callable[[], Run], events: list[Event]

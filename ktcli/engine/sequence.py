@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Numbers
+from dataclasses import replace
 from functools import wraps
 from itertools import count
 from typing import Concatenate, ParamSpec, TypeVar
@@ -25,8 +26,7 @@ from ktcli.engine.own_states import OwnStates, SpareState
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.pools import KnownPrefix, Pools
 from ktcli.engine.prefix import Content, salted
-from ktcli.engine.statepool import Place
-from ktcli.engine.states import worth_a_step
+from ktcli.engine.statepool import Place, worth_a_step
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
 from ktcli.pagelabel import PageKind
@@ -34,6 +34,14 @@ from ktcli.pagelabel import PageKind
 _LINES = count(1)
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def context_full(needs: int, holds: int) -> ContextFull:
+    """Returns the error for a sequence of `needs` positions where a context holds fewer."""
+    return ContextFull(
+        f"the conversation needs {needs} tokens, but the context holds {holds}",
+        hint="start over with /clear, or start kt with a larger --context",
+    )
 
 
 def _operation(
@@ -67,7 +75,7 @@ class Sequence:
         self._how: How = np.zeros(pools.context, dtype=np.uint8)
         self._planned = 0
         self._adapter = pools.adapter
-        self._pages = OwnPages(pools, self._ids, self._how, self._empty(""))
+        self._pages = OwnPages(pools, Content(self._ids, self._how, self._empty("")))
         self._line = next(_LINES)
         self._states = None if pools.states is None else OwnStates(pools.states)
         self._marks: list[int] = []  # positions where a snapshot is wanted
@@ -141,10 +149,7 @@ class Sequence:
         n = ids.size
         end = self.length + n
         if end > self.context:
-            raise ContextFull(
-                f"the conversation needs {end} tokens, but the context holds {self.context}",
-                hint="start over with /clear, or start kt with a larger --context",
-            )
+            raise context_full(end, self.context)
         self._pages.reserve(self.length, end)
         states, windows = self._states, self._pages.windows
         if states is not None:
@@ -310,9 +315,9 @@ class Sequence:
         """
         self._adapter = adapter or self._pools.adapter
         root = self._empty(salt)
-        if root != self._pages.root:
+        if root != self._pages.content.root:
             self.truncate(0)
-            self._pages.root = root
+            self._pages.content = replace(self._pages.content, root=root)
         wanted = np.asarray(ids, dtype=np.int64)[: self.context]
         if how is None:
             how = how_to_read(b"", len(ids), latent=self._pools.latent)
@@ -413,7 +418,7 @@ class Sequence:
             page_key = self._pages.key_before(place.position)
             start = place.position - rest
             if page_key == place.page_key and (
-                self._pages.link(page_key, start, place.position) == key
+                self._pages.content.link(page_key, start, place.position) == key
             ):
                 yield place.position, key
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ktcli.engine.logits import Logits
 from ktcli.engine.pools import Pools
-from ktcli.engine.sequence import Sequence
-from ktcli.errors import ContextFull, UsageError
+from ktcli.engine.sequence import Sequence, context_full
+from ktcli.errors import UsageError
 from ktcli.models import Spec
 from ktcli.native import Batch
 
@@ -113,14 +113,10 @@ class Session:
         wanted, vocab = np.asarray(ids, dtype=np.int64), self._engine.spec.vocab
         if wanted.ndim != 1 or wanted.size == 0:
             raise UsageError("there is nothing to compute: no token ids were given")
-        if (
-            min(ids) < 0 or max(ids) >= vocab
-        ):  # Python's own: numpy takes ten times as long for one id
+        # Python's own: numpy takes ten times as long for one id.
+        if min(ids) < 0 or max(ids) >= vocab:
             bad = next(int(i) for i in wanted if not 0 <= i < vocab)
             raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
         if self.length + wanted.size > self.context:
-            raise ContextFull(
-                f"the conversation needs {self.length + wanted.size} tokens, but the context holds {self.context}",
-                hint="start over with /clear, or start kt with a larger --context",
-            )
+            raise context_full(self.length + wanted.size, self.context)
         return wanted.astype(np.int32)

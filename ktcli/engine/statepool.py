@@ -1,4 +1,9 @@
-"""The pool of states: slots, and the snapshots from which a sequence with the same beginning can continue."""
+"""The pool of states: slots, and the snapshots from which a sequence with the same beginning can continue.
+
+A state has a fixed size: some layers store it for a sequence instead of its positions. A step reads the state at its
+start from one slot and writes the state at its end to another (see `sequence`). How prompts are cut, so that states are
+left where reuse begins, is decided here, too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,11 @@ from typing import NamedTuple
 
 from ktcli.engine.pages import OTHERS_HOLD, Evicted, PoolCounts, PoolFull
 from ktcli.records import dataclass
+
+# A prompt's last tokens are a chunk of their own, so that a position right before them can be gone back to: to
+# answer again, or because a template writes the opening of an answer otherwise once the answer is there.
+_TAIL = 16
+_LONG = 4 * _TAIL  # tokens of the shortest prompt for which that is worth a step
 
 
 class Place(NamedTuple):
@@ -71,11 +81,6 @@ class StatePool:
     def free(self) -> int:
         """The number of slots that are neither held nor spare nor of a snapshot."""
         return len(self._free)
-
-    @property
-    def snapshots(self) -> int:
-        """The number of snapshots."""
-        return len(self._snapshots)
 
     def take(self) -> int:
         """Allocates a slot with one reference; returns it.
@@ -209,3 +214,17 @@ class StatePool:
 
     def _last_use(self, keys: Iterable[bytes]) -> int:
         return max(self._snapshots[key].used for key in keys)
+
+
+def before_tail(size: int, left: int) -> int:
+    """Returns the number of tokens of the next chunk of a prompt, at most `size`, when `left` are left: a long rest
+    is cut before its tail, see _TAIL."""
+    return min(size, left - _TAIL) if left >= _LONG else size
+
+
+def worth_a_step(positions: Iterable[int], start: int, end: int) -> list[int]:
+    """Returns the positions at which a step should end to leave a state there, of a prompt whose tokens from `start` to
+    `end` are new: none right behind the start, and none in the tail, before which a step ends anyway.
+    """
+    last = end - _TAIL if end - start >= _LONG else end - 1
+    return [position for position in positions if start + _TAIL <= position <= last]

@@ -14,7 +14,7 @@ from ktcli.engine.logits import Logits
 from ktcli.engine.request import Candidate, Finish, PromptRead, Token
 from ktcli.engine.sampler import chosen_id, given_choice
 from ktcli.errors import KtError
-from ktcli.native.batch import Run
+from ktcli.native import Run
 from ktcli.native.choosing import Chooser
 from ktcli.records import dataclass
 

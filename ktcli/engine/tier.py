@@ -15,11 +15,9 @@ from dataclasses import replace
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import WindowPages
 from ktcli.engine.prefix import Content
-from ktcli.engine.readingworth import ReadingWorth
-from ktcli.engine.restoring import Restorer
+from ktcli.engine.restoring import ReadingWorth, Restorer
 from ktcli.engine.statepool import StatePool
-from ktcli.engine.storedmemory import PageMemory, StoredMemory
-from ktcli.engine.stores import Store, Stores
+from ktcli.engine.stores import PageMemory, Store, StoredMemory, Stores
 from ktcli.engine.writeback import WriteBack
 from ktcli.pagelabel import PageLabel
 

@@ -10,8 +10,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import field
 
-from ktcli.engine.storedmemory import StoredMemory
-from ktcli.engine.stores import Store, Stores
+from ktcli.engine.stores import Store, StoredMemory, Stores
 from ktcli.errors import KtError
 from ktcli.pagelabel import PageKind, PageLabel, U8Array
 from ktcli.records import dataclass

@@ -11,8 +11,7 @@ from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
-from ktcli.ops.scratch import Scratch, largest
-from ktcli.ops.state import LayerState
+from ktcli.ops.state import LayerState, Scratch, largest
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 from ktcli.records import dataclass

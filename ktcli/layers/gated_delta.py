@@ -6,29 +6,20 @@ Qwen3.5 has it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 
+from ktcli.layers.stored import LinearPart, by_head, conv_elements
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.part import ModelPart
-from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import DeltaShape
 from ktcli.ops.table.rowwise import GateKind, Reads
-from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
+from ktcli.ops.tensors import Role, Stored, Tensor
 from ktcli.records import dataclass
-
-STATE_LINE = 16  # f32 elements; a part of the state begins at a multiple of them
-
-
-def projection(name: str, pieces: tuple[Stored, ...], role: Role, layer: int) -> Tensor:
-    """Returns the declaration of a linear-attention layer's projection; projections of its gates are kept exact."""
-    part = ModelPart.LINEAR if role is Role.DENSE else ModelPart.LINEAR_GATES
-    return matrix(name, *pieces, role=role, layer=layer, part=part)
 
 
 @dataclass(frozen=True)
-class GatedDeltaNet(Projections):
+class GatedDeltaNet(LinearPart):
     """The gated delta rule over q, k and v of a short causal convolution, with a norm gated by z.
 
     Source: Gated Delta Networks, arXiv 2412.06464.
@@ -40,6 +31,8 @@ class GatedDeltaNet(Projections):
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.2.linear_attn".
     """
+
+    KIND = "delta"
 
     hidden: int
     shape: DeltaShape
@@ -53,47 +46,46 @@ class GatedDeltaNet(Projections):
     def qkvz(self) -> Tensor:
         """The projection of the input to q, k, v and the norm's gate z, each for all heads."""
         s, (keys, _, values) = self.shape, self.shape.columns
-        each = s.heads // s.key_heads * s.dv
-        sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values}
-        pieces = self._by_head("in_proj_qkvz", (s.dk, s.dk, each, each))
-        return self._matrix("qkvz", pieces if self.by_head else self._whole(sizes))
+        if self.by_head:
+            each = s.heads // s.key_heads * s.dv
+            whole = Stored(f"{self.source}.in_proj_qkvz.weight", (2 * (keys + values), self.hidden))
+            return self._projection("qkvz", *chain(*by_head(whole, s.dk, s.dk, each, each)))
+        pieces = ("in_proj_qkv", 2 * keys + values), ("in_proj_z", values)
+        return self._matrix("qkvz", self.hidden, *pieces)
 
     @cached_property
     def gates(self) -> Tensor:
         """The projections of the learning rate and of the decay: kept in bf16, as their errors add up over the
         tokens."""
         s = self.shape
-        each = s.heads // s.key_heads
-        sizes = {"in_proj_b": s.heads, "in_proj_a": s.heads}
-        pieces = self._by_head("in_proj_ba", (each, each))
-        pieces = pieces if self.by_head else self._whole(sizes)
-        return self._matrix("gates", pieces, Role.KEPT)
+        if self.by_head:
+            each = s.heads // s.key_heads
+            whole = Stored(f"{self.source}.in_proj_ba.weight", (2 * s.heads, self.hidden))
+            return self._projection("gates", *chain(*by_head(whole, each, each)), role=Role.KEPT)
+        pieces = ("in_proj_b", s.heads), ("in_proj_a", s.heads)
+        return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 
     @cached_property
     def conv(self) -> Tensor:
         """The weight of the causal convolution of q, k and v: conv_width rows, the oldest first."""
-        shape = (sum(self.shape.columns), 1, self.conv_width)
-        return self._vector("conv", Stored(f"{self.source}.conv1d.weight", shape, transposed=True))
+        return self._taps("conv", "conv1d", sum(self.shape.columns), self.conv_width)
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
         """The vectors of the log of each head's decay rate, and of the bias of its decay."""
-        shape = (self.shape.heads,)
-        return (
-            self._vector("log_rate", Stored(f"{self.source}.A_log", shape)),
-            self._vector("rate_bias", Stored(f"{self.source}.dt_bias", shape), neutral=0.0),
-        )
+        heads = self.shape.heads
+        bias = self._vector("rate_bias", ("dt_bias", heads), neutral=0.0)
+        return self._vector("log_rate", ("A_log", heads)), bias
 
     @cached_property
     def norm(self) -> Tensor:
         """The gain [dv] of the norm of each head's output."""
-        return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dv,)))
+        return self._vector("norm", ("norm.weight", self.shape.dv))
 
     @cached_property
     def o(self) -> Tensor:
         """The output projection, [hidden, heads * dv]."""
-        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self.shape.columns[2]))
-        return self._matrix("o", (stored,))
+        return self._matrix("o", self.shape.columns[2], ("out_proj", self.hidden))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -102,7 +94,7 @@ class GatedDeltaNet(Projections):
 
     @property
     def _conv_elements(self) -> int:
-        return ceil_to((self.conv_width - 1) * sum(self.shape.columns), STATE_LINE)
+        return conv_elements(sum(self.shape.columns), self.conv_width)
 
     @property
     def state(self) -> LayerState:
@@ -123,28 +115,3 @@ class GatedDeltaNet(Projections):
         mixed = b.delta(q, k, v, decay, beta, *learned, s, layer=self.layer, first=first)
         mixed = b.norm(mixed, self.norm, self.eps, head_width=s.dv)
         return b.linear(b.gate(mixed, z, GateKind.SILU), self.o)
-
-    def _by_head(self, name: str, parts: tuple[int, ...]) -> tuple[Stored, ...]:
-        """The first part of all heads, then the second part of all … of a tensor that holds head by head."""
-        heads, each = self.shape.key_heads, sum(parts)
-        shape = (heads * each, self.hidden)
-
-        def rows() -> Iterator[Stored]:
-            for i, count in enumerate(parts):
-                for head in range(heads):
-                    first = head * each + sum(parts[:i])
-                    yield Stored(f"{self.source}.{name}.weight", shape, first=first, count=count)
-
-        return tuple(rows())
-
-    def _whole(self, sizes: dict[str, int]) -> tuple[Stored, ...]:
-        return tuple(
-            Stored(f"{self.source}.{name}.weight", (n, self.hidden)) for name, n in sizes.items()
-        )
-
-    def _matrix(self, name: str, pieces: tuple[Stored, ...], role: Role = Role.DENSE) -> Tensor:
-        return projection(f"layers.{self.layer}.delta.{name}", pieces, role, self.layer)
-
-    def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
-        name = f"layers.{self.layer}.delta.{name}"
-        return vector(name, piece, layer=self.layer, neutral=neutral)

@@ -12,13 +12,12 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import BlockIndexer
+from ktcli.layers.stored import StoredPart, by_head
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.part import ModelPart
-from ktcli.ops.scratch import Scratch
-from ktcli.ops.state import GQA_SPLIT_PAGES, LayerState
+from ktcli.ops.state import GQA_SPLIT_PAGES, LayerState, Scratch
 from ktcli.ops.table.attention import GqaShape
 from ktcli.ops.table.rowwise import Rope, Temper
-from ktcli.ops.tensors import Stored, Tensor, ceil_to, matrix, vector
+from ktcli.ops.tensors import Stored, Tensor, ceil_to
 from ktcli.records import dataclass
 
 
@@ -65,7 +64,7 @@ USUAL_GQA = GqaNames()
 
 
 @dataclass(frozen=True)
-class GroupedQueryAttention:
+class GroupedQueryAttention(StoredPart):
     """Attention whose query heads share key/value heads.
 
     Attributes:
@@ -112,11 +111,6 @@ class GroupedQueryAttention:
         return replace(self, shape=replace(self.shape, window=width, chunked=True))
 
     @property
-    def _name(self) -> str:
-        """The prefix of the stored names."""
-        return f"layers.{self.layer}.attn"
-
-    @property
     def _widths(self) -> tuple[int, int, int]:
         s = self.shape
         return s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
@@ -140,9 +134,9 @@ class GroupedQueryAttention:
         stored = (queries, *others)
         if isinstance(self.gates, QueryGates):
             both = replace(queries, shape=(2 * self._widths[0], self.hidden))
-            halves = _head_halves(both, self.shape)
-            stored = (*halves[0], *others, *halves[1])
-        return self._or_fused(self._matrix("qkv", *stored), "weight", (self.hidden,))
+            first, second = by_head(both, *2 * [self.shape.head_dim])
+            stored = (*first, *others, *second)
+        return self._or_fused(self._projection("qkv", *stored), "weight", (self.hidden,))
 
     def _or_fused(self, made: Tensor, end: str, columns: tuple[int, ...]) -> Tensor:
         """What is made of three projections, or of one where a checkpoint has that."""
@@ -167,15 +161,15 @@ class GroupedQueryAttention:
     def o(self) -> Tensor:
         """The output projection, [hidden, heads * value_dim]."""
         width = self.shape.heads * self.shape.value_dim
-        stored = Stored(f"{self.source}.{self.projections.o}.weight", (self.hidden, width))
-        return self._matrix("o", stored)
+        return self._matrix("o", width, (self.projections.o, self.hidden))
 
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """The bias of q, k and v together, and the bias of o; None where there is none."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
-        qkv = self._or_fused(self._bias("qkv_bias", *self._projections("bias")), "bias", ())
-        o = self._bias("o_bias", (f"{self.projections.o}.bias", self.hidden))
+        parts = self._vector("qkv_bias", *self._projections("bias"), neutral=0.0)
+        qkv = self._or_fused(parts, "bias", ())
+        o = self._vector("o_bias", (f"{self.projections.o}.bias", self.hidden), neutral=0.0)
         return qkv if self.qkv_bias else None, o if self.o_bias else None
 
     @cached_property
@@ -196,19 +190,6 @@ class GroupedQueryAttention:
         """The sinks [heads], one more score of each head's softmax; None: there are none."""
         name = self.sinks_name
         return self._vector("sinks", (name, self.shape.heads)) if name else None
-
-    def _matrix(self, name: str, *stored: Stored) -> Tensor:
-        name = f"{self._name}.{name}"
-        return matrix(name, *stored, layer=self.layer, part=ModelPart.ATTENTION)
-
-    def _vector(
-        self, name: str, *pieces: tuple[str, int], plus: float = 0.0, neutral: float = 1.0
-    ) -> Tensor:
-        stored = (Stored(f"{self.source}.{of}", (length,), plus=plus) for of, length in pieces)
-        return vector(f"{self._name}.{name}", *stored, layer=self.layer, neutral=neutral)
-
-    def _bias(self, name: str, *pieces: tuple[str, int]) -> Tensor:
-        return self._vector(name, *pieces, neutral=0.0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -277,13 +258,3 @@ class GroupedQueryAttention:
         run = None if rows else self.shape.head_dim
         of_q, of_k = self.qk_norms or (None, None)
         return b.norm(q, of_q, self.eps, head_width=run), b.norm(k, of_k, self.eps, head_width=run)
-
-
-def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-    """The first and the second halves of all heads in a projection with 2 * head_dim rows for each head."""
-    d = shape.head_dim
-    first, second = (
-        tuple(replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads))
-        for half in (0, 1)
-    )
-    return first, second

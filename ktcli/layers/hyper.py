@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.state import Scratch
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.table.streams import MixShape
 from ktcli.ops.tensors import Stored, Tensor, kept_whole, vector

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from ktcli.layers.stored import StoredPart
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.table.attention import ChooseShape
@@ -20,7 +21,7 @@ from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class Indexer:
+class Indexer(StoredPart):
     """A lightning indexer's own weights and its choice of positions; the projections of its keys and queries lie in
     those of the attention.
 
@@ -49,12 +50,9 @@ class Indexer:
     @cached_property
     def key_norm(self) -> tuple[Tensor, Tensor]:
         """The gain and the bias of the norm of keys, [dim]."""
-        return self._vector("weight"), self._vector("bias", neutral=0.0)
-
-    def _vector(self, of: str, neutral: float = 1.0) -> Tensor:
-        stored = Stored(f"{self.source}.k_norm.{of}", (self.shape.dim,))
-        name = f"layers.{self.layer}.attn.index_norm_{of}"
-        return vector(name, stored, layer=self.layer, neutral=neutral)
+        dim = self.shape.dim
+        bias = self._vector("index_norm_bias", ("k_norm.bias", dim), neutral=0.0)
+        return self._vector("index_norm_weight", ("k_norm.weight", dim)), bias
 
     @cached_property
     def weights(self) -> Tensor:
@@ -64,7 +62,7 @@ class Indexer:
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim
         pieces = (Stored(f"{self.source}.{of}", (n, self.hidden)) for of, n in sizes.items())
-        name = f"layers.{self.layer}.attn.index_weights"
+        name = self._named("index_weights")
         return kept_whole(name, *pieces, layer=self.layer, part=ModelPart.INDEXER)
 
     @cached_property
@@ -74,8 +72,7 @@ class Indexer:
             return None
         shape = self.pool.every, self.pool.dim
         stored = Stored(f"{self.source}.index_kpool_compress_ape", shape)
-        name = f"layers.{self.layer}.attn.index_pool_bias"
-        return vector(name, stored, layer=self.layer, neutral=0.0)
+        return vector(self._named("index_pool_bias"), stored, layer=self.layer, neutral=0.0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -102,7 +99,7 @@ class Indexer:
 
 
 @dataclass(frozen=True)
-class BlockIndexer:
+class BlockIndexer(StoredPart):
     """The indexer of MiniMax-M3: one head for each kv head chooses blocks of positions. Its projections lie with those
     of the attention.
 
@@ -131,9 +128,8 @@ class BlockIndexer:
         return self._norm("q"), self._norm("k")
 
     def _norm(self, of: str) -> Tensor:
-        source = f"{self.source}.index_{of}_norm.weight"
-        stored = Stored(source, (self.shape.dim,), plus=self.norm_plus)
-        return vector(f"layers.{self.layer}.attn.index_{of}_norm", stored, layer=self.layer)
+        piece = f"index_{of}_norm.weight", self.shape.dim
+        return self._vector(f"index_{of}_norm", piece, plus=self.norm_plus)
 
     def forward(self, b: Backend, q: Value, key: Value) -> None:
         """Chooses the blocks that this layer's attention attends to, by q [T, heads * dim] and key [T, dim],

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from ktcli.layers.gated_delta import STATE_LINE, projection
+from ktcli.layers.stored import LinearPart, conv_elements
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import DeltaShape
 from ktcli.ops.table.rowwise import GateKind, Reads
-from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
+from ktcli.ops.tensors import Role, Stored, Tensor
 from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class KimiDelta(Projections):
+class KimiDelta(LinearPart):
     """The gated delta rule with one decay for each channel, over q, k and v of short causal convolutions; its norm is
     gated by the sigmoid of a low-rank projection, and the decay is a low-rank projection, too.
 
@@ -29,6 +28,8 @@ class KimiDelta(Projections):
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.language_model.layers.2.self_attn".
     """
+
+    KIND = "delta"
 
     hidden: int
     shape: DeltaShape
@@ -50,46 +51,43 @@ class KimiDelta(Projections):
     @cached_property
     def qkvg(self) -> Tensor:
         """The weight that projects to q, k, v, and to the low-rank input of the norm's gate."""
-        named = dict(zip(("q_proj", "k_proj", "v_proj"), self.shape.columns, strict=True))
-        gate, rows = self._entering[0]
-        return self._matrix("qkvg", Role.DENSE, {**named, gate: rows}, self.hidden)
+        qkv = zip(("q_proj", "k_proj", "v_proj"), self.shape.columns, strict=True)
+        return self._matrix("qkvg", self.hidden, *qkv, self._entering[0])
 
     @cached_property
     def gates(self) -> Tensor:
         """The weight that projects to the learning rate, and to the low-rank input of the decay: kept in bf16, as
         its errors add up over the tokens."""
-        decay, rows = self._entering[1]
-        sizes = {"b_proj": self.shape.heads, decay: rows}
-        return self._matrix("gates", Role.KEPT, sizes, self.hidden)
+        pieces = ("b_proj", self.shape.heads), self._entering[1]
+        return self._matrix("gates", self.hidden, *pieces, role=Role.KEPT)
 
     @cached_property
     def decay(self) -> Tensor | None:
         """The second projection [decays, dk] of a low-rank decay; None: the first has full rank."""
         if self.direct:
             return None
-        return self._matrix("decay", Role.KEPT, {"f_b_proj": self.shape.decays}, self.shape.dk)
+        s = self.shape
+        return self._matrix("decay", s.dk, ("f_b_proj", s.decays), role=Role.KEPT)
 
     @cached_property
     def gate(self) -> Tensor | None:
         """The second projection [heads * dv, dk] of a low-rank gate of the norm; None: the first has full rank."""
         if self.direct:
             return None
-        return self._matrix("gate", Role.DENSE, {"g_b_proj": self.shape.columns[2]}, self.shape.dk)
+        return self._matrix("gate", self.shape.dk, ("g_b_proj", self.shape.columns[2]))
 
     @cached_property
     def o(self) -> Tensor:
         """The output projection [hidden, heads * dv], by any of its checkpoint names."""
-        ways = [
-            self._matrix("o", Role.DENSE, {name: self.hidden}, self.shape.columns[2])
-            for name in self.o_names
-        ]
+        columns = self.shape.columns[2]
+        ways = [self._matrix("o", columns, (name, self.hidden)) for name in self.o_names]
         return replace(ways[0], sources=tuple(pieces for way in ways for pieces in way.sources))
 
     @cached_property
     def convs(self) -> tuple[Tensor, ...]:
         """The weights of the convolutions of q, k and v."""
         return tuple(
-            self._vector(f"{of}_conv", f"{of}_conv1d.weight", (width, 1, self.conv_width))
+            self._taps(f"{of}_conv", f"{of}_conv1d", width, self.conv_width)
             for of, width in zip("qkv", self.shape.columns, strict=True)
         )
 
@@ -97,16 +95,16 @@ class KimiDelta(Projections):
     def learned(self) -> tuple[Tensor, Tensor]:
         """The vectors of the log of each head's decay rate, and of the bias of each channel's decay."""
         heads = self.shape.heads
-        plain, deep = (  # Kimi Linear's has the rank of what it multiplies
-            self._vector("log_rate", "A_log", shape) for shape in ((heads,), (1, 1, heads, 1))
-        )
-        rate = replace(plain, sources=(*plain.sources, *deep.sources))
-        return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,), neutral=0.0)
+        rate = self._vector("log_rate", ("A_log", heads))
+        # Kimi Linear's has the rank of what it multiplies.
+        deep = Stored(f"{self.source}.A_log", (1, 1, heads, 1))
+        bias = self._vector("rate_bias", ("dt_bias", self.shape.decays), neutral=0.0)
+        return replace(rate, sources=(*rate.sources, (deep,))), bias
 
     @cached_property
     def norm(self) -> Tensor:
         """The gain [dv] of the norm of each head's output."""
-        return self._vector("norm", "o_norm.weight", (self.shape.dv,))
+        return self._vector("norm", ("o_norm.weight", self.shape.dv))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -117,9 +115,7 @@ class KimiDelta(Projections):
     @property
     def _conv_elements(self) -> tuple[int, ...]:
         """The f32 elements of the states of the convolutions."""
-        return tuple(
-            ceil_to((self.conv_width - 1) * width, STATE_LINE) for width in self.shape.columns
-        )
+        return tuple(conv_elements(columns, self.conv_width) for columns in self.shape.columns)
 
     @property
     def state(self) -> LayerState:
@@ -146,15 +142,3 @@ class KimiDelta(Projections):
         out = b.norm(out, self.norm, self.eps, head_width=s.dv)
         gate = b.linear(gate, self.gate) if self.gate else gate
         return b.linear(b.gate(out, gate, GateKind.SIGMOID), self.o)
-
-    def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
-        """A matrix of projections that lie one below the other, {name: rows}."""
-        pieces = tuple(Stored(f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
-        return projection(f"layers.{self.layer}.delta.{name}", pieces, role, self.layer)
-
-    def _vector(
-        self, name: str, source: str, shape: tuple[int, ...], neutral: float = 1.0
-    ) -> Tensor:
-        piece = Stored(f"{self.source}.{source}", shape, transposed=len(shape) == 3)
-        name = f"layers.{self.layer}.delta.{name}"
-        return vector(name, piece, layer=self.layer, neutral=neutral)

@@ -7,18 +7,18 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import Indexer
+from ktcli.layers.stored import StoredPart, by_head
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
-from ktcli.ops.scratch import Scratch
-from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState
+from ktcli.ops.state import MLA_SPLIT_PAGES, LayerState, Scratch
 from ktcli.ops.table.attention import MlaShape
 from ktcli.ops.table.rowwise import Reads, Rope, Temper
-from ktcli.ops.tensors import Band, Role, Stored, Tensor, ceil_to, matrix, vector
+from ktcli.ops.tensors import Band, Role, Stored, Tensor, ceil_to
 from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentAttention(StoredPart):
     """Attention over a cached latent (MLA). Source: DeepSeek-V2 report, section 2.1.
 
     kv_b is split per head into W_UK and W_UV. Decode multiplies q by W_UK ("absorbed"), so that scores
@@ -54,11 +54,6 @@ class LatentAttention:
     temper: Temper | None = None
     layer: int = 0
     source: str = ""
-
-    @property
-    def _name(self) -> str:
-        """The prefix of the stored names."""
-        return f"layers.{self.layer}.attn"
 
     @property
     def _q_width(self) -> int:
@@ -129,13 +124,9 @@ class LatentAttention:
     def _gates_last(self, both: Stored, *others: Stored) -> tuple[Stored, ...]:
         """Returns the queries of all heads, the other pieces, then the gates of all heads, of a projection in which
         each head has its query and then its gates."""
-        query, gates = self._q_width // self.shape.heads, self._gate_width // self.shape.heads
-        starts = range(0, both.rows, query + gates)
-        return (
-            *(replace(both, first=at, count=query) for at in starts),
-            *others,
-            *(replace(both, first=at + query, count=gates) for at in starts),
-        )
+        each = self._q_width // self.shape.heads, self._gate_width // self.shape.heads
+        queries, gates = by_head(both, *each)
+        return (*queries, *others, *gates)
 
     @cached_property
     def index_q(self) -> Tensor | None:
@@ -162,7 +153,7 @@ class LatentAttention:
 
         def part(name: str, n: int, k: int, band: Band, transposed: bool, split: Stored) -> Tensor:
             piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, transposed)
-            where, sources = f"{self._name}.{name}", ((piece,), (split,))
+            where, sources = self._named(name), ((piece,), (split,))
             made = Tensor(where, n, k, Role.KEPT, sources, s.heads, part=ModelPart.LATENT)
             return replace(made, layer=self.layer)
 
@@ -187,15 +178,6 @@ class LatentAttention:
         if not self.bias:
             return None
         return self._vector("o_bias", (f"{self.o_name}.bias", self.hidden), neutral=0.0)
-
-    def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
-        stored = (Stored(f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces)
-        name = f"{self._name}.{name}"
-        return matrix(name, *stored, layer=self.layer, part=ModelPart.ATTENTION)
-
-    def _vector(self, name: str, *pieces: tuple[str, int], neutral: float = 1.0) -> Tensor:
-        stored = (Stored(f"{self.source}.{of}", (length,)) for of, length in pieces)
-        return vector(f"{self._name}.{name}", *stored, layer=self.layer, neutral=neutral)
 
     @property
     def follows(self) -> bool:

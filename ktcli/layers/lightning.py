@@ -3,16 +3,15 @@ M1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 
-from ktcli.layers.gated_delta import projection
+from ktcli.layers.stored import LinearPart, by_head
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import LightningShape
 from ktcli.ops.table.rowwise import GateKind
-from ktcli.ops.tensors import Role, Stored, Tensor, vector
+from ktcli.ops.tensors import Stored, Tensor
 from ktcli.records import dataclass
 
 _EPS = 1e-6  # of the norm, whatever the config says of the others
@@ -20,7 +19,7 @@ _LAST = 1e-5  # keeps the rates of the last layer above zero
 
 
 @dataclass(frozen=True)
-class LightningAttention(Projections):
+class LightningAttention(LinearPart):
     """A state of each head over silu of q, k and v, with a norm of all heads together and a gate on its columns.
 
     Sources: MiniMax-01, arXiv 2501.08313; transformers 5.23 (minimax).
@@ -30,6 +29,8 @@ class LightningAttention(Projections):
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.2.self_attn".
     """
+
+    KIND = "lightning"
 
     hidden: int
     heads: int
@@ -53,20 +54,19 @@ class LightningAttention(Projections):
     @cached_property
     def qkvg(self) -> Tensor:
         """The projection of the input to q, k, v and the gate, each for all heads."""
+        qkv = Stored(f"{self.source}.qkv_proj.weight", (3 * self._inner, self.hidden))
         gate = Stored(f"{self.source}.output_gate.weight", (self._inner, self.hidden))
-        return self._projection("qkvg", *self._by_head(), gate)
+        return self._projection("qkvg", *chain(*by_head(qkv, *3 * [self.head_dim])), gate)
 
     @cached_property
     def o(self) -> Tensor:
         """The output projection, [hidden, heads * head_dim]."""
-        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._inner))
-        return self._projection("o", stored)
+        return self._matrix("o", self._inner, ("out_proj", self.hidden))
 
     @cached_property
     def norm(self) -> Tensor:
         """The gain [heads * head_dim] of the norm of the result."""
-        stored = Stored(f"{self.source}.norm.weight", (self._inner,))
-        return vector(f"{self._name}.norm", stored, layer=self.layer)
+        return self._vector("norm", ("norm.weight", self._inner))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -86,19 +86,3 @@ class LightningAttention(Projections):
         mixed = b.lightning(q, k, v, self.shape, layer=self.layer, first=0)
         mixed = b.norm(mixed, self.norm, _EPS)
         return b.linear(b.gate(mixed, gate, GateKind.SIGMOID), self.o)
-
-    @property
-    def _name(self) -> str:
-        """The prefix of the stored names."""
-        return f"layers.{self.layer}.lightning"
-
-    def _by_head(self) -> Iterator[Stored]:
-        """The rows of q of all heads, then those of k and v, of a tensor that holds head by head."""
-        d, shape = self.head_dim, (3 * self._inner, self.hidden)
-        name = f"{self.source}.qkv_proj.weight"
-        for part in range(3):
-            for head in range(self.heads):
-                yield Stored(name, shape, first=(3 * head + part) * d, count=d)
-
-    def _projection(self, name: str, *pieces: Stored) -> Tensor:
-        return projection(f"{self._name}.{name}", pieces, Role.DENSE, self.layer)

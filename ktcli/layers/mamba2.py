@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from ktcli.layers.gated_delta import STATE_LINE, projection
+from ktcli.layers.stored import LinearPart, conv_elements
 from ktcli.ops.backend import Backend, Value
-from ktcli.ops.scratch import Projections
 from ktcli.ops.state import LayerState
 from ktcli.ops.table.recurrent import ScanShape
 from ktcli.ops.table.rowwise import GateKind, Reads
-from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
+from ktcli.ops.tensors import Role, Stored, Tensor
 from ktcli.records import dataclass
 
 
 @dataclass(frozen=True)
-class Mamba2(Projections):
+class Mamba2(LinearPart):
     """A state space model over x, b and c of a short causal convolution, with a norm of what is gated by z.
 
     Sources: arXiv 2405.21060; transformers 5.23 (nemotron_h, granitemoehybrid).
@@ -27,6 +26,8 @@ class Mamba2(Projections):
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "backbone.layers.2.mixer".
     """
+
+    KIND = "mamba"
 
     hidden: int
     shape: ScanShape
@@ -52,48 +53,46 @@ class Mamba2(Projections):
     def zxbc(self) -> Tensor:
         """The weight that projects to the norm's gate z, x, b and c."""
         count = self._inner + sum(self._mixed)
-        return self._projection("zxbc", Role.DENSE, first=0, count=count)
+        return self._projection("zxbc", self._entering(0, count))
 
     @cached_property
     def dt(self) -> Tensor:
         """The weight that projects to the time steps: kept in bf16, as its errors add up over the tokens."""
         first = self._inner + sum(self._mixed)
-        return self._projection("dt", Role.KEPT, first=first, count=self.shape.heads)
+        stored = self._entering(first, self.shape.heads)
+        return self._projection("dt", stored, role=Role.KEPT)
 
     @cached_property
     def o(self) -> Tensor:
         """The output projection, [hidden, heads * head_dim]."""
-        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._inner))
-        return projection(f"{self._name}.o", (stored,), Role.DENSE, self.layer)
+        return self._matrix("o", self._inner, ("out_proj", self.hidden))
 
     @cached_property
     def conv(self) -> Tensor:
         """The weight of the causal convolution of x, b and c: conv_width rows, the oldest first."""
-        shape = (sum(self._mixed), 1, self.conv_width)
-        stored = Stored(f"{self.source}.conv1d.weight", shape, transposed=True)
-        return vector(f"{self._name}.conv", stored, layer=self.layer)
+        return self._taps("conv", "conv1d", sum(self._mixed), self.conv_width)
 
     @cached_property
     def bias(self) -> Tensor | None:
         """The bias of the convolution; None: there is none."""
         if not self.conv_bias:
             return None
-        return self._vector("conv_bias", "conv1d.bias", sum(self._mixed), neutral=0.0)
+        return self._vector("conv_bias", ("conv1d.bias", sum(self._mixed)), neutral=0.0)
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor, Tensor]:
         """The vectors of the log of each head's rate, the bias of its time step, and the share of x that passes by."""
         heads = self.shape.heads
         return (
-            self._vector("log_rate", "A_log", heads),
-            self._vector("dt_bias", "dt_bias", heads, neutral=0.0),
-            self._vector("skip", "D", heads),
+            self._vector("log_rate", ("A_log", heads)),
+            self._vector("dt_bias", ("dt_bias", heads), neutral=0.0),
+            self._vector("skip", ("D", heads)),
         )
 
     @cached_property
     def norm(self) -> Tensor:
         """The gain [heads * head_dim] of the norm of the gated result."""
-        return self._vector("norm", "norm.weight", self._inner)
+        return self._vector("norm", ("norm.weight", self._inner))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -104,7 +103,7 @@ class Mamba2(Projections):
     @property
     def _conv_elements(self) -> int:
         """The f32 elements of the state of the convolution."""
-        return ceil_to((self.conv_width - 1) * sum(self._mixed), STATE_LINE)
+        return conv_elements(sum(self._mixed), self.conv_width)
 
     @property
     def state(self) -> LayerState:
@@ -128,18 +127,7 @@ class Mamba2(Projections):
         out = b.norm(out, self.norm, self.eps, head_width=run, own_gains=True)
         return b.linear(out, self.o)
 
-    @property
-    def _name(self) -> str:
-        """The prefix of the stored names."""
-        return f"layers.{self.layer}.mamba"
-
-    def _projection(self, name: str, role: Role, *, first: int, count: int) -> Tensor:
+    def _entering(self, first: int, count: int) -> Stored:
         """Rows of the one tensor that holds all projections of the input."""
-        rows = self._inner + sum(self._mixed) + self.shape.heads
-        source = f"{self.source}.in_proj.weight"
-        stored = Stored(source, (rows, self.hidden), first=first, count=count)
-        return projection(f"{self._name}.{name}", (stored,), role, self.layer)
-
-    def _vector(self, name: str, source: str, length: int, neutral: float = 1.0) -> Tensor:
-        stored = Stored(f"{self.source}.{source}", (length,))
-        return vector(f"{self._name}.{name}", stored, layer=self.layer, neutral=neutral)
+        shape = self._inner + sum(self._mixed) + self.shape.heads, self.hidden
+        return Stored(f"{self.source}.in_proj.weight", shape, first=first, count=count)

@@ -13,7 +13,7 @@ from ktcli.layers.names import USUAL_MLP, MlpNames, Pieces
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import LayerPart, ModelPart
-from ktcli.ops.scratch import Projections
+from ktcli.ops.state import Projections
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, vector
 from ktcli.records import dataclass

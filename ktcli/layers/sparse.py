@@ -14,7 +14,7 @@ from ktcli.layers.names import USUAL_SPARSE, Pieces, SparseNames, StoredExperts
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
-from ktcli.ops.scratch import Scratch
+from ktcli.ops.state import Scratch
 from ktcli.ops.table.experts import Routing
 from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
@@ -83,18 +83,21 @@ class SparseMlp:
         if not self.correction:
             return None
         sources = self.names.router.correction.of(self._stored)
-        return replace(self._router_bias("router_bias", sources[0]), sources=sources)
+        name = f"{self.name}.router_bias"
+        made = vector(name, *sources[0], layer=self.layer, neutral=0.0)
+        return replace(made, sources=sources)
 
     @cached_property
     def router_bias(self) -> Tensor | None:
         """The bias [experts] of the router's logits; None: there is none."""
         if not self.biases:
             return None
-        stored = Stored(f"{self.source}.{self.names.router.bias}", (self.routing.experts,))
-        return self._router_bias("router_logit_bias", (stored,))
+        made = self._vector("router_logit_bias", self.names.router.bias, self.routing.experts)
+        return replace(made, neutral=0.0)
 
-    def _router_bias(self, name: str, pieces: Pieces) -> Tensor:
-        return vector(f"{self.name}.{name}", *pieces, layer=self.layer, neutral=0.0)
+    def _vector(self, name: str, of: str, *shape: int, below: int = 0) -> Tensor:
+        stored = Stored(f"{self.source}.{of}", shape)
+        return vector(f"{self.name}.{name}", stored, layer=self.layer, below=below)
 
     @cached_property
     def table(self) -> Tensor | None:
@@ -102,18 +105,15 @@ class SparseMlp:
         None: the router chooses them."""
         if not self.by_id:
             return None
-        name = f"{self.source}.{self.names.router.table}"
-        stored = Stored(name, (self.by_id, self.routing.top_k))
-        name, below = f"{self.name}.router_table", self.routing.experts
-        return vector(name, stored, layer=self.layer, below=below)
+        shape, below = (self.by_id, self.routing.top_k), self.routing.experts
+        return self._vector("router_table", self.names.router.table, *shape, below=below)
 
     @cached_property
     def factors(self) -> Tensor | None:
         """The factors [experts] of the weights of chosen experts; None: there are none."""
         if self.branch_eps is None:
             return None
-        stored = Stored(f"{self.source}.{self.names.router.factors}", (self.routing.experts,))
-        return vector(f"{self.name}.router_factors", stored, layer=self.layer)
+        return self._vector("router_factors", self.names.router.factors, self.routing.experts)
 
     @cached_property
     def norms(self) -> tuple[Tensor, ...]:
@@ -127,14 +127,7 @@ class SparseMlp:
             **dict(zip(("experts_norm", "experts_norm_after"), names.experts, strict=True)),
             **dict(zip(("shared_norm", "shared_norm_after"), names.shared, strict=True)),
         }
-        return tuple(
-            vector(
-                f"{self.name}.{own}",
-                Stored(f"{self.source}.{name}", (self.hidden,)),
-                layer=self.layer,
-            )
-            for own, name in every.items()
-        )
+        return tuple(self._vector(own, name, self.hidden) for own, name in every.items())
 
     @property
     def _stored(self) -> StoredExperts:

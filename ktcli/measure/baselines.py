@@ -20,7 +20,7 @@ from ktcli.engine.device.decode import DecodeSteps
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Depths, HostExperts, LayerWeights
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.device.runners import Resident, TimedRunner, apply
+from ktcli.engine.device.runners import Resident, TimedRunner
 from ktcli.engine.device.slabs import Slab
 from ktcli.engine.device.stream import Stream
 from ktcli.errors import UsageError
@@ -177,7 +177,8 @@ class OnDemand(TimedRunner):
         slots = slab.slots(self.mask.shape[1]).to(self.stream.device)
         self.stream.synchronize()
         copied = time.perf_counter()
-        parts = [apply(self.resident.kernels, s, x, ids, gate) for s in slab.stacks(memory, slots)]
+        kernels = self.resident.kernels
+        parts = [kernels.experts(x, ids, gate, each) for each in slab.stacks(memory, slots)]
         total = torch.stack(parts).sum(0)
         self.stream.synchronize()
         self.phases.copy_s += copied - started

@@ -18,18 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.forms import expanded_spans, how_to_read
-from ktcli.engine.kvcache import PageLayout
+from ktcli.engine.kvcache import PageLayout, StateLayout
 from ktcli.engine.loader import load_tensors
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.states import StateLayout
 from ktcli.errors import KtError
 from ktcli.measure.encoded import EncodedSource
 from ktcli.measure.stage_files import StageFiles
 from ktcli.models import Model
 from ktcli.native import Batch, Pool, Program, Run
-from ktcli.ops.layout import layout_of
 from ktcli.ops.native import Apart, Assembled, Places, assemble
-from ktcli.ops.operation import Operation
+from ktcli.ops.operation import Operation, layout_of
 from ktcli.ops.part import ModelPart
 from ktcli.ops.passes import reuse_buffers
 from ktcli.ops.recording import Recorder, Recording

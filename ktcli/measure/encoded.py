@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.loader import Shares
 from ktcli.native import Arena, Pool, Weight
 from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Tensor
-from ktcli.planner.slices import Slice
 from ktcli.weights.encode import Encoder
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Reader
@@ -46,13 +44,6 @@ class EncodedSource:
         """
         self._encoder.encode_into(tensor, memory[offset:])
 
-    def place(
-        self,
-        tensor: Tensor,
-        whole: Weight,
-        slices: Sequence[Slice],
-        targets: Sequence[Weight],
-        offset: int = 0,
-    ) -> None:
+    def place(self, tensor: Tensor, whole: Weight, shares: Shares, offset: int = 0) -> None:
         """Is never called: one node has no slices."""
         raise AssertionError(tensor.name)

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.compressed import CompressedAttention
-from ktcli.layers.compressor import Compressor, WindowIndexer
+from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
 from ktcli.layers.names import (
     NUMBERED_EXPERTS,
     CorrectionNames,

@@ -18,8 +18,7 @@ from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.passes import reuse_buffers
 from ktcli.ops.recording import Buffer, record
-from ktcli.ops.scratch import Scratch
-from ktcli.ops.state import LayerState
+from ktcli.ops.state import LayerState, Scratch
 from ktcli.ops.tensors import Tensor, counted
 from ktcli.records import dataclass
 

@@ -5,19 +5,16 @@ result codes into errors. Declarations come from `native/include/kt.h` (compiled
 Handles free themselves when the last reference goes.
 """
 
-from ktcli.native.batch import Batch, Run
 from ktcli.native.factors import pack_a, pack_b
 from ktcli.native.library import (
     BLOCK_COLUMNS,
     PAGE_TOKENS,
     PANEL_ROWS,
-    AmxInfo,
     Arena,
     Ceiling,
     Codes,
     DType,
     Format,
-    IsaRow,
     Scale,
     Weight,
     amx_info,
@@ -28,7 +25,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Glu, Update, View
+from ktcli.native.operands import GELU_TANH, SILU, SQUARED_RELU, Batch, Glu, Run, Update, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
@@ -39,7 +36,6 @@ __all__ = [
     "PANEL_ROWS",
     "SILU",
     "SQUARED_RELU",
-    "AmxInfo",
     "Arena",
     "Axis",
     "BadNumber",
@@ -51,7 +47,6 @@ __all__ = [
     "Format",
     "Gathered",
     "Glu",
-    "IsaRow",
     "Numbers",
     "Offload",
     "PackError",

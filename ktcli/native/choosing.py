@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import NativeError
-from ktcli.native.library import BLOCK_COLUMNS, ERROR_BYTES, library
+from ktcli.native.library import BLOCK_COLUMNS, created, library
 from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
@@ -67,10 +67,7 @@ class Chooser:
 
     def __init__(self, pool: Pool, vocab: int) -> None:
         self._ffi, self._lib = library()
-        error = self._ffi.new(f"char[{ERROR_BYTES}]")
-        handle = self._lib.kt_sampler_create(pool.handle, vocab, error, ERROR_BYTES)
-        if handle == self._ffi.NULL:
-            raise NativeError(self._ffi.string(error).decode())
+        handle = created(self._lib.kt_sampler_create, pool.handle, vocab)
         self._handle = self._ffi.gc(handle, self._lib.kt_sampler_free)
         self._pool, self._vocab = pool, vocab  # the pool has to outlive the handle
         self._blocks = -(-vocab // BLOCK_COLUMNS)

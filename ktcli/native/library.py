@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from enum import IntEnum
 from functools import cache
@@ -19,7 +20,7 @@ PAGE_TOKENS = 64
 BLOCK_COLUMNS = 64  # logits that are summed up together
 PANEL_ROWS = 16
 ROTATION_UNIT = 64  # columns of the smallest block that a format rotates
-ERROR_BYTES = 400
+_ERROR_BYTES = 400
 BYTE_BITS = 8
 
 
@@ -278,6 +279,22 @@ def cut_columns(fmt: Format) -> int:
     return int(library()[1].kt_cut_columns(c_format(fmt)))
 
 
+def created(
+    make: Callable[..., Any], *arguments: Any, fails: Callable[[str], Exception] = NativeError
+) -> Any:
+    """Returns the handle that a function kt_x_create makes.
+
+    Args:
+        fails: makes the error to raise of the sentence with which the function refuses.
+    """
+    ffi, _ = library()
+    error = ffi.new(f"char[{_ERROR_BYTES}]")
+    handle = make(*arguments, error, _ERROR_BYTES)
+    if handle == ffi.NULL:
+        raise fails(ffi.string(error).decode())
+    return handle
+
+
 class Arena:
     """Zeroed memory, on huge pages where the system has them.
 
@@ -290,16 +307,17 @@ class Arena:
 
     def __init__(self, size_bytes: int, *, memory: int = 0) -> None:
         ffi, lib = library()
-        error = ffi.new(f"char[{ERROR_BYTES}]")
-        handle = lib.kt_arena_create(max(size_bytes, 64), memory, error, ERROR_BYTES)
-        if handle == ffi.NULL:
+
+        def refused(reason: str) -> NoMemoryLeft:
             said = f"the system does not provide {gib(size_bytes)} for weights and buffers"
-            raise NoMemoryLeft(said, hint=ffi.string(error).decode())
+            return NoMemoryLeft(said, hint=reason)
+
+        handle = created(lib.kt_arena_create, max(size_bytes, 64), memory, fails=refused)
         self._handle = ffi.gc(handle, lib.kt_arena_free, size_bytes)
         self.address = int(ffi.cast("uintptr_t", lib.kt_arena_data(handle)))
         self.size_bytes = size_bytes
-        refused = lib.kt_arena_refused(handle)
-        self.refused = os.strerror(refused) if refused else ""
+        unbound = lib.kt_arena_refused(handle)
+        self.refused = os.strerror(unbound) if unbound else ""
         # The array, and every view of it, keeps the memory alive.
         pointer = ffi.gc(lib.kt_arena_data(handle), lambda _, handle=self._handle: None)
         buffer = ffi.buffer(pointer, max(size_bytes, 64))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.errors import KtError, NativeError
-from ktcli.native.library import ERROR_BYTES, library, require
+from ktcli.errors import KtError
+from ktcli.native.library import created, library, require
 from ktcli.native.program import Program
 from ktcli.records import dataclass
 
@@ -77,10 +77,7 @@ class Offload:
         options = ffi.new(
             "kt_offload_options *", (self.layers, *parts, timeout_ms, spin_us, address)
         )
-        error = ffi.new(f"char[{ERROR_BYTES}]")
-        handle = lib.kt_offload_create(program.handle, options, error, ERROR_BYTES)
-        if handle == ffi.NULL:
-            raise NativeError(ffi.string(error).decode())
+        handle = created(lib.kt_offload_create, program.handle, options)
         # The thread uses both until it is joined, so they must not be freed before the handle.
         kept = (program.handle, program.pool, flags, address)
         self._handle = ffi.gc(handle, lambda pointer, kept=kept: lib.kt_offload_free(pointer))

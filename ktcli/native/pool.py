@@ -15,7 +15,6 @@ from ktcli import config
 from ktcli.errors import BadCheckpoint, KtError, NativeError, NoMemoryLeft
 from ktcli.native.library import (
     BLOCK_COLUMNS,
-    ERROR_BYTES,
     Arena,
     Ceiling,
     DType,
@@ -23,6 +22,7 @@ from ktcli.native.library import (
     Weight,
     c_format,
     c_weights,
+    created,
     library,
     packed_bytes,
     require,
@@ -115,10 +115,7 @@ class Pool:
         shape = (name, threads, pins, spin_us, len(self.node_threads), *nodes)
         options = ffi.new("kt_pool_options *", shape)
         options.tile_min = tile_min or (0, 0, 0)
-        error = ffi.new(f"char[{ERROR_BYTES}]")
-        handle = lib.kt_pool_create(options, error, ERROR_BYTES)
-        if handle == ffi.NULL:
-            raise _not_made(ffi.string(error).decode())
+        handle = created(lib.kt_pool_create, options, fails=_not_made)
         self._ffi, self._lib = ffi, lib
         self.handle = ffi.gc(handle, lib.kt_pool_free)
         self.isa: str = ffi.string(lib.kt_pool_isa(handle)).decode()
@@ -245,22 +242,21 @@ class Pool:
         offset: int,
         whole: Weight,
         axis: Axis,
-        cuts: Sequence[range],
-        slices: Sequence[Weight],
+        shares: Sequence[tuple[range, Weight]],
     ) -> None:
         """Fills the nodes' slices of a packed weight from an open file; see kt_place.
 
         Args:
             whole: the whole weight, of which only the shape counts.
-            cuts: the rows or columns of each node, which follow one another; may be empty.
-            slices: these rows or columns as weights of their own.
+            shares: the rows or columns of each node, which follow one another and may be empty, and these as a weight
+                of their own.
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
         """
         nodes = len(self.node_threads)
-        require(len(cuts) == len(slices) == nodes, "there is not one slice for each node")
-        cast, pairs = self._ffi.cast, zip(cuts, slices, strict=True)
-        rows = [(of.start, of.stop, cast("void *", weight.address)) for of, weight in pairs]
+        require(len(shares) == nodes, "there is not one slice for each node")
+        cast = self._ffi.cast
+        rows = [(of.start, of.stop, cast("void *", weight.address)) for of, weight in shares]
         given = self._ffi.new("kt_slice[]", rows)
         weight = c_weights(whole)
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))

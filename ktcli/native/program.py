@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import KtError, NativeError, NoMemoryLeft
-from ktcli.native.batch import Batch, Run
-from ktcli.native.library import ERROR_BYTES, Arena, library, require
-from ktcli.native.operands import Update, View
+from ktcli.native.library import Arena, created, library, require
+from ktcli.native.operands import Batch, Run, Update, View
 from ktcli.native.packing import packing
 from ktcli.native.pool import Pool
 
@@ -76,10 +75,7 @@ class Program:
         self.cache = cache or ("f32" if exact else CACHES[0])
         number = CACHES.index(self.cache)
         options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, number, by_row))
-        error = ffi.new(f"char[{ERROR_BYTES}]")
-        handle = lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
-        if handle == ffi.NULL:
-            raise NativeError(ffi.string(error).decode())
+        handle = created(lib.kt_program_create, pool.handle, options)
         self.handle, self.pool = ffi.gc(handle, lib.kt_program_free), pool
         self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
         self.labels: list[str] = []
@@ -181,11 +177,10 @@ class Program:
         Raises:
             NativeError: there is no such product, or an update does not fit it.
         """
+        product = adapter, operation, part
         made = self._ffi.new("kt_update[]", [each.packed(self._ffi) for each in updates])
-        self._check(
-            self._lib.kt_program_adapt(self.handle, adapter, operation, part, made, len(updates))
-        )
-        self._updates[adapter, operation, part] = tuple(updates)
+        self._check(self._lib.kt_program_adapt(self.handle, *product, made, len(updates)))
+        self._updates[product] = tuple(updates)
 
     def gradients(
         self, adapter: int, operation: int, part: int, gradients: Sequence[Gradient]
@@ -200,26 +195,19 @@ class Program:
         Raises:
             NativeError: there is no such product, it has another number of updates, or an array is not one of its.
         """
+        product = adapter, operation, part
         made = self._ffi.new("kt_gradient[]", len(gradients))
         for each, both in zip(made, gradients, strict=True):
             for array in both:
                 require(array.dtype == np.float32, f"gradients of {array.dtype}")
                 require(array.flags.c_contiguous, "array is not contiguous")
             each.a, each.b = (self._ffi.from_buffer("float[]", x, True) for x in both)
-        for update, both in zip(
-            self._updates.get((adapter, operation, part), ()), gradients, strict=False
-        ):
+        for update, both in zip(self._updates.get(product, ()), gradients, strict=False):
             for array, factor in zip(both, (update.a, update.b), strict=True):
-                require(
-                    array.shape == factor.shape,
-                    f"gradients {array.shape} of {factor.shape} factors",
-                )
-        self._check(
-            self._lib.kt_program_gradients(
-                self.handle, adapter, operation, part, made, len(gradients)
-            )
-        )
-        self._gradients[adapter, operation, part] = tuple(gradients)
+                said = f"gradients {array.shape} of {factor.shape} factors"
+                require(array.shape == factor.shape, said)
+        self._check(self._lib.kt_program_gradients(self.handle, *product, made, len(gradients)))
+        self._gradients[product] = tuple(gradients)
 
     def adapt_gain(self, adapter: int, operation: int, gain: NDArray[np.float32] | None) -> None:
         """Sets the gain of one norm by an adapter, from the next step on; None: the norm's own.

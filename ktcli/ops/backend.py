@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec
 from ktcli.ops.operation import Operation
 from ktcli.ops.part import LayerPart
 from ktcli.ops.table.attention import Choose, Gqa, Mla, Mqa
-from ktcli.ops.table.experts import Carry, Experts, Route, SplitRouting
+from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.recurrent import Conv, Delta, Lightning, Pooling, Scan
 from ktcli.ops.table.rowwise import (
     Add,
@@ -30,7 +30,6 @@ from ktcli.ops.table.rowwise import (
     Rotate,
     ScaleRows,
     Select,
-    Summary,
     Swiglu,
     TemperRows,
 )
@@ -118,13 +117,3 @@ class Backend(ABC):
 
     def begin_layer(self, layer: int | None) -> None:  # noqa: B027 (most backends need not know)
         """Sets the decoder layer that the following operations belong to; None: to no layer."""
-
-
-# The rows that a forward uses, and those that only passes over a recorded program make.
-FORWARD: tuple[type[Operation], ...] = tuple(
-    each.row
-    for each in vars(Backend).values()
-    if isinstance(each, Call) and isinstance(each.row, type)
-)
-MADE_BY_PASSES: tuple[type[Operation], ...] = (SplitRouting, Carry, Summary)
-TABLE = FORWARD + MADE_BY_PASSES

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from ktcli.native import View
-from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import layout_of
 from ktcli.ops.recording import Number, Record, Recording
 from ktcli.ops.tensors import Tensor
 from ktcli.records import dataclass

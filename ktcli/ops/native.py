@@ -15,15 +15,13 @@ from numpy.typing import NDArray
 
 from ktcli.native import PAGE_TOKENS, Program, View, Weight
 from ktcli.ops.kvformat import FORMATS
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import FieldKind, Operation
-from ktcli.ops.part import RowOf
+from ktcli.ops.operation import FieldKind, Operation, layout_of
+from ktcli.ops.part import ModelPart, RowOf
 from ktcli.ops.recording import Number, Record, Recording
-from ktcli.ops.rows import record_rows
 from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.rowwise import LayerNorm, Linear, Norm
-from ktcli.ops.tensors import Tensor
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.records import dataclass
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
@@ -195,3 +193,33 @@ def _memory(tensor: Tensor, kind: FieldKind, places: Places) -> Loaded:
         return found
     assert isinstance(found, np.ndarray) and found.size == tensor.elements, tensor.name
     return found.astype(np.int32) if kind is FieldKind.IDS else found
+
+
+def record_rows(recording: Recording, rows: RowOf) -> list[str | None]:
+    """Returns the row of kernels of each record; None: the pool's.
+
+    An operation belongs to the part of the matrix that it reads; a norm to the norms, attention to the cache that it
+    reads. All others, which read no tensor of a part, follow the operation before them in their layer.
+    """
+    found: list[str | None] = []
+    part: ModelPart | None = None
+    layer: int | None = None
+    for record in recording.records:
+        if record.layer != layer:
+            part, layer = None, record.layer
+        part = _own_part(record) or part
+        found.append(None if part is None else rows.get((layer, part)))
+    return found
+
+
+def _own_part(record: Record) -> ModelPart | None:
+    """The part that a record names itself."""
+    operation = record.operation
+    layout = layout_of(type(operation))
+    tensors = [each for name in layout.weights if (each := getattr(operation, name)) is not None]
+    matrix = next((each for each in tensors if each.role is not Role.VECTOR), None)
+    if matrix is not None:
+        return ModelPart(matrix.part)
+    if isinstance(operation, Norm | LayerNorm):
+        return ModelPart.VECTORS if tensors else None
+    return ModelPart.CACHE if layout.pages else None

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from ktcli.native import View
 from ktcli.ops.backend import Backend, Call, Value
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import WEIGHTS, FieldKind, Operation
+from ktcli.ops.operation import WEIGHTS, FieldKind, Operation, layout_of
 from ktcli.ops.table.rowwise import Linear, Summary
 from ktcli.ops.tensors import Tensor
 from ktcli.records import dataclass

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.operation import FieldKind, Operation, layout_of
 from ktcli.ops.table.attention import Mla
 from ktcli.ops.table.experts import Route
 from ktcli.ops.table.rowwise import Reads

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ktcli.engine.cpu import CpuEngine, Outputs
+from ktcli.engine.cpu import CpuEngine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.stream import HostStream
 from ktcli.native import Team, View
@@ -86,7 +86,7 @@ class NoWeights:
 class StandInCpu(CpuEngine):
     """The engine on the CPU, which reserves everything and records nothing."""
 
-    def _record(self) -> tuple[Any, Outputs, tuple[int, ...], None]:
+    def _record(self) -> tuple[Any, tuple[View, ...], tuple[int, ...], None]:
         view = View(0, 0, self.spec.vocab)
         program = SimpleNamespace(
             rows=lambda view, n: np.zeros((n, 1)),
@@ -95,7 +95,7 @@ class StandInCpu(CpuEngine):
             max_outputs=1,
             max_tokens=1,
         )
-        return program, Outputs(view, view, view, view), (), None
+        return program, (view,) * 4, (), None
 
 
 class StandInStream(HostStream):
@@ -120,7 +120,7 @@ class StandInDevice(DeviceEngine):
     @property
     def host_weights_bytes(self) -> int:
         """Of the experts in main memory, and of their biases."""
-        return self._host_bytes
+        return self.weights_bytes - self._on_device.size_bytes
 
     @property
     def cache_bytes(self) -> int:

@@ -19,7 +19,7 @@ from ktcli.engine.pagetable import pages_for
 from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Batch, Pool
-from ktcli.native.batch import Run
+from ktcli.native.operands import Run
 from ktcli.planner.cost import PieceTimes
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer

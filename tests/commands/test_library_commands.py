@@ -374,9 +374,10 @@ def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to run tiles."""
     from ktcli import native
     from ktcli.measure import tiles
+    from ktcli.native import library
 
-    info = native.AmxInfo(True, True, True, True, True, 0, emulated=False)
-    rows = (native.IsaRow("amx", True, ""), native.IsaRow("portable", True, ""))
+    info = library.AmxInfo(True, True, True, True, True, 0, emulated=False)
+    rows = (library.IsaRow("amx", True, ""), library.IsaRow("portable", True, ""))
     monkeypatch.setattr(native, "isa_rows", lambda: rows)
     monkeypatch.setattr(native, "amx_info", lambda: info)
     monkeypatch.setattr(tiles, "measure", lambda *_: tiles.TileMin(4, 6, 3))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optable import TABLE
 
 from ktcli.main import main
-from ktcli.ops.backend import TABLE
 from ktcli.store import catalog
 
 Capture = pytest.CaptureFixture[str]

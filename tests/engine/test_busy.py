@@ -14,7 +14,7 @@ from ktcli.engine.logits import Logits
 from ktcli.engine.request import Answer, Finished, GenerationRequest, Token
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.native import Pool
-from ktcli.native.batch import Run
+from ktcli.native.operands import Run
 from ktcli.sampling import SamplingSettings
 from tests.engine.toy import STOP, VOCAB, ToyEngine
 

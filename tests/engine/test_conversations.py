@@ -17,7 +17,7 @@ from ktcli.engine.pages import PoolFull
 from ktcli.engine.request import Answer, Finished, GenerationRequest
 from ktcli.engine.scheduler import Scheduler
 from ktcli.engine.sequence import Sequence
-from ktcli.native.batch import Run
+from ktcli.native.operands import Run
 from ktcli.sampling import SamplingSettings
 from tests.engine.toy import ToyEngine
 

@@ -7,8 +7,8 @@ import pytest
 from engine.toy import STOP, VOCAB, ToyEngine
 
 from ktcli.engine import GenerationRequest, Scheduler
+from ktcli.engine.constraint import ForcedIds, Forcing
 from ktcli.engine.drafting import DraftOptions
-from ktcli.engine.forcing import ForcedIds, Forcing
 from ktcli.engine.request import Answer, Finish
 from ktcli.sampling import SamplingSettings
 

@@ -21,7 +21,7 @@ from ktcli.assembly import kvshared
 from ktcli.assembly.kvpages import stored_pages
 from ktcli.assembly.kvplaces import MooncakePlace
 from ktcli.engine import CpuEngine
-from ktcli.engine.readingworth import ReadingWorth
+from ktcli.engine.restoring import ReadingWorth
 from ktcli.store import engines
 from ktcli.store.engines import InstalledEngine
 from ktcli.store.mooncake import client

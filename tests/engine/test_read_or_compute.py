@@ -105,7 +105,9 @@ class Server:
         self._n += 1
         ids = np.random.default_rng(self._n).integers(0, 99, length).astype(np.int32)
         began = self._clock.now
-        came = sum(self._tier.bring(Content(ids, None, b"root"), 0).values())
+        came = sum(
+            self._tier.bring(Content(ids, np.zeros(ids.size, np.uint8), b"root"), 0).values()
+        )
         self._clock.now += (length - came) / self._tok_s
         return (self._clock.now - began) * self._tok_s / length, came
 

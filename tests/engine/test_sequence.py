@@ -23,7 +23,7 @@ from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.statepool import StatePool
 from ktcli.errors import ContextFull, DeviceError
-from ktcli.native.batch import Run
+from ktcli.native.operands import Run
 
 PAGE = 64
 CONTEXT = 600

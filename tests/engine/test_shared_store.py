@@ -17,8 +17,8 @@ from ktcli.assembly.kvpages import stored_pages, watched_pages
 from ktcli.assembly.kvplaces import SharedStore
 from ktcli.assembly.listener import Listener
 from ktcli.engine import CpuEngine, GenerationRequest, Scheduler
-from ktcli.engine.readingworth import ReadingWorth
 from ktcli.engine.request import Stats
+from ktcli.engine.restoring import ReadingWorth
 from ktcli.native import Batch
 from ktcli.sampling import SamplingSettings
 from ktcli.server.kvevents.blockhash import block_hash, root_hash

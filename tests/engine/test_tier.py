@@ -17,7 +17,7 @@ from ktcli.assembly.kvpages import store_below, stored_pages
 from ktcli.engine import CpuEngine
 from ktcli.engine.forms import how_to_read
 from ktcli.engine.pagetable import pages_for
-from ktcli.engine.readingworth import ReadingWorth
+from ktcli.engine.restoring import ReadingWorth
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.tier import Tier
 from ktcli.native import Batch

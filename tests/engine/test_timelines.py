@@ -9,7 +9,7 @@ import pytest
 
 from ktcli.engine.pages import PagePool, PoolFull
 from ktcli.engine.pagetable import WindowPages
-from ktcli.engine.states import before_tail
+from ktcli.engine.statepool import before_tail
 from ktcli.planner.memory import MOST_DRAFTED
 from tests.engine.test_sequence import PAGE, Machine, fed
 
@@ -39,7 +39,7 @@ def test_only_the_end_of_a_prompts_chunk_is_worth_a_snapshot(
     run = sequence.extend(np.full(20, 1, np.int32), first_output=first_output)
     machine.run(run, ())
     sequence.commit(run, prompt=prompt)
-    assert machine.pools.states is not None and machine.pools.states.snapshots == kept
+    assert machine.pools.states is not None and len(machine.pools.states.places()) == kept
 
 
 def test_going_back_reaches_the_last_state_that_is_kept_of_whatever_kind() -> None:

@@ -18,7 +18,7 @@ from ktcli.engine.pages import PagePool
 from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence as Timeline
 from ktcli.native import PAGE_TOKENS, Pool
-from ktcli.native.batch import Batch, Run
+from ktcli.native.operands import Batch, Run
 from ktcli.planner.cost import PieceTimes
 
 VOCAB = 67

@@ -28,7 +28,8 @@ from ktcli.measure.tiles import (
     start_team,
     tile_min,
 )
-from ktcli.native import AmxInfo, Batch, IsaRow, Program
+from ktcli.native import Batch, Program
+from ktcli.native.library import AmxInfo, IsaRow
 
 CPU = Cpu("Some Xeon", (), (), 1, 2, 2, (0, 1))
 FOUND = TileMin(4, 6, 3)

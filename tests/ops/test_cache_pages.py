@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kvoracle import decode, encode
 from numpy.typing import NDArray
 
 from ktcli.errors import NativeError
 from ktcli.native import Arena, Batch, Format, Pool, Program, Run, Weight, isa_rows, packed_bytes
-from ktcli.ops.kvformat import FP8, decode, encode
+from ktcli.ops.kvformat import FP8
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.weights.formats import FORMATS
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kvoracle import decode, encode
 
-from ktcli.ops.kvformat import BF16, F32_CACHE, FORMATS, FP8, MOST, decode, encode
+from ktcli.ops.kvformat import BF16, F32_CACHE, FORMATS, FP8, MOST
 
 CASES = {
     "normal": lambda draw: draw.standard_normal((200, 48)),

@@ -14,7 +14,7 @@ from reference import CASES, Case, case_named
 
 from ktcli.models import Model, build
 from ktcli.native import View
-from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import layout_of
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import Number, Record, Recording, record
 from ktcli.ops.table.experts import Carry, Experts, SplitRouting

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from optable import TABLE
 
 from ktcli.native import Glu
 from ktcli.native.library import library
-from ktcli.ops.backend import TABLE
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.operation import FieldKind, Operation, layout_of
 from ktcli.ops.part import ModelPart
 from ktcli.ops.recording import Recorder
 from ktcli.ops.table.attention import GqaShape

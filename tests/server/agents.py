@@ -26,7 +26,7 @@ from chat.fake_engine import VOCAB, FakeEngine
 from server.running import Running, running, scripted
 
 from ktcli.engine.logits import Logits
-from ktcli.native.batch import Run
+from ktcli.native.operands import Run
 from ktcli.planner.cost import PieceTimes
 from ktcli.server.http import guard
 

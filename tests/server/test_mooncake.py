@@ -27,7 +27,7 @@ from server.wheels import wheels_of
 from store.page_labels import SPACE, conversation, data_of, put, read
 from store.test_network_folder import require_namespaces
 
-from ktcli.engine.readingworth import ReadingWorth
+from ktcli.engine.restoring import ReadingWorth
 from ktcli.main import main
 from ktcli.store import engines
 from ktcli.store.mooncake.address import MooncakeAddress

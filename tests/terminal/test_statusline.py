@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from chat.fake_engine import backend
+from optable import FORWARD, MADE_BY_PASSES
 
 from ktcli.chat.chat import Chat
 from ktcli.chat.worktimes import GROUPS, Lap, time_lines
 from ktcli.engine.request import Stats
 from ktcli.errors import ContextFull
-from ktcli.ops.backend import FORWARD, MADE_BY_PASSES
 from ktcli.terminal.statusline import nearly_full, status_line, time_left
 
 STATS = Stats(prompt_tokens=1100, reused_tokens=1000, prompt_s=2.04, tokens=214, eval_s=17.4)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ktcli.engine.adapters import ProgramUpdates
 from ktcli.engine.device.experts import HostExperts
 from ktcli.engine.device.segments import Segment, running
 from ktcli.engine.device.stream import Stream
@@ -145,22 +146,22 @@ class DeviceUpdates:
         values = [each.packed(adapter) for each in self._buffers]
         self._there[number] = _Attached(adapter, values)
         self._forget_use(number)
-        if self._host is not None and self._host.updates is not None:
-            self._host.updates.set(number, adapter)
+        if self._on_host is not None:
+            self._on_host.set(number, adapter)
 
     def forget(self, number: int, adapter: PackedAdapter) -> None:
         """Drops what `set` was given; not while a step runs."""
         self._there.pop(number, None)
         self._forget_use(number)
-        if self._host is not None and self._host.updates is not None:
-            self._host.updates.forget(number, adapter)
+        if self._on_host is not None:
+            self._on_host.forget(number, adapter)
 
     def accompany(self, host: HostExperts | None) -> None:
         """Gives experts in main memory, which are new, the updates of all adapters; None: there are none."""
         self._host, self._in_use = host, None
-        if host is not None and host.updates is not None:
+        if self._on_host is not None:
             for number, each in self._there.items():
-                host.updates.set(number, each.adapter)
+                self._on_host.set(number, each.adapter)
 
     def use(self, number: int) -> None:
         """Gives the rows of the steps from now on the updates of adapter `number`; 0: of none."""
@@ -177,6 +178,11 @@ class DeviceUpdates:
         if self._host is not None and self._host.updates is not None:
             self._host.use_adapter(number)
         self._in_use = number
+
+    @property
+    def _on_host(self) -> ProgramUpdates | None:
+        """The updates of experts in main memory; None: there is no room for any."""
+        return None if self._host is None else self._host.updates
 
     def _forget_use(self, number: int) -> None:
         """Lets the next step copy values anew, if this adapter's are in the buffers."""

@@ -20,7 +20,7 @@ from ktcli.engine.statepool import StatePool
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.kvformat import BF16, CacheFormat
-from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import layout_of
 from ktcli.ops.recording import Recording
 from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to

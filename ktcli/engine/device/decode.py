@@ -25,8 +25,7 @@ from ktcli.engine.device.stream import Stream, device_errors, one_step
 from ktcli.engine.logits import Logits
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.native import BLOCK_COLUMNS, Run
-from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.summary import Summarize, summarize
+from ktcli.ops.torch.functions import Rows, Summarize, summarize
 from ktcli.planner.device import captured_sizes
 from ktcli.records import dataclass
 
@@ -139,11 +138,6 @@ class DecodeStep:
             slots[1, :n], slots[1, n:] = [run.next_state for run in runs], sizes.scratch_slot
         temperatures = self._temperatures.host.numpy()
         temperatures[:n], temperatures[n:] = [run.temperature for run in runs], 0.0
-
-    def logits(self) -> NDArray[np.float32]:
-        """Returns the logits [B, vocab] of the last step, as a view."""
-        found: NDArray[np.float32] = self._logits.numpy()
-        return found
 
     def summary(self, row: int, temperature: float) -> Logits:
         """Returns a view of the logits of one sequence of the last step, with their summary."""

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.adapters import Adapters
+from ktcli.engine.contract import Engine
 from ktcli.engine.device.adapters import DeviceUpdates, run_by_adapter
 from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, DecodeSteps, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts
 from ktcli.engine.device.fallbacks import NONE_YET, KnownFailures
-from ktcli.engine.device.forward import SegmentForward
 from ktcli.engine.device.hostparts import load_host, one_count
 from ktcli.engine.device.kernelchoice import KernelChoice
 from ktcli.engine.device.paging import DeviceMemory, DevicePages
@@ -33,21 +33,19 @@ from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Streamed, TimedRunner
 from ktcli.engine.device.segments import kind_of, layer_devices, running, segments_of
 from ktcli.engine.device.slabs import SlabStream, slabs_of, spans_of
-from ktcli.engine.device.steps import DeviceSteps, Ways
+from ktcli.engine.device.steps import DeviceSteps, SegmentForward, Ways
 from ktcli.engine.device.stream import device_errors
-from ktcli.engine.device.weights import DeviceModel, load_device
+from ktcli.engine.device.weights import load_device
 from ktcli.engine.loader import Progress, TensorSource
 from ktcli.engine.logits import Logits
 from ktcli.engine.pagetable import WindowPages, pages_for
 from ktcli.engine.pools import Pools
 from ktcli.engine.prefix import facts_of, seed
-from ktcli.engine.sequence import Sequence
-from ktcli.engine.session import Session
-from ktcli.engine.states import before_tail
+from ktcli.engine.statepool import before_tail
 from ktcli.errors import KernelFails, KtError
-from ktcli.models import Model, Spec
+from ktcli.models import Model
 from ktcli.native import Batch, Pool
-from ktcli.ops.kvformat import F32_CACHE, FORMATS, CacheFormat
+from ktcli.ops.kvformat import F32_CACHE, FORMATS
 from ktcli.ops.recording import record
 from ktcli.ops.state import state_slots
 from ktcli.ops.torch.functions import Rows
@@ -63,15 +61,13 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-class DeviceEngine:
+class DeviceEngine(Engine):
     """A loaded model with experts divided between devices and main memory, see `Engine`.
 
     Attributes:
         placement: the placement that it follows.
-        memory: its pages and states, from which they can be stored.
         segments: its layers in sequence over devices.
         pinned: the experts in main memory, as far as they are pinned.
-        adapters: those that are attached; None: there is room for none.
 
     Args:
         devices: the devices, for which the placement has borders.
@@ -99,8 +95,8 @@ class DeviceEngine:
         self.exact = exact
         self.model = model = model.at(placement.context)
         self.recipe, self.pool, self.placement = recipe, pool, placement
-        self.spec: Spec = model.spec
-        self.context = placement.context
+        self.spec, self.context = model.spec, placement.context
+        self.cache_format = F32_CACHE if exact else FORMATS[placement.cache]
         self.max_tokens = self.max_rows = placement.long_prompts.most_tokens
         self.max_outputs = max_outputs
         self.segments = segments_of(model, devices, placement.borders)
@@ -114,9 +110,7 @@ class DeviceEngine:
             self._prepare()
             self._warn()
         self._make_pools(source.identity)
-        if adapter is not None:
-            assert self.adapters is not None, "the plan has no room for it"
-            self.pools.adapter = self.adapters.attach(adapter)
+        self._set_default_adapter(adapter)
 
     def _make_pools(self, weights: str) -> None:
         """Makes the pools of pages and states; `weights` is the identity of the source."""
@@ -153,18 +147,9 @@ class DeviceEngine:
             "device": kind_of(self.segments),
         }
 
-    @property
-    def cache_format(self) -> CacheFormat:
-        """The number format of the KV cache: f32 for an exact engine, else the placement's."""
-        return F32_CACHE if self.exact else FORMATS[self.placement.cache]
-
     def depth_at(self, position: int) -> int:
         """Returns the number of experts that the token at `position` may defer."""
         return depth_at(self.placement.depths, position)
-
-    def how_at(self, position: int) -> int:
-        """Returns the byte that encodes how the token at `position` is computed, see `forms`."""
-        return self.pools.how(self.depth_at(position))
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
         """Sets the depths of deferral that are used from now on, see `Placement.depths`."""
@@ -174,14 +159,6 @@ class DeviceEngine:
     def host(self) -> HostExperts | None:
         """The experts in main memory; None: there are none."""
         return self._ways.host
-
-    def sequence(self) -> Sequence:
-        """Returns a new sequence, which allocates pages as it grows; the caller closes it."""
-        return Sequence(self.pools)
-
-    def session(self) -> Session:
-        """Returns a new session, whose sequence is computed by itself."""
-        return Session(self)
 
     def run(self, batch: Batch) -> list[Logits]:
         """Computes a batch and returns the logits of each output row, see `Engine`.
@@ -219,11 +196,6 @@ class DeviceEngine:
         with running(self._streams):
             for counts in self._chosen:
                 counts.zero_()
-
-    @property
-    def weights_bytes(self) -> int:
-        """The bytes of the loaded weights, in main memory and on the devices."""
-        return self._host_bytes + self._on_device.size_bytes
 
     def chosen(self) -> NDArray[np.int64]:
         """Returns the number of times that each expert was chosen since the engine was made, [MoE layers, E]."""
@@ -272,7 +244,7 @@ class DeviceEngine:
             slots=state_slots(use.streams),
             fmt=self.cache_format,
         )
-        self._on_device: DeviceModel = load_device(
+        self._on_device = load_device(
             self.model, self.recipe, source, mask, devices, first, self.placement.apart
         )
         host = load_host(
@@ -285,7 +257,8 @@ class DeviceEngine:
             self.segments,
             then,
         )
-        self._layers, self._blocks, self._host_bytes = host.layers, host.blocks, host.size_bytes
+        self._layers, self._blocks = host.layers, host.blocks
+        self.weights_bytes = host.size_bytes + self._on_device.size_bytes
         self.warnings = host.warnings
         self.pinned = self._pinned_weights()
         self._make_room_for_adapters()
@@ -296,7 +269,7 @@ class DeviceEngine:
 
     def _make_room_for_adapters(self) -> None:
         self._updates: DeviceUpdates | None = None
-        self.adapters: Adapters | None = None
+        self.adapters = None
         room, beside = self.placement.adapters, self._on_device.weights
         if room is not None:
             self._updates = DeviceUpdates(self.model, room, beside, self.segments)
@@ -336,7 +309,6 @@ class DeviceEngine:
             _LOG.warning("%s", warning)
 
     def _make_ways(self) -> Ways:
-        placement = self.placement
         host = self._host_experts() if any(self._layers) or self._blocks else None
         if self._updates is not None:
             self._updates.accompany(host)
@@ -356,17 +328,16 @@ class DeviceEngine:
             )
             for each, chosen in zip(self.segments, self._chosen, strict=True)
         ]
-        ways = Ways(
+        return Ways(
             forwards=forwards,
-            decode=None,
             runner=runner,
-            streamed=self._streamed(resident),
+            streamed=self._streamed(resident),  # its buffers are taken before steps are captured
+            decode=self._decode_steps(forwards, runner, host),
             host=host,
             streams=self._streams,
             table=self._on_device.embedding,
-            long_prompts=placement.long_prompts,
+            long_prompts=self.placement.long_prompts,
         )
-        return replace(ways, decode=self._decode_steps(forwards, runner, host))
 
     def _decode_steps(
         self, forwards: Several[SegmentForward], runner: TimedRunner, host: HostExperts | None
@@ -374,9 +345,8 @@ class DeviceEngine:
         """The captured steps of one token of each sequence; None: each step runs anew."""
         cache, table, streams = self._cache, self._on_device.embedding, self._streams
         pages, width = pages_for(self.context), self.spec.output_width
-        summarize = (
-            self._choice.kernels.summarize
-        )  # not self: device memory is freed with its last user
+        # Not self: device memory is freed with its last user.
+        summarize = self._choice.kernels.summarize
         slot = cache.scratch_slot if cache.states else None
         window = cache.window_scratch if cache.windowed else None
 

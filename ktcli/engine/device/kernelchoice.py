@@ -38,9 +38,7 @@ class KernelChoice:
         self.refused = [known.known.graphs] if known.known.graphs else []
         self._device = devices[0]
         self._lacks = self._kernels_fail = ""
-        self.kernels: Kernels = (
-            kernels_for(devices[0], exact=True) if exact else self._fastest(devices)
-        )
+        self.kernels = kernels_for(devices[0], exact=True) if exact else self._fastest(devices)
 
     def _fastest(self, devices: Sequence[torch.device]) -> Kernels:
         """The fastest kernels that are not known to fail."""
@@ -51,10 +49,8 @@ class KernelChoice:
         for device in dict.fromkeys(devices) if known.early else ():
             start_late(device, known.early)
         if self._device.type == "cuda":
-            self._lacks, self._kernels_fail = (
-                triton_fails(self._device),
-                kernels_fail(self._device),
-            )
+            self._lacks = triton_fails(self._device)
+            self._kernels_fail = kernels_fail(self._device)
         return kernels_for(self._device)
 
     def do_without(self, failed: KernelFails) -> None:

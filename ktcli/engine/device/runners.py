@@ -21,9 +21,8 @@ from ktcli.engine.device.slabs import SlabStream
 from ktcli.ops.part import LayerPart
 from ktcli.ops.torch.backend import ExpertRunner, OwnExperts
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp, Sent
+from ktcli.ops.torch.merged import Mlp, Parts, Sent
 from ktcli.ops.torch.packed import PackedStack
-from ktcli.ops.torch.parts import Parts
 from ktcli.records import dataclass
 
 
@@ -62,17 +61,12 @@ class Resident:
     def run(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | None:
         """Returns the weighted sum of the chosen experts in device memory, [T, hidden]; None if the layer has none."""
         stacks = self.stacks[layer]
-        return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
+        return self.kernels.experts(x, ids, gate, stacks) if stacks.gate_up.count else None
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> OwnExperts | None:
         """Returns the chosen experts in device memory, not computed yet; None if the layer has none."""
         stacks = self.stacks[layer]
         return OwnExperts(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
-
-
-def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-    """Returns the weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
-    return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down, s.extras)
 
 
 class Coupled(Runner):
@@ -166,6 +160,6 @@ class Streamed(Runner):
         layer, x, ids, gate, total = pending
         for slices in chain.from_iterable(slabs.of_layer(layer) for slabs in self._slabs):
             for stacks in slices:
-                part = apply(self._resident.kernels, stacks, x, ids, gate)
+                part = self._resident.kernels.experts(x, ids, gate, stacks)
                 total = part if total is None else total.add_(part)
         return torch.zeros_like(x) if total is None else total

@@ -2,12 +2,12 @@
 
 A prompt takes one of two ways through the experts in main memory: short chunks let the CPU compute them, long ones
 bring them to the device. The way is decided for each step by its own length, so a long prompt's last few tokens go the
-short way.
+short way. What runs, captured or not, is the forward of a segment of layers, which counts the experts they choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -22,13 +22,64 @@ from ktcli.engine.device.segments import brought
 from ktcli.engine.device.stream import Stream, one_step
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.pagetable import pages_for
+from ktcli.models import Model
 from ktcli.native import Batch, Run
+from ktcli.ops.torch.backend import StepInputs, Weights
 from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import Kernels
+from ktcli.ops.torch.merging import backend_of
 from ktcli.records import dataclass
 
-# forward(embedded [T, hidden], parts, outputs, runner) -> logits [outputs, vocab]; see `StepInputs`. Of a segment: the
-# residual before it -> the residual behind it, or logits behind the last one.
-Forward = Callable[[Tensor, Sequence[Rows], Tensor | None, Runner], Tensor]
+
+@dataclass(frozen=True, slots=True)
+class SegmentForward:
+    """The forward of a segment, without a reference to the engine: device memory is freed with its last user.
+
+    Attributes:
+        caches: the pages of each layer.
+        chosen: the counts of chosen experts, int64 [MoE layers of the segment, E].
+        states: the states of each layer.
+        windowed: the layers whose pages are window pages.
+        layers: the layers of the segment.
+        routed: the number of layers with experts before it.
+    """
+
+    model: Model
+    weights: Weights
+    caches: Sequence[Tensor]
+    kernels: Kernels
+    chosen: Tensor
+    states: Sequence[Tensor] = ()
+    windowed: frozenset[int] = frozenset()
+    layers: range = range(0)
+    routed: int = 0
+
+    def __call__(
+        self, embedded: Tensor, parts: Sequence[Rows], outputs: Tensor | None, runner: Runner
+    ) -> Tensor:
+        """The residual behind the segment, or the logits [outputs, vocab], of embedded rows or the residual before it,
+        see `StepInputs`; counts the experts they chose."""
+        inputs = StepInputs(
+            embedded, parts, self.caches, outputs, self.states, self.windowed, self.routed
+        )
+        first, last = self.layers.start, self.layers.stop
+        x = embedded if first else None
+        backend = backend_of(self.weights, inputs, self.kernels, runner)
+        with torch.inference_mode():  # nothing is noted for a way back: that costs each launch
+            logits: Tensor = backend.run(lambda b: self.model.part(b, x, first, last))
+            if backend.routings:
+                count(self.chosen, [ids for ids, _ in backend.routings])
+        return logits
+
+
+def count(chosen: Tensor, ids: Sequence[Tensor]) -> None:
+    """Adds to chosen [layers, experts] the number of times that each layer's ids [T, top_k] name each expert;
+    negative ids name none."""
+    layers, experts = chosen.shape
+    first = torch.arange(0, layers * experts, experts, device=chosen.device)
+    numbers = torch.stack(list(ids)).long()
+    places = (numbers.clamp(min=0) + first[:, None, None]).flatten()
+    chosen.view(-1).index_add_(0, places, (numbers >= 0).long().flatten())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +94,7 @@ class Ways:
         host: experts in main memory; None: there are none.
     """
 
-    forwards: Sequence[Forward]
+    forwards: Sequence[SegmentForward]
     decode: DecodeSteps | None
     runner: TimedRunner
     streamed: Streamed | None

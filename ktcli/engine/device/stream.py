@@ -410,9 +410,7 @@ def device_errors(doing: str) -> Iterator[None]:
 
 def _raise_from_device(error: Exception, doing: str) -> None:
     """Raises torch's errors about a failed device as `DeviceError`; returns from others."""
-    if not isinstance(
-        error, RuntimeError
-    ):  # torch.OutOfMemoryError and torch.AcceleratorError are such
+    if not isinstance(error, RuntimeError):  # as torch.OutOfMemoryError and torch.AcceleratorError
         return
     full = any(map(_is_full, _chain(error)))
     if full:

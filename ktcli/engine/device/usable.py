@@ -28,10 +28,8 @@ def why_not(torch_name: str = "torch") -> str:
         warnings.simplefilter("always")
         try:
             usable = torch.cuda.is_available() and torch.cuda.device_count() > 0
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # the latter of nonsense in CUDA_VISIBLE_DEVICES
+        # The latter of nonsense in CUDA_VISIBLE_DEVICES.
+        except (RuntimeError, ValueError) as error:
             return f"torch cannot tell which GPUs there are: {_first_line(error)}"
     if usable:
         return ""

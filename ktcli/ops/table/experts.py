@@ -24,9 +24,8 @@ class Score(IntEnum):
     SOFTMAX = 0
     SIGMOID = 1
     SQRT_SOFTPLUS = 2
-    SPARSEMIXER = (
-        3  # the logits themselves choose; see kt_program_route for the weights (Phi-3.5-MoE)
-    )
+    # The logits themselves choose; see kt_program_route for the weights (Phi-3.5-MoE).
+    SPARSEMIXER = 3
 
 
 class GroupScore(IntEnum):

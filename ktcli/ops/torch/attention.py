@@ -53,14 +53,11 @@ def gqa(
     if rows.single:
         return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
-    for i, table in enumerate(rows.pages):
-        of = slice(i * rows.run, (i + 1) * rows.run)
+    for of, table in rows.sequences:
         lowest = s.first_seen(rows.positions[of]) if s.window else None
         table, before = _reached(table, lowest, s, rows.start)
-        positions, lowest = (
-            rows.positions[of] - before,
-            lowest if lowest is None else lowest - before,
-        )
+        positions = rows.positions[of] - before
+        lowest = None if lowest is None else lowest - before
         keys, values = (
             torch.unflatten(held_by(pages, table, positions), -1, (s.kv_heads, -1))
             for pages in cache
@@ -121,8 +118,7 @@ def mla(
         held = held_at(pages, rows.pages)  # [S, L, lora + rope]
         return absorb(query, held, seen_by(rows), weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
-    for i, table in enumerate(rows.pages):
-        of = slice(i * rows.run, (i + 1) * rows.run)
+    for of, table in rows.sequences:
         held = held_by(pages, table, rows.positions[of])  # [L, lora + rope]
         for first, last, absorbed in rows.forms:
             some = slice(of.start + first, of.start + last)

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from ktcli.ops.backend import Backend, Block
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import FieldKind, Operation
+from ktcli.ops.operation import FieldKind, Operation, layout_of
 from ktcli.ops.part import LayerPart
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Embed, Linear, Select
@@ -24,10 +23,9 @@ from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.merged import Mlp, Sent
+from ktcli.ops.torch.merged import Mlp, Parts, Sent
 from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.torch.recurrent import States
 from ktcli.records import dataclass
 
@@ -78,9 +76,7 @@ class OwnExperts:
     def __init__(
         self, kernels: Kernels, stack: PackedStack, x: Value, ids: torch.Tensor, gate: torch.Tensor
     ) -> None:
-        self._kernels = kernels
-        s = stack
-        self._given = x, ids, gate, s.slots, s.gate_up, s.down, s.extras
+        self._kernels, self._given = kernels, (x, ids, gate, stack)
         self._sum: Value | Parts | None = None
 
     def along(self, mlp: Mlp) -> Parts | None:
@@ -163,9 +159,8 @@ class TorchBackend(Backend):
     def do(self, operation: Operation) -> Any:
         """Executes one operation, by itself for each part if it reads the step; returns its result."""
         match operation:
-            case Embed(
-                table
-            ):  # the caller gathered its rows: the table itself stays in host memory
+            # The caller gathered its rows: the table itself stays in host memory.
+            case Embed(table):
                 assert self._step.x.shape[1] == table.k, table.name
                 return self._step.x.float()
             case Select(x):

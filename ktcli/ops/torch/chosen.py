@@ -17,7 +17,7 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import ChooseShape, GqaShape, MlaShape
 from ktcli.ops.torch import attention
 from ktcli.ops.torch.attention import absorb, attend, expand
-from ktcli.ops.torch.functions import Rows, rounded
+from ktcli.ops.torch.functions import Rows, in_blocks, rounded
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import (
     KvPages,
@@ -109,13 +109,11 @@ def choose(
         seen = places < (rows.positions[:, None] + 1) // shape.every
         return Chosen(_best(scores, weight, seen, rows.positions, shape), shape.block, shape.every)
     out = []
-    for i, table in enumerate(rows.pages):
-        of = slice(i * rows.run, (i + 1) * rows.run)
+    for of, table in rows.sequences:
         # Indexed by place, up to the last one that is complete with the run's last position.
         keys = held_by(pages, table, (rows.positions[of] + 1) // shape.every - 1).float()
         places = torch.arange(keys.shape[0], device=q.device)
-        for first in range(of.start, of.stop, _BLOCK_QUERIES):
-            some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
+        for some in in_blocks(of, _BLOCK_QUERIES):
             scores = torch.einsum("thd,ld->thl", query[some], keys)
             at, weights = rows.positions[some], None if weight is None else weight[some]
             out.append(_best(scores, weights, places < (at[:, None] + 1) // shape.every, at, shape))
@@ -176,17 +174,15 @@ def mla(
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.single:
         at, seen = chosen.positions(rows.positions)
-        within = (at // PAGE_TOKENS).clamp(
-            max=rows.pages.shape[1] - 1
-        )  # what is not seen may lie behind
+        # What is not seen may lie behind.
+        within = (at // PAGE_TOKENS).clamp(max=rows.pages.shape[1] - 1)
         page = rows.pages.gather(1, within).long()
         held = pages[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
         return absorb(query, held, seen, weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
     if chosen.every > 1:
         chosen = chosen.with_open_window(rows.positions)
-    for i, table in enumerate(rows.pages):
-        of = slice(i * rows.run, (i + 1) * rows.run)
+    for of, table in rows.sequences:
         held = held_by(pages, table, rows.positions[of])  # [L, lora + rope]
         seen = torch.arange(held.shape[0], device=q.device) <= rows.positions[of, None]
         mask = chosen.mask(of, held.shape[0])[0] & seen
@@ -221,16 +217,13 @@ def gqa(
     if rows.single:
         return _gqa_one(rounded(query, exact), by_head, chosen, rows, s)
     out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
-    for i, table in enumerate(rows.pages):
-        of = slice(i * rows.run, (i + 1) * rows.run)
-        keys, values = (
-            held_by(pages, table, rows.positions[of]) for pages in by_head
-        )  # [L, kv, D]
+    for of, table in rows.sequences:
+        # [L, kv, D]
+        keys, values = (held_by(pages, table, rows.positions[of]) for pages in by_head)
         spread = (s.kv_heads, s.heads // s.kv_heads, -1, -1)
         keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
         places = torch.arange(keys.shape[2], device=q.device)
-        for first in range(of.start, of.stop, _BLOCK_QUERIES):
-            some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
+        for some in in_blocks(of, _BLOCK_QUERIES):
             mask = chosen.mask(some, keys.shape[2]) & (places <= rows.positions[some, None])
             asked = query[some].permute(1, 2, 0, 3).to(keys.dtype)  # [kv, group, T, D]
             mixed = attend(asked, keys, values, mask[:, None], s.scale)

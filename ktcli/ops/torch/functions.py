@@ -15,15 +15,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.native import BLOCK_COLUMNS, PANEL_ROWS, SILU, Glu
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import GateKind, Reads, Rope
 from ktcli.ops.tensors import ceil_to
 from ktcli.ops.torch.packed import (
-    NO_EXTRAS,
     Extras,
     Matrix,
     Packed,
+    PackedStack,
     PlainMatrix,
     rows_of,
     unpack,
@@ -35,6 +35,9 @@ from ktcli.records import dataclass
 GATHERED_ROWS = 16
 # Elements of a matrix that are un-packed at once: bounds what a product needs beside its weight.
 _UNPACKED_ELEMENTS = 1 << 24
+
+# (logits, temperature) -> best, peaks, sums
+Summarize = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,12 @@ class Rows:
         """Whether each sequence has one row, and that row is no piece of a longer chunk."""
         return self.run == 1 and self.chunk <= 1
 
+    @property
+    def sequences(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the rows of each sequence, and its page table [P]."""
+        for i, table in enumerate(self.pages):
+            yield slice(i * self.run, (i + 1) * self.run), table
+
     def apart(self) -> Rows:
         """Returns the rows with each as a sequence of its own, with the pages of its sequence and without its
         state."""
@@ -98,6 +107,12 @@ class Rows:
         """Returns the rows with window pages in place of `pages`, for layers with a sliding window."""
         assert self.windows is not None, "the step has no window pages"
         return replace(self, pages=self.windows)
+
+
+def in_blocks(rows: slice, size: int) -> Iterator[slice]:
+    """Yields consecutive rows in blocks of at most `size`."""
+    for first in range(rows.start, rows.stop, size):
+        yield slice(first, min(first + size, rows.stop))
 
 
 # -- each row by itself ---------------------------------------------------------------------------------
@@ -245,11 +260,6 @@ def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
     return multiply(rounded, w.mT, out_dtype=torch.float32)
 
 
-def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
-    """Returns the unpacked matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
-    return unpack_many(w, indices, read_type(exact))
-
-
 def read_type(exact: bool) -> torch.dtype:
     """Returns the dtype in which products read their factors."""
     return torch.float32 if exact else torch.bfloat16
@@ -343,33 +353,22 @@ def _open_experts(rank: Tensor, r: Routing) -> Tensor:
 
 
 def experts(
-    x: Tensor,
-    ids: Tensor,
-    gate: Tensor,
-    slots: Tensor,
-    gate_up: Packed,
-    down: Packed,
-    extras: Extras = NO_EXTRAS,
-    *,
-    exact: bool = False,
+    x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack, *, exact: bool = False
 ) -> Tensor:
-    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are on the device, by ascending
-    id.
+    """Returns the sum of gate * down(swiglu(gate_up x)) over the chosen experts that are in a stack, by ascending id.
 
     Args:
         x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].
-        slots: int32 [E], matrix of each expert in the stacks; negative: not here, skipped.
-        extras: biases and activation; those of an expert are found by its id.
     Returns:
         [T, H] f32. Up to GATHERED_ROWS rows it never waits for the device.
     """
-    if gate_up.count == 0:
-        return x.new_zeros(x.shape[0], down.n)
+    if stack.gate_up.count == 0:
+        return x.new_zeros(x.shape[0], stack.down.n)
     ids, order = ids.sort(dim=-1, stable=True)
     gate = gate.gather(1, order)
-    slot = torch.where(ids >= 0, slots[ids.clamp(min=0)], -1)  # [T, K]
+    slot = torch.where(ids >= 0, stack.slots[ids.clamp(min=0)], -1)  # [T, K]
     way = _experts_gathered if x.shape[0] <= GATHERED_ROWS else _experts_grouped
-    return way(x, (ids, slot, gate), (gate_up, down), extras, exact)
+    return way(x, (ids, slot, gate), stack, exact)
 
 
 def _expert(
@@ -395,39 +394,55 @@ def _rows_times(x: Tensor, w: Tensor, exact: bool) -> Tensor:
 Chosen = tuple[Tensor, Tensor, Tensor]
 
 
-def _experts_gathered(
-    x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
-) -> Tensor:
+def _experts_gathered(x: Tensor, chosen: Chosen, stack: PackedStack, exact: bool) -> Tensor:
     """Computes slot by slot, with the matrices of all rows gathered."""
-    out = x.new_zeros(x.shape[0], stacks[1].n)
+    stacks, out = (stack.gate_up, stack.down), x.new_zeros(x.shape[0], stack.down.n)
     for ids, slot, gate in zip(*(each.unbind(1) for each in chosen), strict=True):
         gate_up, down = (unpack_many(s, slot.clamp(min=0), read_type(exact)) for s in stacks)
-        y = _expert(x, ids.clamp(min=0), gate_up, down, extras, exact)
+        y = _expert(x, ids.clamp(min=0), gate_up, down, stack.extras, exact)
         out = out + torch.where((slot >= 0)[:, None], gate[:, None] * y, 0.0)
     return out
 
 
-def _experts_grouped(
-    x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
-) -> Tensor:
+def _experts_grouped(x: Tensor, chosen: Chosen, stack: PackedStack, exact: bool) -> Tensor:
     """Computes expert by expert, with the rows that chose it; waits once, for how many these are."""
-    ids, slot, gate = chosen
-    count = stacks[0].count
+    (ids, slot, gate), stacks, count = chosen, (stack.gate_up, stack.down), stack.gate_up.count
     order = slot.flatten().sort(stable=True).indices
     numbers = (slot + 1).flatten()
     counts = torch.zeros(count + 1, dtype=torch.int64, device=x.device)  # bincount would wait, too
     sizes = counts.index_add_(0, numbers, torch.ones_like(numbers, dtype=torch.int64)).tolist()
     flat_gate = gate.flatten()
-    out = x.new_zeros(x.shape[0], stacks[1].n)
+    out = x.new_zeros(x.shape[0], stack.down.n)
     first = sizes[0]  # what is not here comes first
     for expert, size in enumerate(sizes[1:]):
         if not size:
             continue
         places = order[first : first + size]
         tokens = places // slot.shape[1]
-        gate_up, down = (unpack(stack, expert, read_type(exact))[None] for stack in stacks)
+        gate_up, down = (unpack(each, expert, read_type(exact))[None] for each in stacks)
         numbers = ids.flatten().index_select(0, places)
-        y = _expert(x.index_select(0, tokens), numbers, gate_up, down, extras, exact)
+        y = _expert(x.index_select(0, tokens), numbers, gate_up, down, stack.extras, exact)
         out.index_add_(0, tokens, y * flat_gate.index_select(0, places)[:, None])
         first += size
     return out
+
+
+# -- results ------------------------------------------------------------------------------------------
+
+
+def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the summary of logits [B, vocab] that the sampler reads, each row at its temperature [B].
+
+    Returns:
+        best [B], the place of the highest logit; peaks and sums [B, blocks], see `Logits`. Sums are 0 at temperature 0.
+    """
+    vocab = logits.shape[1]
+    short = -vocab % BLOCK_COLUMNS
+    padded = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
+    blocks = padded.view(logits.shape[0], -1, BLOCK_COLUMNS)
+    peaks = blocks.amax(2)
+    base = torch.where(peaks.isfinite(), peaks, 0.0)
+    divisor = temperature.clamp_min(1e-30)[:, None, None]
+    weights = ((blocks - base[:, :, None]) / divisor).exp()
+    sums = torch.where(temperature[:, None] > 0, weights.sum(2), 0.0)
+    return logits.argmax(1), torch.where(peaks.isnan(), torch.inf, peaks), sums

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
+from ktcli.ops.torch.functions import Summarize
 from ktcli.ops.torch.merged import Merged
-from ktcli.ops.torch.packed import Extras, Packed
-from ktcli.ops.torch.summary import Summarize, summarize
+from ktcli.ops.torch.packed import PackedStack
 from ktcli.records import dataclass
 
 Kernel = Callable[..., Any]
@@ -36,17 +36,16 @@ class Kernels:
 
     Attributes:
         operations: a kernel for each operation that the backend does not do by itself.
-        experts, unpack_all: the functions that runners of experts use, see `functions`.
+        experts: the function that runners of experts use, see `functions`.
         merged: kernels that do several operations at once; None: there are none.
-        summarize: what the choice of a token reads of its logits, see `summary`.
+        summarize: what the choice of a token reads of its logits.
     """
 
     name: str
     operations: Mapping[str, Kernel]
-    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
-    unpack_all: Callable[[Packed, Tensor], Tensor]
+    experts: Callable[[Tensor, Tensor, Tensor, PackedStack], Tensor]
     merged: Merged | None = None
-    summarize: Summarize = summarize
+    summarize: Summarize = functions.summarize
 
     def __getitem__(self, operation: str) -> Kernel:
         return self.operations[operation]
@@ -88,7 +87,6 @@ def _torch_table(name: str, *, exact: bool) -> Kernels:
         name,
         {operation: bound(kernel) for operation, kernel in _TORCH.items()},
         partial(functions.experts, exact=exact),
-        partial(functions.unpack_all, exact=exact),
     )
 
 
@@ -207,7 +205,7 @@ def _triton_lacks() -> str:
 
 def triton_kernels() -> Kernels:
     """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
-    from ktcli.ops.triton import attention, merged, operations, panels, router, small, summary, sums
+    from ktcli.ops.triton import attention, merged, operations, router, small, summary, sums
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
     together = Merged(
@@ -221,5 +219,4 @@ def triton_kernels() -> Kernels:
         route=small.route_all,
         router=router.choose,
     )
-    experts, unpack_all = operations.experts, panels.unpack_all
-    return Kernels("triton", kernels, experts, unpack_all, together, summary.summarize)
+    return Kernels("triton", kernels, operations.experts, together, summary.summarize)

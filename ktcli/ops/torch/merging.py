@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ktcli.ops.backend import Backend
-from ktcli.ops.layout import layout_of
-from ktcli.ops.operation import Operation
+from ktcli.ops.operation import Operation, layout_of
 from ktcli.ops.table.attention import Gqa, Mla
 from ktcli.ops.table.experts import Experts, Route
 from ktcli.ops.table.rowwise import Add, Linear, Norm, Reads, Rope, Rotate, Select, Swiglu
@@ -29,10 +28,9 @@ from ktcli.ops.torch.backend import ExpertRunner, StepInputs, TorchBackend, Valu
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
 from ktcli.ops.torch.lowrank import LowRankUpdate
-from ktcli.ops.torch.merged import Heads, Latent, Mlp
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Parts
 from ktcli.ops.torch.packed import PlainMatrix
 from ktcli.ops.torch.pages import own_parts
-from ktcli.ops.torch.parts import Parts
 from ktcli.records import dataclass
 
 
@@ -92,15 +90,11 @@ class _Head:
     norm: Norm | None
     rotation: Rotate | None
 
-    def with_key(self, key: _Head) -> bool:
-        """Returns whether a key's heads go through the same, but for the gain."""
-        ours, theirs = self.norm, key.norm
-        if (ours is None) != (theirs is None) or (self.rotation is None) != (key.rotation is None):
-            return False
-        if ours is not None and theirs is not None and ours.eps != theirs.eps:
-            return False
-        a, b = self.rotation, key.rotation
-        return a is None or b is None or (a.rope, a.first) == (b.rope, b.first)
+    @property
+    def how(self) -> tuple[float | None, Rope | None, int]:
+        """What they go through, but for the gain: the norm's eps, and the rotation with its first column."""
+        eps, turn = None if self.norm is None else self.norm.eps, self.rotation
+        return (eps, None, 0) if turn is None else (eps, turn.rope, turn.first)
 
 
 class MergingBackend(TorchBackend):
@@ -187,10 +181,7 @@ class MergingBackend(TorchBackend):
         """Chooses experts for the rows x; tells whether they and their experts were written to the runner's outbox."""
         assert isinstance(operation, Route)
         rows, to = self._value(x), self._runner.outbox(self._layer, self._step.x.shape[0])
-        bias, factors = (
-            None if of is None else self._weights.vectors[of.name]
-            for of in (operation.bias, operation.factors)
-        )
+        bias, factors = self._vector(operation.bias), self._vector(operation.factors)
         how, live = (operation.routing, bias, factors), self._step.parts[0].live
         routed = None
         if _is_late(operation.logits) and isinstance(operation.logits.operation, Linear):
@@ -239,7 +230,7 @@ class MergingBackend(TorchBackend):
                 wide, narrow = (self._weights.matrices[w.name] for w in (up.weight, down.weight))
                 if wide.update is not None or narrow.update is not None:
                     return None
-                bias = None if down.bias is None else self._weights.vectors[down.bias.name]
+                bias = self._vector(down.bias)
             case _:
                 return None
         parts = self._runner.along(started.pending, Mlp(wide, narrow, glu.glu, bias))
@@ -314,19 +305,11 @@ class MergingBackend(TorchBackend):
         if rows is None:
             return None
         q, k = self._head(operation.q, dim), self._head(operation.k, dim)
-        if q is None or k is None or not q.with_key(k):
+        if q is None or k is None or q.how != k.how:
             return None
-        heads = Heads(
-            q.x,
-            k.x,
-            self._parts(operation.v),
-            self._gain(q.norm),
-            self._gain(k.norm),
-            0.0 if q.norm is None else q.norm.eps,
-            None if q.rotation is None else q.rotation.rope,
-            0 if q.rotation is None else q.rotation.first,
-        )
-        sinks = None if operation.sinks is None else self._weights.vectors[operation.sinks.name]
+        gains, (eps, rope, first) = (self._gain(q.norm), self._gain(k.norm)), q.how
+        heads = Heads(q.x, k.x, self._parts(operation.v), *gains, eps or 0.0, rope, first)
+        sinks = self._vector(operation.sinks)
         cache = own_parts(self._step.caches[operation.layer], operation.cached)
         return self._merged.gqa(heads, operation.shape, sinks, rows=rows, cache=cache)
 
@@ -350,7 +333,10 @@ class MergingBackend(TorchBackend):
         return self._merged.mla(given, uk_in, uv, s, rows=rows, cache=cache)
 
     def _gain(self, norm: Norm | None) -> Tensor | None:
-        return None if norm is None or norm.gain is None else self._weights.vectors[norm.gain.name]
+        return None if norm is None else self._vector(norm.gain)
+
+    def _vector(self, declared: Declared | None) -> Tensor | None:
+        return None if declared is None else self._weights.vectors[declared.name]
 
     def _head(self, x: Any, dim: int) -> _Head | None:
         """What was put off of rows of heads of `dim` columns; None: nothing, or something else."""

@@ -14,7 +14,7 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import MqaShape
 from ktcli.ops.torch.attention import with_sinks
 from ktcli.ops.torch.chosen import Chosen
-from ktcli.ops.torch.functions import Rows, rounded
+from ktcli.ops.torch.functions import Rows, in_blocks, rounded
 from ktcli.ops.torch.pages import append_windows, window_rows, windows_at
 from ktcli.ops.torch.recurrent import States
 from ktcli.records import dataclass
@@ -106,8 +106,7 @@ def _runs(a: _Attending, query: Tensor) -> tuple[Tensor, Tensor]:
     of the next step."""
     s, run, device = a.shape, a.rows.run, a.kv.device
     out, after, place = torch.empty_like(query), [], torch.arange(s.window, device=device)
-    for i, (ring, table) in enumerate(zip(a.rings, a.rows.pages, strict=True)):
-        of = slice(i * run, (i + 1) * run)
+    for ring, (of, table) in zip(a.rings, a.rows.sequences, strict=True):
         positions = a.rows.positions[of]
         there = torch.arange(-s.window, run, device=device) + positions[0]
         held = torch.cat((ring[there[: s.window] % s.window], a.kv[of]))  # [window + run, dim]
@@ -120,8 +119,7 @@ def _runs(a: _Attending, query: Tensor) -> tuple[Tensor, Tensor]:
             is_there = numbers < (positions[-1] + 1) // s.every
             rest = windows_at(a.cache, table, numbers, s.every)
             keys = torch.cat((keys, rest.masked_fill(~is_there[:, None], 0.0)))
-        for first in range(of.start, of.stop, _BLOCK_QUERIES):
-            some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
+        for some in in_blocks(of, _BLOCK_QUERIES):
             at = a.rows.positions[some, None]
             seen = [(there <= at) & (there > at - s.window) & (there >= 0)]
             if s.every:

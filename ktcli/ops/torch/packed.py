@@ -151,8 +151,9 @@ class PackedStack:
     """The experts of one layer that are on the device.
 
     Attributes:
-        slots: int32 [E], on the device: which matrix of the stacks an expert is; -1: it is elsewhere.
+        slots: int32 [E], on the device: which matrix of the stacks an expert is; negative: it is elsewhere.
         gate_up, down: `count` matrices each, in the order of slots; count 0: no expert is here.
+        extras: biases and activation; those of an expert are found by its id.
     """
 
     slots: Tensor

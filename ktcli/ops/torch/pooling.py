@@ -42,9 +42,8 @@ def pooling(
     is_last = (positions + 1) % every == 0
     last = sequence, places[:, -1] // every
     after = torch.stack((done[last], grown[last][:, 1]), 1) if overlap else done[last][:, None]
-    emptied = torch.cat(
-        (after[:, 1:], torch.zeros_like(after[:, :1])), 1
-    )  # the next one is open now
+    # The next one is open now.
+    emptied = torch.cat((after[:, 1:], torch.zeros_like(after[:, :1])), 1)
     state.write(torch.where(is_last[:, -1, None, None, None], emptied, after))
     _, total, mixed = done[sequence[:, None], places // every].unbind(-2)  # [n, run, dim]
     return torch.where(is_last[..., None], mixed / total, 0.0).view(-1, shape.dim)

@@ -18,9 +18,8 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.records import dataclass
 
 _BLOCK = 64  # tokens of a triangular system
-_CHANNEL_BLOCK = (
-    16  # of one where each channel decays by itself: a row of it costs as much as all keys
-)
+# Of one where each channel decays by itself: a row of it costs as much as all keys.
+_CHANNEL_BLOCK = 16
 _EPS = 1e-6  # below the root of the sum of squares, as the models were trained
 
 

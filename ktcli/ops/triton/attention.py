@@ -32,8 +32,7 @@ from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows, frequencies
 from ktcli.ops.torch.merged import Latent
 from ktcli.ops.torch.packed import Packed
-from ktcli.ops.torch.pages import KvPages, Pages, memory_of
-from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.torch.pages import KvPages, Pages, ScaledPages, memory_of
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.fp8 import append_scaled, coded, numbers, units
 from ktcli.ops.triton.product import vector_products

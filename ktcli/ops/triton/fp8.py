@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.torch.pages import ScaledPages
 from ktcli.ops.triton.early import early, enter
 
 

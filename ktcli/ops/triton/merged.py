@@ -14,9 +14,8 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import GqaShape
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows, frequencies
-from ktcli.ops.torch.merged import Heads
+from ktcli.ops.torch.merged import Heads, Parts
 from ktcli.ops.torch.pages import KvPages, memory_of
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import gqa_one
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.fp8 import store_head

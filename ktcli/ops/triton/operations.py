@@ -21,10 +21,9 @@ from ktcli.ops.torch import chosen as torch_chosen
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Latent, Mlp
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, PlainMatrix
+from ktcli.ops.torch.merged import Latent, Mlp, Parts
+from ktcli.ops.torch.packed import Matrix, Packed, PackedStack, PlainMatrix
 from ktcli.ops.torch.pages import KvPages, Pages
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.attention import append, attend_latent, gqa_one
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import vector_experts, vector_product
@@ -72,24 +71,16 @@ def linear(
 
 
 def few_experts(
-    x: Tensor,
-    ids: Tensor,
-    gate: Tensor,
-    slots: Tensor,
-    gate_up: Packed,
-    down: Packed,
-    extras: Extras = NO_EXTRAS,
-    mlp: Mlp | None = None,
+    x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack, mlp: Mlp | None = None
 ) -> tuple[Parts, Parts | None] | None:
     """Returns the chosen experts of a few rows as a sum of parts [T, H], and an MLP's output if it is computed with
     them; None: they are not computed in parts, and `experts` computes them."""
-    if gate_up.count == 0 or extras.glu.ungated or x.shape[0] > FEW_ROWS:
+    if stack.gate_up.count == 0 or stack.extras.glu.ungated or x.shape[0] > FEW_ROWS:
         return None
-    beside = _beside(mlp) if x.shape[0] == 1 else None
-    parts, along = vector_experts(x, ids, gate, slots, gate_up, down, extras, beside)
+    parts, along = vector_experts(x, ids, gate, stack, _beside(mlp) if x.shape[0] == 1 else None)
     if along is not None and mlp is not None:
         along = replace(along, beside=mlp.bias)
-    return replace(parts, beside=_down_bias((ids, slots, gate), extras)), along
+    return replace(parts, beside=_down_bias(ids, gate, stack)), along
 
 
 def _beside(mlp: Mlp | None) -> tuple[Packed, Packed, Glu] | None:
@@ -99,37 +90,25 @@ def _beside(mlp: Mlp | None) -> tuple[Packed, Packed, Glu] | None:
     return None if mlp.glu.ungated else (mlp.gate_up, mlp.down, mlp.glu)
 
 
-def experts(
-    x: Tensor,
-    ids: Tensor,
-    gate: Tensor,
-    slots: Tensor,
-    gate_up: Packed,
-    down: Packed,
-    extras: Extras = NO_EXTRAS,
-) -> Tensor:
+def experts(x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack) -> Tensor:
     """Returns the weighted sum of the chosen experts that are on the device, [T, H] f32; see `functions.experts`."""
-    if gate_up.count == 0:
-        return x.new_zeros(x.shape[0], down.n)
-    if (few := few_experts(x, ids, gate, slots, gate_up, down, extras)) is not None:
+    if (few := few_experts(x, ids, gate, stack)) is not None:
         return sum_parts(few[0])
-    if extras.glu.ungated:  # the kernels here have a gate
-        return functions.experts(x, ids, gate, slots, gate_up, down, extras)
-    out = tile_experts(x, ids, gate, slots, gate_up, down, extras)
-    bias = _down_bias((ids, slots, gate), extras)
+    if stack.gate_up.count == 0 or stack.extras.glu.ungated:  # the kernels here have a gate
+        return functions.experts(x, ids, gate, stack)
+    out = tile_experts(x, ids, gate, stack)
+    bias = _down_bias(ids, gate, stack)
     return out if bias is None else out.add_(bias)
 
 
-def _down_bias(routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor | None:
+def _down_bias(ids: Tensor, gate: Tensor, stack: PackedStack) -> Tensor | None:
     """The biases of the chosen experts that are here, times their gates, [T, H]. This is a product with all biases:
     there are few experts, and many rows of a long prompt."""
-    if extras.down_bias is None:
+    if (bias := stack.extras.down_bias) is None:
         return None
-    ids, slots, gate = routed
     expert = ids.clamp(min=0).long()
-    weights = torch.where((ids >= 0) & (slots[expert] >= 0), gate, 0.0)
-    every = gate.new_zeros(ids.shape[0], extras.down_bias.shape[0])
-    return every.scatter_add_(1, expert, weights) @ extras.down_bias
+    weights = torch.where((ids >= 0) & (stack.slots[expert] >= 0), gate, 0.0)
+    return gate.new_zeros(ids.shape[0], bias.shape[0]).scatter_add_(1, expert, weights) @ bias
 
 
 def gqa(

@@ -34,8 +34,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import SILU, Glu
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
-from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.merged import Parts
+from ktcli.ops.torch.packed import Packed, PackedStack
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     column_of,
@@ -336,18 +336,16 @@ def vector_experts(
     x: Tensor,
     ids: Tensor,
     gate: Tensor,
-    slots: Tensor,
-    gate_up: Packed,
-    down: Packed,
-    extras: Extras = NO_EXTRAS,
+    stack: PackedStack,
     beside: tuple[Packed, Packed, Glu] | None = None,
 ) -> tuple[Parts, Parts | None]:
     """Returns gate * down(swiglu(gate_up x)) of each slot as a sum of parts [T, H], without the bias of down, and
     the output of an MLP of the same rows, if `beside` gives one.
 
-    x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`. beside: gate_up, down and
-    activation, of one row.
+    x [T, H]; ids int32 [T, K]; gate f32 [T, K]: see `functions.experts`. beside: gate_up, down and activation, of one
+    row.
     """
+    slots, gate_up, down, extras = stack.slots, stack.gate_up, stack.down, stack.extras
     rows, top_k = ids.shape
     jobs, own, bias = rows * top_k, x.new_empty, extras.gate_up_bias
     inner, out = own(jobs, gate_up.n // 2), own(rows, top_k, down.n)

@@ -31,11 +31,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.ops.table.experts import GroupScore, Routing
+from ktcli.ops.table.experts import Routing
 from ktcli.ops.torch.merged import Sent
 from ktcli.ops.torch.packed import Matrix, PlainMatrix
 from ktcli.ops.triton.early import early, enter
-from ktcli.ops.triton.small import choice, write_choice
+from ktcli.ops.triton.small import choice, choice_arguments, write_choice
 
 _COLUMNS = 1024  # of a tile
 # Of a thread, at most: all that there are. Left to itself, ptxas saves registers and loads a part of a tile when
@@ -143,14 +143,8 @@ def choose(
         sums, tickets, ids, gates, sent if copies else None, to_x, to_ids, to_gates,
         x.stride(0), *strides, weight.k, width, span, r.experts, blocks, copies,
         float(r.scale), float(r.band),
-        TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None, NORMALIZE=r.normalize,
-        N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
-        TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
-        FACTORED=factors is not None,
-        SHIFTED=logit_bias is not None, MASKED=live is not None, SENT=copies > 0,
-        BLOCK=max(2, triton.next_power_of_2(r.experts)),
-        SLOTS=max(2, triton.next_power_of_2(r.top_k)),
-        GROUPS=max(2, triton.next_power_of_2(r.n_group)), SPLITS=splits, COLUMNS=_COLUMNS,
+        **choice_arguments(r, bias, factors, live), SHIFTED=logit_bias is not None, SENT=copies > 0,
+        SPLITS=splits, COLUMNS=_COLUMNS,
         num_warps=1, maxnreg=_REGISTERS, **early(x),
     )  # fmt: skip
     return ids, gates

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -19,9 +20,8 @@ from ktcli.ops.table.experts import GroupScore, Routing
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.functions import Rows, frequencies
-from ktcli.ops.torch.merged import Sent
+from ktcli.ops.torch.merged import Parts, Sent
 from ktcli.ops.torch.packed import Packed, layout
-from ktcli.ops.torch.parts import Parts
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.sums import Sum, sum_parts, summed
 
@@ -289,6 +289,21 @@ def _route_kernel(
     write_choice(chosen, gate, row, live, ids, gates, to_ids, to_gates, TOP_K, MASKED, SENT, SLOTS)
 
 
+def choice_arguments(
+    r: Routing, bias: Tensor | None, factors: Tensor | None, live: Tensor | None
+) -> dict[str, Any]:
+    """Returns the compile-time constants of `choice` and `write_choice` but SENT."""
+    return {
+        "TOP_K": r.top_k, "SCORE": int(r.score), "BIASED": bias is not None, "NORMALIZE": r.normalize,
+        "N_GROUP": r.n_group, "TOPK_GROUP": r.topk_group,
+        "TOP2": r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
+        "FACTORED": factors is not None, "MASKED": live is not None,
+        "BLOCK": max(2, triton.next_power_of_2(r.experts)),
+        "SLOTS": max(2, triton.next_power_of_2(r.top_k)),
+        "GROUPS": max(2, triton.next_power_of_2(r.n_group)),
+    }  # fmt: skip
+
+
 def norm(
     x: Tensor,
     gain: Tensor | None,
@@ -367,9 +382,8 @@ def swiglu_of(parts: Parts, width: int, glu: Glu = SILU) -> Tensor:
         return functions.swiglu(sum_parts(parts), width, glu)
     rows = parts.shape[0]
     out = torch.empty(rows, width, dtype=torch.float32, device=parts.values.device)
-    block = (
-        _BLOCK if parts.values.shape[1] == 1 else 128
-    )  # parts are read by as many programs as products have
+    # Parts are read by as many programs as products have.
+    block = _BLOCK if parts.values.shape[1] == 1 else 128
     _swiglu_kernel[(triton.cdiv(width, block), rows)](
         Sum.of(parts), out, width, glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=block, **early(out)
     )
@@ -415,14 +429,7 @@ def route_all(
     _route_kernel[(tokens, 1 + blocks)](
         logits, bias, factors, None if live is None else live.view(torch.uint8), ids, gate,
         x, to_x, to_ids, to_gates, logits.stride(0), r.experts, float(r.scale), float(r.band), *rows, hidden,
-        TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
-        NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
-        TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
-        FACTORED=factors is not None,
-        MASKED=live is not None, SENT=blocks > 0,
-        BLOCK=max(2, triton.next_power_of_2(r.experts)),
-        SLOTS=max(2, triton.next_power_of_2(r.top_k)),
-        GROUPS=max(2, triton.next_power_of_2(r.n_group)), COPIED=_BLOCK,
+        **choice_arguments(r, bias, factors, live), SENT=blocks > 0, COPIED=_BLOCK,
         num_warps=1 if r.experts <= 256 else 4,  # within one, the dozens of reductions need no barrier
         **early(logits),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.merged import Parts
 from ktcli.ops.triton.early import early, enter
 
 
@@ -63,9 +63,8 @@ def summed(of, row, columns, inside):
             expert = tl.load(of.ids + at, mask=taken, other=-1)
             slot = tl.load(of.slots + tl.maximum(expert, 0), mask=expert >= 0, other=-1)
             taken = slot >= 0
-            weight = tl.load(
-                of.gates + at, mask=taken, other=0.0
-            )  # of no expert it may be anything
+            # Of no expert it may be anything.
+            weight = tl.load(of.gates + at, mask=taken, other=0.0)
         values = of.data + row * of.row + part * of.part + columns
         total += tl.load(values, mask=inside & taken, other=0.0) * weight
     if of.has_beside:

@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
-from ktcli.ops.torch.parts import Parts
+from ktcli.ops.torch.merged import Parts
+from ktcli.ops.torch.packed import Packed, PackedStack
 from ktcli.ops.triton.early import early, enter
 from ktcli.ops.triton.panels import (
     code_of,
@@ -324,34 +324,20 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Parts:
     return Parts(out, beside=bias)
 
 
-def tile_experts(
-    x: Tensor,
-    ids: Tensor,
-    gate: Tensor,
-    slots: Tensor,
-    gate_up: Packed,
-    down: Packed,
-    extras: Extras = NO_EXTRAS,
-) -> Tensor:
+def tile_experts(x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack) -> Tensor:
     """Returns the sum of gate * down(swiglu(gate_up x)) over the slots, [T, H] f32, without the bias of down; see
     `functions.experts`."""
     done = []
     for first in range(0, x.shape[0], CHUNK_TOKENS):
         of = slice(first, first + CHUNK_TOKENS)
-        routed = ids[of], slots, gate[of]
-        done.append(_tile_experts(x[of], routed, (gate_up, down), extras))
+        done.append(_tile_experts(x[of], ids[of], gate[of], stack))
     return done[0] if len(done) == 1 else torch.cat(done)
 
 
-def _tile_experts(
-    x: Tensor,
-    routed: tuple[Tensor, Tensor, Tensor],
-    stacks: tuple[Packed, Packed],
-    extras: Extras,
-) -> Tensor:
+def _tile_experts(x: Tensor, ids: Tensor, gate: Tensor, stack: PackedStack) -> Tensor:
     """Computes one chunk of `tile_experts`."""
-    (ids, slots, _), (gate_up, down) = routed, stacks
-    x, gate_up = unrotated(x, gate_up)
+    slots, down, extras = stack.slots, stack.down, stack.extras
+    x, gate_up = unrotated(x, stack.gate_up)
     bias = extras.gate_up_bias
     n_tokens, top_k = ids.shape
     places = n_tokens * top_k
@@ -376,7 +362,7 @@ def _tile_experts(
         inner, *words_and_scales(down), groups.tiles, groups.order, out, down.n, down.count,
         **second, **block,
     )  # fmt: skip
-    return sum_parts(Parts(out, routed))
+    return sum_parts(Parts(out, (ids, slots, gate)))
 
 
 def _between(places: int, width: int, down: Packed) -> tuple[Tensor, int]:

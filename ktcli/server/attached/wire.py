@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from ktcli.answers.grammar.form import AnswerConstraint
+from ktcli.engine.constraint import ForcedIds
 from ktcli.engine.drafting import DraftOptions
-from ktcli.engine.forcing import ForcedIds
 from ktcli.engine.request import Stats
 from ktcli.sampling import SamplingSettings
 

@@ -16,6 +16,7 @@ import torch
 from convert import convert_checkpoint
 from cores import TWO
 from hybrid import ANSWER, CONTEXT, IDS, F32Array, Made
+from kvoracle import decode, encode
 from loading import load_engine
 from reference import case_named, write_checkpoint
 from timelines import logits_of
@@ -24,11 +25,11 @@ from torch import Tensor
 from ktcli.engine import Session
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.models import build
-from ktcli.ops.kvformat import FP8, decode, encode
+from ktcli.ops.kvformat import FP8
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, Kernel, Kernels
-from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.torch.pages import ScaledPages
 from ktcli.weights.pack import Pack
 
 ATTENTION = ("gqa", "mla")

@@ -26,11 +26,11 @@ from ktcli.engine.device import kernelchoice, segments
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import HostExperts, spin_us
 from ktcli.engine.device.fallbacks import Failures, KnownFailures
-from ktcli.engine.device.forward import SegmentForward
 from ktcli.engine.device.handoff import Handoff
 from ktcli.engine.device.passes import LongPrompts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
+from ktcli.engine.device.steps import SegmentForward
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import DeviceError, KtError
 from ktcli.hardware.profile import read_machine
@@ -39,10 +39,9 @@ from ktcli.native import Batch
 from ktcli.ops.part import LayerPart
 from ktcli.ops.torch import functions, packed
 from ktcli.ops.torch.backend import TorchBackend, Weights
-from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.functions import Rows, summarize
 from ktcli.ops.torch.kernels import TORCH
 from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
-from ktcli.ops.torch.summary import summarize
 from ktcli.planner.host import host_of
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place

@@ -57,8 +57,8 @@ class Counting(PackSource):
         super().fill(tensor, target, memory, offset)
         self._note(tensor, offset, memory.nbytes)
 
-    def place(self, tensor, whole, slices, targets, offset=0) -> None:
-        super().place(tensor, whole, slices, targets, offset)
+    def place(self, tensor, whole, shares, offset=0) -> None:
+        super().place(tensor, whole, shares, offset)
         self._note(tensor, offset, whole.size_bytes)
 
     def _note(self, tensor: Tensor, offset: int, size: int) -> None:

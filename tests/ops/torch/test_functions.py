@@ -21,7 +21,15 @@ from ktcli.ops.torch import functions as f
 from ktcli.ops.torch.chosen import highest
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, kernels_for
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, PlainMatrix, unpack
+from ktcli.ops.torch.packed import (
+    NO_EXTRAS,
+    Extras,
+    Packed,
+    PackedStack,
+    PlainMatrix,
+    unpack,
+    unpack_many,
+)
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -135,11 +143,11 @@ def test_linear(name: str, exact: bool, elements: int, monkeypatch: pytest.Monke
     assert torch.equal(f.linear(x, w, None, exact=exact) + bias, f.linear(x, w, bias, exact=exact))
 
 
-def test_unpack_all_gives_what_products_read() -> None:
+def test_unpack_many_gives_the_matrices_of_the_indices() -> None:
     w, which = packed(FORMATS["int4"], 3, 17, 65), torch.tensor([2, 0])
-    for exact, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+    for dtype in (torch.float32, torch.bfloat16):
         expected = torch.stack([unpack(w, i, dtype) for i in which.tolist()])
-        assert torch.equal(f.unpack_all(w, which, exact=exact), expected)
+        assert torch.equal(unpack_many(w, which, dtype), expected)
 
 
 # -- routing -------------------------------------------------------------------------------------------
@@ -221,10 +229,9 @@ def stacks(fmt: str, count: int) -> tuple[Packed, Packed]:
 EXTRAS = Extras(GLU, draw(E, 96, seed=2), draw(E, H, seed=3))
 
 
-def experts_slowly(
-    x, ids, gate, slots, gate_up: Packed, down: Packed, extras: Extras = NO_EXTRAS
-) -> NDArray[np.float64]:
-    out, wide, narrow = np.zeros((x.shape[0], H)), matrices(gate_up), matrices(down)
+def experts_slowly(x, ids, gate, stack: PackedStack) -> NDArray[np.float64]:
+    slots, extras = stack.slots, stack.extras
+    out, wide, narrow = np.zeros((x.shape[0], H)), matrices(stack.gate_up), matrices(stack.down)
     biases = [
         np.zeros((E, n)) if bias is None else bias.double().numpy()
         for bias, n in ((extras.gate_up_bias, 96), (extras.down_bias, H))
@@ -254,7 +261,7 @@ def chosen(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_experts(n: int, fmt: str, extras: Extras) -> None:
     x, ids, gate = chosen(n)
     slots = torch.tensor([2, -1, 0, 1, -1, 3], dtype=torch.int32)
-    given = (x, ids, gate, slots, *stacks(fmt, 4), extras)
+    given = x, ids, gate, PackedStack(slots, *stacks(fmt, 4), extras)
     expected = experts_slowly(*given)
     near(f.experts(*given, exact=True), expected, 1e-5)
     near(f.experts(*given), expected, 0.02)
@@ -263,13 +270,14 @@ def test_experts(n: int, fmt: str, extras: Extras) -> None:
 def test_experts_here_and_elsewhere_make_the_whole() -> None:
     x, ids, gate = chosen(30)
     wide, narrow = stacks("int4", E)
-    whole = f.experts(x, ids, gate, torch.arange(E, dtype=torch.int32), wide, narrow, exact=True)
+    stack = PackedStack(torch.arange(E, dtype=torch.int32), wide, narrow)
+    whole = f.experts(x, ids, gate, stack, exact=True)
     total = torch.zeros_like(whole)
     for here in ([0, 3, 4], [1, 2, 5]):
         slots = torch.full((E,), -1, dtype=torch.int32)
         slots[here] = torch.arange(len(here), dtype=torch.int32)
         parts = (Packed(w.format, w.n, w.k, w.data[here]) for w in (wide, narrow))
-        total += f.experts(x, ids, gate, slots, *parts, exact=True)
+        total += f.experts(x, ids, gate, PackedStack(slots, *parts), exact=True)
     near(total, whole.double().numpy(), 1e-5)
 
 
@@ -278,12 +286,12 @@ def test_experts_that_are_not_there_give_zeros() -> None:
     nowhere = torch.full((E,), -1, dtype=torch.int32)
     for count in (0, 2):
         some = (Packed(w.format, w.n, w.k, w.data[:count]) for w in stacks("int4", 2))
-        out = f.experts(x, ids, gate, nowhere, *some)
+        out = f.experts(x, ids, gate, PackedStack(nowhere, *some))
         assert torch.equal(out, torch.zeros(3, H))
 
 
 def test_both_ways_of_experts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = (*chosen(7), torch.arange(E, dtype=torch.int32), *stacks("int4", E))
+    given = (*chosen(7), PackedStack(torch.arange(E, dtype=torch.int32), *stacks("int4", E)))
     gathered = f.experts(*given, exact=True)
     monkeypatch.setattr(f, "GATHERED_ROWS", 0)
     near(f.experts(*given, exact=True), gathered.double().numpy(), 1e-5)

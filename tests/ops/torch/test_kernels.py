@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from optable import FORWARD
 
-from ktcli.ops.backend import FORWARD
-from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import layout_of
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Embed, Select
 from ktcli.ops.torch import kernels as module

@@ -19,7 +19,7 @@ from ktcli.ops.table.rowwise import Rope  # noqa: E402
 from ktcli.ops.torch import functions  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
 from ktcli.ops.torch.kernels import EXACT, kernels_for  # noqa: E402
-from ktcli.ops.torch.packed import Packed, unpack  # noqa: E402
+from ktcli.ops.torch.packed import Packed, PackedStack, unpack, unpack_many  # noqa: E402
 from ktcli.weights import oracle  # noqa: E402
 from ktcli.weights.formats import FORMATS  # noqa: E402
 
@@ -80,7 +80,8 @@ def test_experts(name: str, experts: int, hidden: int, width: int, t: int) -> No
     )
     slots = torch.arange(-1, experts - 1, dtype=torch.int32, device=GPU)
     ids = torch.stack([torch.randperm(experts)[:top_k] for _ in range(t)]).int().to(GPU)
-    of = random(t, hidden), ids, torch.rand(t, top_k, device=GPU), slots, gate_up, down
+    stack = PackedStack(slots, gate_up, down)
+    of = random(t, hidden), ids, torch.rand(t, top_k, device=GPU), stack
     near(kernels_for(GPU).experts(*of), EXACT.experts(*of))
 
 
@@ -159,6 +160,8 @@ def test_route(routing: Routing) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_unpack_all(name: str) -> None:
+    from ktcli.ops.triton.panels import unpack_all
+
     w, indices = packed(FORMATS[name], 3, 50, 200), torch.tensor([2, 0], device=GPU)
-    right = EXACT.unpack_all(w, indices).bfloat16()
-    assert torch.equal(kernels_for(GPU).unpack_all(w, indices), right)
+    right = unpack_many(w, indices, torch.bfloat16)
+    assert torch.equal(unpack_all(w, indices), right)

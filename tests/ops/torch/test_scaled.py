@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import kvoracle
 import numpy as np
 import pytest
 import torch
 
-from ktcli.ops import kvformat
 from ktcli.ops.operation import Cached
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.torch import attention
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import Packed
-from ktcli.ops.torch.pages import append, held_at, held_by, own_parts
-from ktcli.ops.torch.scaled import ScaledPages, decode, encode
+from ktcli.ops.torch.pages import ScaledPages, append, decode, encode, held_at, held_by, own_parts
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -30,8 +29,8 @@ def test_codes_and_scales_are_those_of_the_oracle(spread: int) -> None:
     x = _heads(spread)
     codes, scale = encode(torch.from_numpy(x))
     with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinity
-        right, right_scale = kvformat.encode(x)
-        numbers = kvformat.decode(right, right_scale)
+        right, right_scale = kvoracle.encode(x)
+        numbers = kvoracle.decode(right, right_scale)
     assert (codes.numpy() == right).all() and (scale.numpy() == right_scale).all()
     back = decode(codes, scale).numpy()
     np.testing.assert_array_equal(back, numbers)
@@ -47,7 +46,7 @@ def test_rows_are_read_as_they_were_written(widths: tuple[int, ...]) -> None:
     new = torch.randn(3, 8) * torch.tensor([1.0, 1e3, 1e-3])[:, None]
     append(pages, new, rows)
     cuts = [slice(0, 6), slice(6, 8)] if widths else [slice(0, 4), slice(4, 8)]
-    right = [kvformat.decode(*kvformat.encode(new[:, cut].numpy())) for cut in cuts]
+    right = [kvoracle.decode(*kvoracle.encode(new[:, cut].numpy())) for cut in cuts]
     found = held_by(pages, rows.pages[0], rows.positions)
     assert found.dtype == torch.bfloat16 and found.shape == (128, 8)
     assert (found[62:65].float().numpy() == np.concatenate(right, 1)).all()
@@ -64,7 +63,7 @@ def _held(pages: ScaledPages, sequence: int, *widths: int) -> np.ndarray:
     table, end = STEP.pages[sequence].long(), int(STEP.positions[sequence]) + 1
     codes, scales = (x[table].flatten(0, 1)[:end].numpy() for x in (pages.codes, pages.scales))
     heads = np.split(codes, np.cumsum(widths)[:-1], 1)
-    meant = [kvformat.decode(each, scales[:, i]) for i, each in enumerate(heads)]
+    meant = [kvoracle.decode(each, scales[:, i]) for i, each in enumerate(heads)]
     return np.concatenate(meant, 1).astype(np.float64)
 
 

@@ -77,8 +77,8 @@ def children(
 
 
 def _environment() -> dict[str, str]:
-    """That of a process which finds this tree, and packages where this one does."""
-    found = [str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
+    """That of a process which finds this tree, the modules of tests, and packages where this one does."""
+    found = [str(HERE.parents[2]), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, found))}
 
 

@@ -38,10 +38,9 @@ from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.merged import Heads, Latent, Mlp, Sent
-from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PlainMatrix
-from ktcli.ops.torch.parts import Parts
-from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Parts, Sent
+from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PackedStack, PlainMatrix
+from ktcli.ops.torch.pages import ScaledPages
 from ktcli.ops.triton import merged
 from ktcli.ops.triton import operations as row
 from ktcli.ops.triton.attention import attend_latent
@@ -193,7 +192,7 @@ def experts(
     """Launches experts; returns the sums of a few rows that have not been taken."""
     stacks = packed(name, 2 * inner, hidden, n), packed(name, hidden, inner, n)
     slots = empty(n, dtype=torch.int32)
-    of = empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras
+    of = empty(ids.shape[0], hidden), ids, gate, PackedStack(slots, *stacks, extras)
     row.experts(*of)
     return row.few_experts(*of, mlp)
 

@@ -8,23 +8,30 @@ import sys
 from dataclasses import replace
 from itertools import product
 
+import kvoracle
 import numpy as np
 import torch
+from added_parts import added
 from triton_interpreter import ON_GPU, backwards  # before triton
 
 from ktcli.native import GELU_TANH, SILU, Format, Glu, Scale, packed_bytes
-from ktcli.ops import kvformat
 from ktcli.ops.table.attention import GqaShape, MlaShape
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.torch import attention, functions
-from ktcli.ops.torch import summary as torch_summary
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.lowrank import LowRankUpdate
-from ktcli.ops.torch.merged import Heads, Latent, Mlp
-from ktcli.ops.torch.packed import NO_EXTRAS, ROUTED_ROWS, Extras, Packed, PlainMatrix, rotate
-from ktcli.ops.torch.parts import Parts
-from ktcli.ops.torch.scaled import ScaledPages
+from ktcli.ops.torch.merged import Heads, Latent, Mlp, Parts
+from ktcli.ops.torch.packed import (
+    NO_EXTRAS,
+    ROUTED_ROWS,
+    Extras,
+    Packed,
+    PackedStack,
+    PlainMatrix,
+    rotate,
+)
+from ktcli.ops.torch.pages import ScaledPages
 from ktcli.ops.triton import attention as triton_attention
 from ktcli.ops.triton import merged as triton_merged
 from ktcli.ops.triton import operations as triton_row
@@ -160,13 +167,13 @@ def experts() -> None:
         ids[3, 1] = -1
         slots = torch.tensor([3, -1, 0, 1, 2, -1], dtype=torch.int32)
         x = torch.randn(19, 72)
-        right = functions.experts(x, ids, gate, slots, gate_up, down, extras, exact=True)
+        stack = PackedStack(slots, gate_up, down, extras)
+        right = functions.experts(x, ids, gate, stack, exact=True)
         gate[3, 1] = float("nan")
-        stacks = slots, gate_up, down, extras
-        few = triton_row.experts(x[3:5], ids[3:5], gate[3:5], *stacks)
+        few = triton_row.experts(x[3:5], ids[3:5], gate[3:5], stack)
         torch.testing.assert_close(few, right[3:5], atol=2e-4, rtol=1e-4)
         triton_tiles.CHUNK_TOKENS = 16
-        many = triton_row.experts(x, ids, gate, *stacks)
+        many = triton_row.experts(x, ids, gate, stack)
         torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
 
 
@@ -189,14 +196,14 @@ def beside() -> None:
         )
         ids, slots = torch.tensor([[2, 1, 0]]).int(), torch.tensor([1, -1, 0]).int()
         x, gate, bias = torch.randn(2, 72), torch.rand(1, 3), torch.randn(72)
-        of = x[:1], ids, gate, slots, gate_up, down, Extras(SILU)
+        of = x[:1], ids, gate, PackedStack(slots, gate_up, down)
         made = triton_row.few_experts(*of, Mlp(wide, narrow, glu, bias))
         alone = triton_row.few_experts(*of)
         assert made is not None and made[1] is not None and alone is not None and alone[1] is None
-        assert torch.equal(made[0].total(), alone[0].total())
+        assert torch.equal(added(made[0]), added(alone[0]))
         inner = functions.swiglu(functions.linear(x[:1], wide, exact=True), width, glu)
         right = functions.linear(inner, narrow, bias, exact=True)
-        torch.testing.assert_close(made[1].total(), right, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(added(made[1]), right, atol=2e-4, rtol=1e-4)
         both = x, ids.expand(2, -1).contiguous(), gate.expand(2, -1).contiguous(), *of[3:]
         several = triton_row.few_experts(*both, Mlp(wide, narrow, glu, bias))
         assert several is not None and several[1] is None
@@ -240,7 +247,8 @@ def rotated() -> None:
             ids = torch.stack([torch.randperm(3)[:2] for _ in range(t)]).int()
             ids[-1, 0] = -1
             for second in (down, plain):
-                given = torch.randn(t, 72), ids, torch.rand(t, 2), slots, gate_up, second, extras
+                stack = PackedStack(slots, gate_up, second, extras)
+                given = torch.randn(t, 72), ids, torch.rand(t, 2), stack
                 right = functions.experts(*given, exact=True)
                 close = 2e-4 if t <= triton_row.FEW_ROWS else 2e-2
                 made = triton_row.experts(*given)
@@ -361,7 +369,7 @@ def _meant(pages: ScaledPages, rows: Rows, sequence: int, *widths: int) -> torch
     codes = pages.codes[table].flatten(0, 1)[:end].cpu().numpy()
     scales = pages.scales[table].flatten(0, 1)[:end].cpu().numpy()
     heads = np.split(codes, np.cumsum(widths)[:-1], 1)
-    meant = [kvformat.decode(each, scales[:, i]) for i, each in enumerate(heads)]
+    meant = [kvoracle.decode(each, scales[:, i]) for i, each in enumerate(heads)]
     return torch.from_numpy(np.concatenate(meant, 1)).to(pages.codes.device).double()
 
 
@@ -452,11 +460,11 @@ class Written:
         assert ends[-1] == found.shape[1] and len(heads) == scales.shape[1]
         for i, codes in enumerate(np.split(found, ends[:-1], 1)):
             x = heads[i].cpu().numpy()
-            right, scale = kvformat.encode(x)
+            right, scale = kvoracle.encode(x)
             assert (scales[:, i] == scale).all(), (scales[:, i], scale)
             differ = codes != right
             assert not (exact and differ.any()), (codes[differ], right[differ])
-            there, wanted = (np.abs(kvformat.decode(c, scale) - x) for c in (codes, right))
+            there, wanted = (np.abs(kvoracle.decode(c, scale) - x) for c in (codes, right))
             slack = 2.0**-20 * np.abs(x).max(1, keepdims=True)
             assert (np.abs(there - wanted) <= slack)[differ].all()
             self.codes, self.others = self.codes + codes.size, self.others + int(differ.sum())
@@ -483,7 +491,7 @@ def fp8_written() -> None:
         of = Heads(q, k, v, gain, gain, 0.5, _rope(dim, interleaved), first)
         triton_merged.gqa(of, shape, None, rows=rows, cache=cache)
         written.see(cache[0], rows, _ready(k, gain, of, rows).chunk(2, 1), exact=False)
-        written.see(cache[1], rows, v.total().chunk(2, 1), exact=False)
+        written.see(cache[1], rows, added(v).chunk(2, 1), exact=False)
         if not ON_GPU:  # where quotients and roots are not exact
             (a, gain), (b, _) = _exactly(width, 12), _exactly(width, 20)
             of = Heads(q, parts(torch.cat((a, b), 1)), v, gain, gain, 1e-6, still, 8)
@@ -499,7 +507,7 @@ def fp8_written() -> None:
         new, gain = _parts(3, lora + turned), torch.rand(lora)
         of = Latent(parts(q), new, gain, 0.5, _rope(turned, interleaved))
         triton_attention.mla_one(absorbed, q, of, pages, rows, shape)
-        made = functions.norm(new.total(), gain, 0.5, columns=lora)
+        made = functions.norm(added(new), gain, 0.5, columns=lora)
         if of.rope is not None:
             made = functions.rope(made, of.rope, lora + turned, lora, rows=rows)
         written.see(pages, rows, made.split(cut, 1), exact=False)
@@ -538,9 +546,9 @@ def sums() -> None:
     gain = torch.rand(256)
     some, routed, one = _parts(3, 256), _routed(3, 256), Parts.of(torch.randn(3, 300)[:, 7:263])
     for parts in (some, routed, one):
-        torch.testing.assert_close(sum_parts(parts), parts.total())
+        torch.testing.assert_close(sum_parts(parts), added(parts))
         made = triton_small.swiglu_of(parts, 115)
-        torch.testing.assert_close(made, functions.swiglu(parts.total(), 115))
+        torch.testing.assert_close(made, functions.swiglu(added(parts), 115))
     assert sum_parts(one).data_ptr() == one.values.data_ptr()
     rows = torch.randn(3, 300)[:, :256]
     for a, terms in (
@@ -550,7 +558,7 @@ def sums() -> None:
         (None, (one, routed)),
     ):
         total, normed = triton_merged.add_norm(a, terms, gain, 1e-6)
-        right = sum((each.total() for each in terms), torch.zeros_like(rows))
+        right = sum((added(each) for each in terms), torch.zeros_like(rows))
         right = right if a is None else a + right
         torch.testing.assert_close(total, right)
         torch.testing.assert_close(normed, functions.norm(right, gain, 1e-6))
@@ -559,7 +567,7 @@ def sums() -> None:
 def _ready(x: Parts, gain: torch.Tensor | None, of: Heads, rows: Rows) -> torch.Tensor:
     """Queries or keys, normed and rotated one after the other."""
     width = of.k.shape[1] // 2
-    made = x.total() if gain is None else functions.norm(x.total(), gain, of.eps, width)
+    made = added(x) if gain is None else functions.norm(added(x), gain, of.eps, width)
     return made if of.rope is None else functions.rope(made, of.rope, width, of.first, rows=rows)
 
 
@@ -589,7 +597,7 @@ def heads() -> None:
         out = triton_merged.gqa(of, shape, sinks, rows=rows, cache=cache)
 
         ready = (_ready(x, gain, of, rows) for x, gain in ((q, q_gain), (k, k_gain)))
-        right = attention.gqa(*ready, v.total(), shape, sinks, rows=rows, cache=same)
+        right = attention.gqa(*ready, added(v), shape, sinks, rows=rows, cache=same)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
         for made, alone in zip(cache, same, strict=True):  # one rounding apart
             torch.testing.assert_close(made, alone, equal_nan=True)
@@ -613,7 +621,7 @@ def latent() -> None:
         of = Latent(q, new, gain, 1e-6, _rope(turned, interleaved))
         out = triton_attention.attend_latent(of, uk_in, uv, shape, rows=rows, cache=(cache,))
 
-        ready, normed = q.total(), functions.norm(new.total(), gain, 1e-6, columns=lora)
+        ready, normed = added(q), functions.norm(added(new), gain, 1e-6, columns=lora)
         if of.rope is not None:
             ready = functions.rope(ready, of.rope, nope + turned, nope, rows=rows)
             normed = functions.rope(normed, of.rope, lora + turned, lora, rows=rows)
@@ -782,7 +790,7 @@ def summary() -> None:
         logits[5] = 0.0
         temperature = torch.tensor([0.7, 1.3, 1.0, 0.0, 1.0, 0.5])
         made = triton_summary.summarize(logits, temperature)
-        for out, right in zip(made, torch_summary.summarize(logits, temperature), strict=True):
+        for out, right in zip(made, functions.summarize(logits, temperature), strict=True):
             torch.testing.assert_close(out, right, equal_nan=True)
 
 
