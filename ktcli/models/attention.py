@@ -80,6 +80,22 @@ def read_mla(f: Fields) -> LatentAttention:
     return LatentAttention(f.whole("hidden_size"), q_lora, shape, rope, bias)
 
 
+def require_own_keys(f: Fields) -> int:
+    """Returns the number of heads, after checking that each has keys of its own."""
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    return heads
+
+
+def read_index_heads(f: Fields, low: int = 1) -> tuple[int, int]:
+    """Returns the number of an indexer's heads and the columns of each, at least `low`."""
+    heads = f.whole("index_n_heads", high=MAX_HEADS)
+    dim = f.whole("index_head_dim", low=low, high=4096)
+    f.require_multiple("index_head_dim", dim, 2)
+    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    return heads, dim
+
+
 def of_kind(f: Fields, kind: str) -> Fields:
     """Returns the config with the rotary embedding of one kind of layer, where transformers lists one for each
     kind."""

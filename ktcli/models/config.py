@@ -12,6 +12,9 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 
+Config = Mapping[str, Any]
+Defaults = Mapping[str, Config]  # of the fields that a config may leave out, by model type
+
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18
 MAX_LAYERS = 1024
@@ -61,21 +64,19 @@ THINKER = (
 _PARTS = (TEXT, THINKER)
 
 
-def within_text(
-    config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
+def within_text(config: Config, change: Callable[[Config], dict[str, Any]]) -> dict[str, Any]:
     """Returns a config with `change` applied to its text model's part, or to all of it where it has no such part."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return change(config) if part is None else {**config, part: within_text(config[part], change)}
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Config) -> Config:
     """Returns the text model's part of a config, or all of it where it has no such part."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return config if part is None else text_part(config[part])
 
 
-def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def completed(config: Config, usual: Config) -> dict[str, Any]:
     """Returns the config with missing fields set to transformers' defaults; a null does not count as missing.
 
     Args:
@@ -90,7 +91,7 @@ def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
     return made
 
 
-def _says(config: Mapping[str, Any], name: str) -> bool:
+def _says(config: Config, name: str) -> bool:
     """Returns whether the config has the field under one of its names."""
     if name in _ROPE:
         return any(config.get(each) is not None for each in _ROPE)

@@ -8,15 +8,15 @@ the publisher's. Blocks for multi-token prediction are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, TEXT, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
+from ktcli.models.config import MAX_LAYERS, TEXT, Defaults, Fields
+from ktcli.models.feedforward import read_dense, read_routing, read_sparse
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.skeleton import USUAL_PREFIXES, assemble, text_part
@@ -33,7 +33,7 @@ _USUAL = {
     "tie_word_embeddings": True,
 }
 _SEEING = {**_USUAL, "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _PLAIN: _USUAL,
     _NESTED: {"tie_word_embeddings": True, TEXT: _SEEING},
     _VISION: _SEEING,
@@ -47,13 +47,13 @@ _LISTED = (
 )  # first for text, then for pictures
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    kind = str(config["model_type"])
-    f = _text(config)
+    kind = str(f.values["model_type"])
+    f = _text(f)
     f.only({"use_bias": False})
     attention = read_gqa(f, interleaved=True)
-    routing = read_softmax_routing(f, normalize=True)
+    routing = read_routing(f, normalize=True)
     sees = kind != _PLAIN
     router = RouterNames(correction=_correction(1 + sees), across=sees)
     sparse = read_sparse(f, routing, correction=True, names=SparseNames(router=router))
@@ -69,22 +69,22 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "ernie4_5_moe", parts, prefixes)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
-    f = _first_of_lists(Fields(config))
-    if (types := _mlp_types(f)) is not None:
+    own = _first_of_lists(f)
+    if (types := _mlp_types(own)) is not None:
         kept = types[:layers]
         kept = kept if "sparse" in kept else [*kept[:-1], "sparse"]
-        return {**cut_layers(config, layers), "mlp_layer_types": kept}
-    start, step = min(_start(f), layers - 1), min(_step(f), layers)
-    return {**cut_layers(config, layers), _START: start, _STEP: step, _END: -1}
+        return {**cut_layers(f, layers), "mlp_layer_types": kept}
+    start, step = min(_start(own), layers - 1), min(_step(own), layers)
+    return {**cut_layers(f, layers), _START: start, _STEP: step, _END: -1}
 
 
-def _text(config: Mapping[str, Any]) -> Fields:
+def _text(f: Fields) -> Fields:
     """Returns the fields of the text model, with the first number of each list of two."""
-    if config["model_type"] == _NESTED:
-        return _first_of_lists(text_part(config, f"{_NESTED}_text"))
-    return _first_of_lists(Fields(config)) if config["model_type"] == _VISION else Fields(config)
+    if f.values["model_type"] == _NESTED:
+        return _first_of_lists(text_part(f, f"{_NESTED}_text"))
+    return _first_of_lists(f) if f.values["model_type"] == _VISION else f
 
 
 def _first_of_lists(f: Fields) -> Fields:

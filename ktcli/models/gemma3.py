@@ -15,7 +15,7 @@ from typing import Any
 from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Fields
+from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_dense
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import FULL, SLIDING, cut_layers, read_windows
@@ -38,7 +38,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _TEXT: _DEFAULTS,
     _VISION: {"tie_word_embeddings": True, TEXT: _DEFAULTS},
 }
@@ -60,10 +60,10 @@ _VISION_PREFIXES = replace(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    has_vision = config["model_type"] == _VISION
-    f = text_part(config, _TEXT) if has_vision else Fields(config)
+    has_vision = f.values["model_type"] == _VISION
+    f = text_part(f, _TEXT) if has_vision else f
     f.only({"use_bidirectional_attention": False})
     # Which transformers reads and computes without.
     for name in ("attn_logit_softcapping", *(["final_logit_softcapping"] if has_vision else [])):

@@ -18,8 +18,8 @@ from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.names import RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Fields, read_eps
-from ktcli.models.feedforward import read_dense, read_softmax_routing
+from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Defaults, Fields, read_eps
+from ktcli.models.feedforward import read_dense, read_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import FULL, SLIDING, cut_layers, read_windows
 from ktcli.models.rotation import read_proportional, read_theta, rope_fields, rope_type
@@ -47,7 +47,7 @@ _DEFAULTS: Mapping[str, Any] = {
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _TEXT: _DEFAULTS,
     _VISION: {"tie_word_embeddings": True, TEXT: _DEFAULTS},
 }
@@ -65,10 +65,10 @@ _SEEN = tuple(
 _NAMES = SparseNames(router=RouterNames("router.proj.weight"), shared=SharedNames("mlp"))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> DecoderModel:
     """Returns the model that a config describes, without weights."""
-    has_vision = config["model_type"] == _VISION
-    f = text_part(config, _TEXT) if has_vision else Fields(config)
+    has_vision = f.values["model_type"] == _VISION
+    f = text_part(f, _TEXT) if has_vision else f
     for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         f.require(name, f.whole(name, low=0, default=0), 0)
     direction = "use_bidirectional_attention"
@@ -90,7 +90,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _sparse(f: Fields) -> SparseMlp:
     """Returns the experts with the dense MLP beside them."""
-    routing = read_softmax_routing(f, normalize=True)
+    routing = read_routing(f, normalize=True)
     return SparseMlp(
         f.whole("hidden_size"),
         f.whole("moe_intermediate_size"),

@@ -6,11 +6,12 @@ the tensors, so that nothing is counted twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
-from ktcli.layers.decoder import Decoder
+from ktcli.layers.decoder import Decoder, DecoderLayer
 from ktcli.layers.rope import at_context
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.pooling import TextPooling
@@ -228,6 +229,11 @@ class DecoderModel:
         ignored = (*self.ignored, f"{self.decoder.head_source}.*")
         headless = replace(self.decoder, headless=True)
         return replace(self, decoder=headless, ignored=ignored, pooling=pooling)
+
+    def with_layers(self, change: Callable[[DecoderLayer], DecoderLayer]) -> DecoderModel:
+        """Returns the model with each of its layers changed."""
+        layers = tuple(map(change, self.decoder.layers))
+        return replace(self, decoder=replace(self.decoder, layers=layers))
 
     def forward(self, b: Backend) -> Value:
         """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows."""

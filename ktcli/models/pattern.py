@@ -6,13 +6,13 @@ Every reader raises BadCheckpoint where a field is missing, of the wrong type, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, Fields
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 # The lists, of any family, that have one item for each layer.
 _LISTS = (
@@ -90,46 +90,53 @@ def read_listed_dense(f: Fields) -> Callable[[int], bool]:
     return lambda i: i in listed or bool((i + 1) % step)
 
 
-def _listed_dense(f: Fields) -> list[int]:
-    listed = f.values.get("mlp_only_layers") or []
+def read_numbers(f: Fields, name: str) -> list[int] | None:
+    """Returns the numbers of layers that are listed in field `name`; None: the field is not there."""
+    listed = f.values.get(name)
+    if listed is None:
+        return None
     short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
     if not short or any(type(each) is not int for each in listed):
-        raise BadCheckpoint(f"{f.where}: mlp_only_layers is not a short list of layers")
-    return listed
+        raise BadCheckpoint(f"{f.where}: {name} is not a short list of layers")
+    return list(listed)
+
+
+def _listed_dense(f: Fields) -> list[int]:
+    name = "mlp_only_layers"
+    return (read_numbers(f, name) if f.values.get(name) else None) or []
 
 
 def _sparse_step(f: Fields) -> int:
     return f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
 
 
-def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_layers(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers; for models of which all layers have experts, or none."""
-    lists = {name: config[name][:layers] for name in _LISTS if isinstance(config.get(name), list)}
-    return {**config, "num_hidden_layers": layers, **lists}
+    lists = {n: each[:layers] for n in _LISTS if isinstance(each := f.values.get(n), list)}
+    return {**f.values, "num_hidden_layers": layers, **lists}
 
 
-def cut_first_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_first_dense(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, and so few dense ones that at least one has experts."""
-    dense = min(read_first_dense(Fields(config)), layers - 1)
-    return {**cut_layers(config, layers), "first_k_dense_replace": dense}
+    dense = min(read_first_dense(f), layers - 1)
+    return {**cut_layers(f, layers), "first_k_dense_replace": dense}
 
 
-def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    types = _mlp_types(Fields(config))
+    types = _mlp_types(f)
     if types is None:
-        return cut_first_dense(config, layers)
+        return cut_first_dense(f, layers)
     kept = types[:layers]
     if "sparse" not in kept:
         kept = [*kept[:-1], "sparse"]
-    return {**cut_layers(config, layers), "mlp_layer_types": kept}
+    return {**cut_layers(f, layers), "mlp_layer_types": kept}
 
 
-def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_listed_dense(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
-    f = Fields(config)
     return {
-        **cut_layers(config, layers),
+        **cut_layers(f, layers),
         "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],
         "decoder_sparse_step": min(_sparse_step(f), layers),
     }

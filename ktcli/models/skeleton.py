@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
@@ -70,16 +69,16 @@ _LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
 _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # the limits of kt_program_mix
 
 
-def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
+def text_part(f: Fields, *model_types: str) -> Fields:
     """Returns the config of the text model inside that of a vision-language model.
 
     Args:
         model_types: those that it may have; the first is the default.
     """
-    text = Fields(config.get(TEXT, {}), f"config.json: {TEXT}")
+    text = Fields(f.values.get(TEXT, {}), f"config.json: {TEXT}")
     kind = text.text("model_type", model_types[0])
     text.require("model_type", kind, *model_types)
-    said = {"model_type": kind, "tie_word_embeddings": config.get("tie_word_embeddings")}
+    said = {"model_type": kind, "tie_word_embeddings": f.values.get("tie_word_embeddings")}
     return Fields({**text.values, **{k: v for k, v in said.items() if v is not None}}, text.where)
 
 
