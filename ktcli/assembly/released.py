@@ -64,9 +64,8 @@ class ReleasedRanges:
         found = defaultdict[str, list[tuple[int, int]]](list)
         if self._path.exists():
             lines = read_bounded(self._path, _MAX_BYTES).split(b"\n")
-            for line in lines[
-                :-1
-            ]:  # the last one is empty, or was cut off before anything was given back
+            # The last one is empty, or was cut off before anything was given back.
+            for line in lines[:-1]:
                 with suppress(ValueError):
                     name, pairs = json.loads(line)
                     found[name].extend((start, stop) for start, stop in pairs)
