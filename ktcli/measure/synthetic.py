@@ -30,9 +30,8 @@ from ktcli.records import dataclass
 
 _SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
-_SPREAD_STEP = (
-    64  # of them, in one step: Ctrl-C is heard between two, within a second of a whole large model
-)
+# Of them, in one step: Ctrl-C is heard between two, within a second of a whole large model.
+_SPREAD_STEP = 64
 
 
 def fitting_plan(
