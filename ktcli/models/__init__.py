@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import Config, Defaults, Fields, completed, within_text
-from ktcli.models.model import DecoderModel, Model, Spec
+from ktcli.models.model import Model, Spec
 from ktcli.models.pooling import read_pooling
 from ktcli.unsupported import unsupported_type
 
@@ -20,7 +20,7 @@ class Family(Protocol):
     # see `completed`.
     MODEL_TYPES: Defaults
 
-    def build(self, f: Fields) -> DecoderModel:
+    def build(self, f: Fields) -> Model:
         """Returns the model that a config describes."""
 
     def cut(self, f: Fields, layers: int) -> dict[str, Any]:

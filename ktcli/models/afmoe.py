@@ -16,7 +16,7 @@ from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import read_dense, read_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
@@ -42,7 +42,7 @@ _PREFIXES = Prefixes(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.only(_ONLY)
     for name in ("n_group", "topk_group"):

@@ -18,6 +18,7 @@ def read_gqa(
     f: Fields,
     *,
     norms: QkNorms | None = None,
+    biased: bool = False,
     qkv_bias: bool = False,
     o_bias: bool = False,
     interleaved: bool = False,
@@ -27,7 +28,8 @@ def read_gqa(
 
     Args:
         norms: the norms of q and k.
-        qkv_bias, o_bias: whether these projections have biases.
+        biased: whether all projections have biases if the config's `attention_bias` says so.
+        qkv_bias, o_bias: whether these projections have biases in any case.
         interleaved: whether neighbouring columns are rotated as pairs, unless the config says.
         partly: whether the config may say that only the first columns of a head are rotated; in other families all are,
             and such a config is refused.
@@ -40,6 +42,8 @@ def read_gqa(
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved)
     hidden = f.whole("hidden_size")
+    bias = biased and f.flag("attention_bias", False)
+    qkv_bias, o_bias = qkv_bias or bias, o_bias or bias
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), norms, qkv_bias, o_bias)
 
 

@@ -13,7 +13,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_mla
 from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import Prefixes, assemble
 
@@ -37,10 +37,9 @@ _PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True)))
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
-    f.only({"scoring_func": "sigmoid"})
+    f.only({"moe_layer_freq": 1, "scoring_func": "sigmoid"})
     attention, routing = read_mla(f), read_corrected_routing(f)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
     mlp = read_mlps(f, sparse, read_typed_dense(f))

@@ -15,7 +15,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.deepseek_v32 import ONLY, read_indexed
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import assemble
 
@@ -39,7 +39,7 @@ cut = cut_typed_dense
 _GROUPS = "n_group", "topk_group"
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     # A null means that experts are in no groups, which is one group of all.
     f = Fields({**f.values, **{name: f.values.get(name) or 1 for name in _GROUPS}})

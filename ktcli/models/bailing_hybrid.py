@@ -20,7 +20,7 @@ from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_mla, require_own_keys
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Defaults, Fields, read_eps
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, LINEAR, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.models.step3p7 import limited, read_limits
@@ -65,7 +65,7 @@ _ONLY = {
 }
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
     f.only(_ONLY)
@@ -106,11 +106,10 @@ def _linear_layers(f: Fields) -> list[bool]:
     kinds = read_types(f, "layer_types", LINEAR, FULL)
     if kinds is not None:
         return [kind == LINEAR for kind in kinds]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     group = f.whole("layer_group_size", high=MAX_LAYERS)
     # Of layers behind the last whole group, vLLM and transformers say different things.
-    f.require_multiple("num_hidden_layers", n_layers, group, "layer_group_size")
-    return [(i + 1) % group != 0 for i in range(n_layers)]
+    f.require_multiple("num_hidden_layers", f.n_layers, group, "layer_group_size")
+    return [(i + 1) % group != 0 for i in range(f.n_layers)]
 
 
 def _delta(f: Fields) -> KimiDelta:

@@ -21,7 +21,7 @@ from ktcli.models.feedforward import (
     read_routing,
     read_sparse,
 )
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_first_dense, read_first_dense
 from ktcli.models.skeleton import Prefixes, assemble
 
@@ -51,7 +51,7 @@ _ONLY = {
 cut = cut_first_dense
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.only(_ONLY)
     sparse = _experts(f)

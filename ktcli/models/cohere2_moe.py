@@ -15,7 +15,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
@@ -43,13 +43,12 @@ _SHARES = {"average": 0.5, "sum": 1.0}
 _SCORES = {"softmax": Score.SOFTMAX, "sigmoid": Score.SIGMOID}
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     centred = not f.has("rms_norm_eps")
     eps = f.number("layer_norm_eps" if centred else "rms_norm_eps", high=1.0)
     f = Fields({**f.values, "rms_norm_eps": eps}, f.where)
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qkv_bias=bias, o_bias=bias, interleaved=True)
+    attention = read_gqa(f, biased=True, interleaved=True)
     window, is_dense = _windows(f), read_typed_dense(f)
     turned = f.whole(_PREFIX_PATTERN, high=MAX_LAYERS) == 1
     dense, sparse = _dense(f), _sparse(f)

@@ -24,10 +24,8 @@ MAX_HEADS = 4096
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT = 1 << 27
 MAX_CHOSEN = 1 << 16  # positions or blocks that a token attends to: of kt_program_choose
-MAX_APART = (
-    1 << 14
-)  # heads or groups whose rows are found one by one; the largest public model has 4,000
-
+# Heads or groups whose rows are found one by one; the largest public model has 4,000.
+MAX_APART = 1 << 14
 
 # The names of one field among publishers, transformers' usual name first.
 _SPELLINGS = (
@@ -57,10 +55,8 @@ _SPELLED = {names[0]: names for names in _SPELLINGS}
 _ROPE = ("rope_parameters", "rope_scaling")  # where a null counts as absent
 # A number without bound, as transformers writes it since version 5; JSON has no word for it.
 INFINITE = {"__float__": "Infinity"}
-TEXT = "text_config"  # the part of the text model in a vision-language model's config
-THINKER = (
-    "thinker_config"  # the part of a model that speaks, too, in which the text model's part is
-)
+# The parts of the text model in a vision-language model's config, and of a model that speaks, too, in which that is.
+TEXT, THINKER = "text_config", "thinker_config"
 _PARTS = (TEXT, THINKER)
 
 
@@ -109,6 +105,11 @@ class Fields:
         if not isinstance(values, Mapping):
             raise BadCheckpoint(f"{where} is not a JSON object")
         self.values, self.where = values, where
+
+    @property
+    def n_layers(self) -> int:
+        """The number of a model's layers."""
+        return self.whole("num_hidden_layers", high=MAX_LAYERS)
 
     def has(self, *names: str) -> bool:
         """Returns whether the object has one of the names with a value that is not null."""
@@ -165,10 +166,9 @@ class Fields:
         """Raises BadCheckpoint if all layers together have too many of the heads or groups of which a layer has
         `each`.
         """
-        n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
-        if each * n_layers > MAX_APART:
+        if each * self.n_layers > MAX_APART:
             raise BadCheckpoint(
-                f"{self.where}: {what} is {each} in each of {n_layers} layers (limit {MAX_APART} in total)"
+                f"{self.where}: {what} is {each} in each of {self.n_layers} layers (limit {MAX_APART} in total)"
             )
 
     def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:
@@ -192,12 +192,14 @@ class Fields:
             )
 
     def only(self, known: Mapping[str, object]) -> None:
-        """Raises BadCheckpoint if one of these flags and texts has another value than the given one, the only one that
-        this version computes.
+        """Raises BadCheckpoint if one of these flags, numbers and texts has another value than the given one, the only
+        one that this version computes.
         """
         for name, usual in known.items():
             if isinstance(usual, bool):
                 self.require(name, self.flag(name, usual), usual)
+            elif isinstance(usual, int):
+                self.require(name, self.whole(name, low=min(1, usual), default=usual), usual)
             else:
                 self.require(name, self.text(name, str(usual)), usual)
 

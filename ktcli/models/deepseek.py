@@ -20,7 +20,7 @@ from ktcli.models.feedforward import (
     read_routing,
     read_sparse,
 )
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
 from ktcli.ops.table.experts import Routing
@@ -61,7 +61,7 @@ _TEXT_PREFIXES = Prefixes(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     is_part = f.values.get("model_type") == "kimi_k25"
     f = text_part(f, "deepseek_v3", "kimi_k2") if is_part else f

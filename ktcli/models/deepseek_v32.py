@@ -14,7 +14,7 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.models.attention import read_index_heads, read_mla
 from ktcli.models.config import MAX_CHOSEN, MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.attention import ChooseShape
@@ -49,7 +49,7 @@ MODEL_TYPES: Defaults = {
 cut = cut_typed_dense
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.only({"mlp_bias": False, **ONLY})
     full = read_indexed(f)
@@ -92,7 +92,6 @@ def read_shared(f: Fields) -> list[bool]:
     Raises:
         BadCheckpoint: the list is not one of these types, or is too short.
     """
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     types = f.values.get("indexer_types")
     if types is None and (pattern := f.values.get("index_topk_pattern")) is not None:
         letters = {"F": _FULL, "S": _SHARED}
@@ -100,11 +99,11 @@ def read_shared(f: Fields) -> list[bool]:
     if types is None:
         every = f.whole("index_topk_freq", low=0, high=MAX_LAYERS, default=1) or 1
         first = f.whole("index_skip_topk_offset", low=0, high=MAX_LAYERS, default=2)
-        return [max(i - first + 1, 0) % every > 0 for i in range(n_layers)]
+        return [max(i - first + 1, 0) % every > 0 for i in range(f.n_layers)]
     if not isinstance(types, list) or any(each not in (_FULL, _SHARED) for each in types):
         raise BadCheckpoint(f"{f.where}: indexer_types is not a list of {_FULL} and {_SHARED}")
-    if len(types) < n_layers:
+    if len(types) < f.n_layers:
         raise BadCheckpoint(
-            f"{f.where}: indexer_types lists {len(types)} layers instead of {n_layers}"
+            f"{f.where}: indexer_types lists {len(types)} layers instead of {f.n_layers}"
         )
-    return [each == _SHARED for each in types[:n_layers]]
+    return [each == _SHARED for each in types[: f.n_layers]]

@@ -35,7 +35,7 @@ from ktcli.models.config import (
     read_eps,
 )
 from ktcli.models.feedforward import read_clamped, read_experts, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.rotation import read_rope
 from ktcli.models.skeleton import Prefixes, assemble, read_streams
@@ -88,11 +88,10 @@ _PREFIXES = Prefixes(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.only({"mlp_bias": False, "attention_bias": False})
-    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=1), 1)
-    f.require("n_shared_experts", f.whole("n_shared_experts", default=1), 1)
+    f.only({"num_key_value_heads": 1, "n_shared_experts": 1})
     kinds, by_id = _kinds(f), _by_id(f)
     attentions = {kind: _read_attention(f, kind) for kind in sorted(set(kinds))}
     routed = _read_mlp(f)
@@ -116,8 +115,7 @@ def _kinds(f: Fields) -> list[str]:
     rates = read_types(f, "compress_ratios", *_OF_RATE)
     if rates is not None:
         return [_OF_RATE[rate] for rate in rates]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers)]
+    return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(f.n_layers)]
 
 
 def _by_id(f: Fields) -> list[bool]:
@@ -125,9 +123,8 @@ def _by_id(f: Fields) -> list[bool]:
     listed = read_types(f, "mlp_layer_types", _BY_ID, _ROUTED)
     if listed is not None:
         return [kind == _BY_ID for kind in listed]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS)
-    return [i < first for i in range(n_layers)]
+    return [i < first for i in range(f.n_layers)]
 
 
 def _rate(f: Fields, kind: str) -> int:

@@ -11,7 +11,7 @@ from ktcli.layers.grouped_query import QkNorms
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_dense
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_upper_windows, read_windows
 from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, assemble, text_part
 
@@ -32,7 +32,7 @@ cut = cut_layers
 _QK_NORMED = "qwen3", _VISION
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     kind = str(f.values["model_type"])
     f = text_part(f, f"{_VISION}_text") if kind == _VISION else f

@@ -17,7 +17,7 @@ from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_dense, read_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.skeleton import USUAL_PREFIXES, assemble, text_part
 
@@ -39,15 +39,11 @@ MODEL_TYPES: Defaults = {
     _VISION: _SEEING,
 }
 
-_LISTED = (
-    "moe_num_experts",
-    "moe_intermediate_size",
-    _START,
-    _END,
-)  # first for text, then for pictures
+# Of these there may be lists: first for text, then for pictures.
+_LISTED = ("moe_num_experts", "moe_intermediate_size", _START, _END)
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     kind = str(f.values["model_type"])
     f = _text(f)

@@ -14,7 +14,7 @@ from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
@@ -33,7 +33,7 @@ cut = cut_typed_dense
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_correction_bias")))
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)

@@ -16,7 +16,7 @@ from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, Share
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import TEXT, Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_upper_windows
 from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, assemble, text_part
 
@@ -54,7 +54,7 @@ _HY3 = SparseNames(
 _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias includes o
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     kind = str(f.values["model_type"])
     f = text_part(f, f"{_VISION}_text") if kind == _VISION else f
@@ -73,9 +73,8 @@ def build(f: Fields) -> DecoderModel:
     is_dense, window = read_typed_dense(f), _windows(f, kind)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        dense = (
-            is_dense(i) and kind != "solar_open"
-        )  # all layers of Solar-Open have experts, whatever the config says
+        # All layers of Solar-Open have experts, whatever the config says.
+        dense = is_dense(i) and kind != "solar_open"
         return attention.within(window(i)), read_dense(f) if dense else sparse
 
     return assemble(f, "glm4_moe", parts, BESIDE_VISION if kind == _VISION else USUAL_PREFIXES)

@@ -17,7 +17,7 @@ from ktcli.layers.indexer import Indexer
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.models.attention import read_index_heads, require_own_keys
-from ktcli.models.config import MAX_CHOSEN, MAX_LAYERS, TEXT, Defaults, Fields, read_eps
+from ktcli.models.config import MAX_CHOSEN, TEXT, Defaults, Fields, read_eps
 from ktcli.models.deepseek_v32 import read_shared
 from ktcli.models.feedforward import (
     V3_EXPERTS,
@@ -27,7 +27,7 @@ from ktcli.models.feedforward import (
     read_sparse,
 )
 from ktcli.models.kimi_linear import LINEAR_PART, read_delta, read_linear_part
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import LINEAR, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, read_streams, text_part
 from ktcli.native import PAGE_TOKENS
@@ -61,7 +61,7 @@ _PREFIXES = Prefixes(body="model.language_model", ignored=("model.visual.*",))
 _LOWEST = -5.0  # published
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _text(f)
     f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
@@ -96,9 +96,8 @@ def _text(f: Fields) -> Fields:
 
 def _linear_layers(f: Fields) -> list[bool]:
     """Returns for each layer whether its attention is linear."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     kinds = read_types(f, "layer_types", LINEAR, *_INDEXED)
-    return [kind == LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(n_layers)]
+    return [kind == LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(f.n_layers)]
 
 
 def _shared_layers(f: Fields) -> list[bool]:
@@ -120,7 +119,7 @@ def _delta(f: Fields) -> KimiDelta:
 
 def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:
     """Reads latent attention over what an indexer chose: an earlier layer's, and its own."""
-    f.require("qk_rope_head_dim", f.whole("qk_rope_head_dim", low=0, default=0), 0)
+    f.only({"qk_rope_head_dim": 0})
     heads = require_own_keys(f)
     nope, v, lora = f.whole("qk_nope_head_dim"), f.whole("v_head_dim"), f.whole("kv_lora_rank")
     f.require_multiple("kv_lora_rank", lora, 2)

@@ -14,7 +14,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import read_clamped, read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import assemble
 
@@ -45,11 +45,9 @@ MODEL_TYPES: Defaults = {
 cut = cut_layers
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qkv_bias=bias, o_bias=bias)
-    attention = replace(attention, sinks_name="sinks")
+    attention = replace(read_gqa(f, biased=True), sinks_name="sinks")
     window = read_windows(f, default=lambda i: i % 2 == 0)
     sparse = SparseMlp(
         f.whole("hidden_size"),

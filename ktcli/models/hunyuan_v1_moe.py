@@ -16,7 +16,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import head_dim, read_gqa
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers
 from ktcli.models.rotation import read_theta, rope_fields, rope_type
 from ktcli.models.skeleton import assemble
@@ -28,11 +28,10 @@ _NORMS = QkNorms(NormedQk.ROTATED, ("query_layernorm", "key_layernorm"))
 _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, norms=_NORMS, qkv_bias=bias, o_bias=bias)
+    attention = read_gqa(f, norms=_NORMS, biased=True)
     width = f.whole("intermediate_size")
     routing = read_routing(f, normalize=True)
     sparse = SparseMlp(attention.hidden, width, routing, shared_width=width, names=_NAMES)

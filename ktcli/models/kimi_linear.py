@@ -15,9 +15,9 @@ from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.names import NUMBERED_EXPERTS, SparseNames
 from ktcli.models.attention import read_mla, require_own_keys
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Defaults, Fields, read_eps
+from ktcli.models.config import MAX_HEADS, Defaults, Fields, read_eps
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, LINEAR, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.recurrent import DeltaShape
@@ -45,7 +45,7 @@ _ONLY = {"attention_bias": False, "mla_use_nope": True, "moe_router_activation_f
 _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
     f.only(_ONLY)
@@ -69,7 +69,7 @@ def _own(f: Fields) -> Fields:
         return f
     part, found = read_linear_part(f)
     if not f.has("layer_types") and all(part.has(name) for name in _LISTS):
-        found["layer_types"] = _listed(part, f.whole("num_hidden_layers", high=MAX_LAYERS))
+        found["layer_types"] = _listed(part, f.n_layers)
     return Fields({**f.values, **found}, f.where)
 
 
@@ -101,8 +101,7 @@ def _linear_layers(f: Fields) -> list[bool]:
     kinds = read_types(f, "layer_types", LINEAR, FULL)
     if kinds is not None:
         return [kind == LINEAR for kind in kinds]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return [i == 0 or i % 4 > 0 for i in range(n_layers)]
+    return [i == 0 or i % 4 > 0 for i in range(f.n_layers)]
 
 
 def read_delta(f: Fields, lowest: float = 0.0) -> KimiDelta:

@@ -16,9 +16,9 @@ from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Defaults, Fields
+from ktcli.models.config import MAX_HEADS, Defaults, Fields
 from ktcli.models.feedforward import read_mlps, read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.experts import Score
@@ -47,7 +47,7 @@ _NAMES = SparseNames(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
@@ -65,12 +65,11 @@ def build(f: Fields) -> DecoderModel:
 
 def _heads(f: Fields) -> list[int]:
     """Returns the number of query heads of each layer."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(_HEADS)
     if listed is None:
-        return [f.whole("num_attention_heads", high=MAX_HEADS)] * n_layers
-    if not isinstance(listed, list) or len(listed) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {_HEADS} is not a list of {n_layers} layers")
+        return [f.whole("num_attention_heads", high=MAX_HEADS)] * f.n_layers
+    if not isinstance(listed, list) or len(listed) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {_HEADS} is not a list of {f.n_layers} layers")
     return [Fields({_HEADS: one}, f.where).whole(_HEADS, high=MAX_HEADS) for one in listed]
 
 

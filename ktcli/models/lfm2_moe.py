@@ -18,7 +18,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import read_dense, read_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
@@ -43,7 +43,7 @@ _NAMES = SparseNames(NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("e
 _QK_NORMS = QkNorms(names=("q_layernorm", "k_layernorm"))
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
     f.only({"conv_bias": False, "use_expert_bias": True})
@@ -51,7 +51,7 @@ def build(f: Fields) -> DecoderModel:
     conv = ShortConv(attention.hidden, f.whole("conv_L_cache", low=2, high=16), source="conv")
     dense, first = replace(read_dense(f), names=_MLP), _dense_layers(f)
     # A model without experts, as GGUF files have it, is one with dense layers only.
-    others = _sparse(f) if first < f.whole("num_hidden_layers", high=MAX_LAYERS) else dense
+    others = _sparse(f) if first < f.n_layers else dense
     kinds = read_types(f, "layer_types", _CONV, _FULL)
     if kinds is None:
         raise BadCheckpoint(f"{f.where}: layer_types is missing or null")
@@ -64,7 +64,7 @@ def build(f: Fields) -> DecoderModel:
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts if there are any."""
-    first, n_layers = _dense_layers(f), f.whole("num_hidden_layers", high=MAX_LAYERS)
+    first, n_layers = _dense_layers(f), f.n_layers
     kept = min(first, layers - 1) if first < n_layers else first
     return {**cut_layers(f, layers), _DENSE: kept}
 

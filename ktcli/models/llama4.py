@@ -20,7 +20,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, cut_layers, read_numbers, read_types
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.ops.table.rowwise import Temper
@@ -61,7 +61,7 @@ _NAMES = SparseNames(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     sees = f.values["model_type"] == _VISION
     # What the whole says of a tied head does not count.
@@ -85,8 +85,7 @@ def cut(f: Fields, layers: int) -> dict[str, Any]:
 
 def _attention(f: Fields) -> Callable[[int], GroupedQueryAttention]:
     """Returns a function from a layer's number to its attention."""
-    bias = f.flag("attention_bias", False)
-    plain = read_gqa(f, qkv_bias=bias, o_bias=bias, interleaved=True)
+    plain = read_gqa(f, biased=True, interleaved=True)
     norms = QkNorms(NormedQk.ROTATED, weighted=False) if f.flag("use_qk_norm", True) else None
     rotated = replace(plain, norms=norms)
     still = replace(plain, rope=None, temper=_temper(f))
@@ -97,7 +96,7 @@ def _attention(f: Fields) -> Callable[[int], GroupedQueryAttention]:
         own = rotated if turns(i) else still
         return own.in_chunks(width) if chunked(i) else own
 
-    if not width and any(map(chunked, range(f.whole("num_hidden_layers", high=MAX_LAYERS)))):
+    if not width and any(map(chunked, range(f.n_layers))):
         raise BadCheckpoint(f"{f.where}: {_WIDTH} is missing, but there are layers of {_CHUNKED}")
     return of
 

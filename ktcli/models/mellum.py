@@ -8,7 +8,7 @@ from ktcli.layers.grouped_query import QkNorms
 from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import read_mlps, read_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
@@ -27,16 +27,15 @@ MODEL_TYPES: Defaults = {
 cut = cut_typed_dense
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    bias = f.flag("attention_bias", False)
     routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
     mlp = read_mlps(f, read_sparse(f, routing), read_typed_dense(f))
     window = read_windows(f, default=lambda _: False)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = of_kind(f, SLIDING if window(i) else FULL)
-        attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
+        attention = read_gqa(own, norms=QkNorms(), biased=True)
         return attention.within(window(i)), mlp(i)
 
     return assemble(f, "mellum", parts)

@@ -13,9 +13,9 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Defaults, Fields
+from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import assemble
 
@@ -51,7 +51,7 @@ _LISTS = {
 }
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
     _refuse_others(f)
@@ -80,8 +80,7 @@ def _own(f: Fields) -> Fields:
             raise BadCheckpoint(f"{f.where}: {name} and {own} contradict each other")
         values[own] = given
     if values.get("layer_types") is None:
-        n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-        values["layer_types"] = [SLIDING if i and (i + 1) % 6 else FULL for i in range(n_layers)]
+        values["layer_types"] = [SLIDING if i and (i + 1) % 6 else FULL for i in range(f.n_layers)]
     if values.get("rms_norm_eps") is None:
         values["rms_norm_eps"] = values.get("layernorm_epsilon")
     if values.get("rope_parameters") is None:

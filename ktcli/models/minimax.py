@@ -14,9 +14,9 @@ from ktcli.layers.lightning import LightningAttention
 from ktcli.layers.names import NUMBERED_EXPERTS, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import head_dim, read_gqa
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Defaults, Fields
+from ktcli.models.config import MAX_HEADS, Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, LINEAR, cut_layers, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 
@@ -35,10 +35,8 @@ MODEL_TYPES: Defaults = {
 cut = cut_layers
 
 _NUMBERED = {1: FULL, 0: LINEAR}
-_TYPES, _NUMBERS = (
-    "layer_types",
-    "attn_type_list",
-)  # in transformers' words, and in the publisher's numbers
+# In transformers' words, and in the publisher's numbers.
+_TYPES, _NUMBERS = "layer_types", "attn_type_list"
 # The factors in a sum, in transformers' words and the publisher's: of the residual (alpha), of what is added (beta).
 _FACTORS = {
     FULL: ("full_attn_{}_factor", "layernorm_full_attention_{}"),
@@ -57,11 +55,10 @@ _PREFIXES = Prefixes(
 _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.require_absent("sliding_window")
-    shared = f.whole("shared_intermediate_size", low=0, default=0)
-    f.require("shared_intermediate_size", shared, 0)
+    f.only({"shared_intermediate_size": 0})
     kinds, full = _kinds(f), read_gqa(f, partly=True)
     of_kind: dict[str, Attention] = {FULL: full, LINEAR: _lightning(f)}
     routing = read_routing(f, normalize=True)
@@ -83,15 +80,14 @@ def _kinds(f: Fields) -> list[str]:
         return types
     if (numbers := read_types(f, _NUMBERS, *_NUMBERED)) is not None:
         return [_NUMBERED[number] for number in numbers]
-    return [(FULL, LINEAR)[i % 2] for i in range(f.whole("num_hidden_layers", high=MAX_LAYERS))]
+    return [(FULL, LINEAR)[i % 2] for i in range(f.n_layers)]
 
 
 def _lightning(f: Fields) -> LightningAttention:
     """Reads the lightning attention."""
     heads, dim = f.whole("num_attention_heads", high=MAX_HEADS), head_dim(f)
     f.require_width("num_attention_heads x head_dim", 4 * heads * dim)
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return LightningAttention(f.whole("hidden_size"), heads, dim, n_layers)
+    return LightningAttention(f.whole("hidden_size"), heads, dim, f.n_layers)
 
 
 def _factors(f: Fields, kind: str) -> tuple[float, float]:

@@ -16,9 +16,9 @@ from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Defaults, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_clamped, read_mlps, read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import PAGE_TOKENS
@@ -60,7 +60,7 @@ _NAMES = SparseNames(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(Fields(f.values.get(TEXT) or {}, f"{f.where}: {TEXT}"))
     attention = read_gqa(f, norms=_NORMS, partly=True)
@@ -88,11 +88,10 @@ def _own(f: Fields) -> Fields:
     for name, old in _OLD_NAMES.items():
         if sparse.has(old):
             values[name] = sparse.values[old]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = (sparse.values.get("sparse_attention_freq"), values.get("moe_layer_freq"))
     attention, mlp = (each if isinstance(each, list) else None for each in listed)
     if values.get("layer_types") is None:
-        values["layer_types"] = [_SPARSE if x else _FULL for x in attention or [0] * n_layers]
+        values["layer_types"] = [_SPARSE if x else _FULL for x in attention or [0] * f.n_layers]
     if values.get("mlp_layer_types") is None and mlp is not None:
         values["mlp_layer_types"] = ["sparse" if x else "dense" for x in mlp]
     return Fields(values, f.where)

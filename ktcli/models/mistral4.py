@@ -12,7 +12,7 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.models.attention import read_mla, require_own_keys
 from ktcli.models.config import MAX_CONTEXT, TEXT, Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_first_dense, read_first_dense
 from ktcli.models.rotation import rope_fields, rotated_part
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
@@ -53,7 +53,7 @@ _PREFIXES = Prefixes(
 )
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     sees = f.values["model_type"] == _VISION
     f = text_part(f, _PLAIN) if sees else f

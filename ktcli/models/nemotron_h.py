@@ -20,7 +20,7 @@ from ktcli.models.attention import read_gqa_shape
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields, read_eps
 from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
 from ktcli.models.mamba import read_mamba
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import SQUARED_RELU
@@ -71,7 +71,7 @@ _ONLY = {
 }
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
     f.only(_ONLY)

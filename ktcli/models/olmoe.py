@@ -13,7 +13,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble
 
@@ -24,11 +24,10 @@ MODEL_TYPES: Defaults = {"olmoe": {}, _FLEX: {"rope_theta": 500_000.0}}
 cut = cut_layers
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f.require_absent("clip_qkv")
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), qkv_bias=bias, o_bias=bias)
+    attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), biased=True)
     routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), routing)
     prefixes = _AFTER if f.text("model_type", "") == _FLEX else USUAL_PREFIXES

@@ -32,12 +32,11 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
     types = f.values.get(name)
     if types is None:
         return None
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if not isinstance(types, list) or len(types) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
-    for kind in types[:n_layers]:
+    if not isinstance(types, list) or len(types) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {f.n_layers} layers")
+    for kind in types[: f.n_layers]:
         f.require(name, kind, *kinds)
-    return types[:n_layers]
+    return types[: f.n_layers]
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:

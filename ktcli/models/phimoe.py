@@ -16,7 +16,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.rotation import MSCALES, rope_fields, rope_type
 from ktcli.models.skeleton import Prefixes, assemble
@@ -40,14 +40,10 @@ _WIRING = Wiring(centred=True, shifted=True)
 cut = cut_layers
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     _require_known_rope(f)
-    bias = f.flag("attention_bias", False)
-    attention, window = (
-        read_gqa(f, qkv_bias=bias, o_bias=bias),
-        read_windows(f, default=lambda _: True),
-    )
+    attention, window = read_gqa(f, biased=True), read_windows(f, default=lambda _: True)
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), _routing(f), names=_NAMES)
     model = assemble(
         f, "phimoe", lambda i: (attention.within(window(i)), sparse), _PREFIXES, wiring=_WIRING

@@ -12,7 +12,7 @@ from ktcli.layers.names import USUAL_SPARSE, EachExpert, FusedExperts, SparseNam
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CONTEXT, TEXT, THINKER, Defaults, Fields
 from ktcli.models.feedforward import read_mlps, read_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_listed_dense, read_listed_dense
 from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, Prefixes, assemble, text_part
 
@@ -44,14 +44,13 @@ _PREFIXES = {_MOE: USUAL_PREFIXES, _VISION: BESIDE_VISION, _OMNI: _OMNI_PREFIXES
 _VISION_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     kind = str(f.values["model_type"])
     f = _text(f)
     sliding = kind == _MOE and f.flag("use_sliding_window", False) and f.has("sliding_window")
     window = f.whole("sliding_window", high=MAX_CONTEXT) if sliding else 0
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
+    attention = read_gqa(f, norms=QkNorms(), biased=True)
     routing = read_routing(f, normalize=kind == _VISION or f.flag("norm_topk_prob", False))
     sparse = read_sparse(f, routing, names=_VISION_NAMES if kind == _VISION else USUAL_SPARSE)
     mlp = read_mlps(f, sparse, read_listed_dense(f))

@@ -15,12 +15,12 @@ from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gated_delta import GatedDeltaNet
 from ktcli.layers.gates import QueryGates
 from ktcli.layers.grouped_query import QkNorms
-from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Defaults, Fields, read_eps
-from ktcli.models.feedforward import read_dense, read_mlps, read_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.feedforward import read_dense, read_mlps
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, LINEAR, cut_listed_dense, read_listed_dense, read_types
+from ktcli.models.qwen2_moe import read_experts
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.ops.table.recurrent import DeltaShape
 
@@ -53,10 +53,9 @@ MODEL_TYPES: Defaults = {
 cut = cut_listed_dense
 
 _VISION = ("model.visual.*",)
-_NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     body = "model.language_model" if _has_vision(f) else "model"
     f = _text(f)
@@ -85,9 +84,8 @@ def _has_vision(f: Fields) -> bool:
 
 def _kinds(f: Fields) -> list[str]:
     """Returns each layer's kind of attention."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     every = f.whole("full_attention_interval", high=MAX_LAYERS)
-    usual = [LINEAR if (i + 1) % every else FULL for i in range(n_layers)]
+    usual = [LINEAR if (i + 1) % every else FULL for i in range(f.n_layers)]
     return read_types(f, "layer_types", LINEAR, FULL) or usual
 
 
@@ -111,7 +109,4 @@ def _mlp(f: Fields) -> Callable[[int], Mlp]:
     if f.text("model_type", "").removesuffix("_text") == _DENSE:
         dense = read_dense(f)
         return lambda i: dense
-    routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
-    shared = f.whole("shared_expert_intermediate_size")
-    sparse = replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
-    return read_mlps(f, sparse, read_listed_dense(f))
+    return read_mlps(f, read_experts(f), read_listed_dense(f))

@@ -22,8 +22,8 @@ from ktcli.layers.decoder import (
     below,
 )
 from ktcli.layers.hyper import HyperConnection
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, TEXT, Fields, read_eps
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_CONTEXT, MAX_VOCAB, TEXT, Fields, read_eps
+from ktcli.models.model import Model
 from ktcli.ops.table.streams import MixShape
 from ktcli.records import dataclass
 
@@ -147,7 +147,7 @@ def assemble(
     multipliers: Multipliers = NO_MULTIPLIERS,
     wiring: Wiring = SEQUENTIAL,
     activation: Mapping[str, str] = SILU,
-) -> DecoderModel:
+) -> Model:
     """Returns the model of a config, assembled from each layer's attention and MLP.
 
     Args:
@@ -162,14 +162,13 @@ def assemble(
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
     f.only(activation)
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     hidden = f.whole("hidden_size")
     frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual, wiring)
     decoder = Decoder(
         hidden=hidden,
         vocab=f.whole("vocab_size", high=MAX_VOCAB),
         eps=frame.eps,
-        layers=tuple(frame.layer(i, *parts(i)) for i in range(n_layers)),
+        layers=tuple(frame.layer(i, *parts(i)) for i in range(f.n_layers)),
         tied=f.flag("tie_word_embeddings", False),
         body=prefixes.body,
         head_source=prefixes.head,
@@ -181,8 +180,8 @@ def assemble(
         wiring=wiring,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
-    ignored = _ignored(prefixes, n_layers)
-    return DecoderModel(family, decoder, context, ignored)
+    ignored = _ignored(prefixes, f.n_layers)
+    return Model(family, decoder, context, ignored)
 
 
 def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:

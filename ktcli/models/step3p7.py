@@ -30,7 +30,7 @@ from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import (
     FULL,
     SLIDING,
@@ -69,7 +69,7 @@ _ONLY = {
 }
 
 
-def build(f: Fields) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     f = _own(f)
     f.only(_ONLY)
@@ -102,12 +102,13 @@ def _own(f: Fields) -> Fields:
     f = text_part(f, "step3p5") if f.values.get("model_type") == "step3p7" else f
     values = {**f.values, "hidden_act": "silu"}  # "swigluoai" means the limits
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     if values.get("layer_types") is None:
-        values["layer_types"] = [FULL] * n_layers
+        values["layer_types"] = [FULL] * f.n_layers
     if values.get("mlp_layer_types") is None and f.has("moe_layers_enum"):
         sparse = _numbers(f, "moe_layers_enum")
-        values["mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in range(n_layers)]
+        values["mlp_layer_types"] = [
+            "sparse" if i in sparse else "dense" for i in range(f.n_layers)
+        ]
     if values.get("num_sliding_attention_heads") is None:
         values["num_sliding_attention_heads"] = _heads_of_windows(f)
     if values.get("rope_parameters") is None:
@@ -193,13 +194,12 @@ def _sparse(f: Fields) -> SparseMlp:
 
 def read_limits(f: Fields, name: str) -> list[float]:
     """Returns the limit of each layer's activation from the list in field `name`; 0: none."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    listed = f.values.get(name) or [None] * n_layers
-    if not isinstance(listed, list) or len(listed) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    listed = f.values.get(name) or [None] * f.n_layers
+    if not isinstance(listed, list) or len(listed) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {f.n_layers} layers")
     return [
         Fields({name: one}, f.where).number(name, high=1e6, default=0.0)
-        for one in listed[:n_layers]
+        for one in listed[: f.n_layers]
     ]
 
 
