@@ -43,8 +43,9 @@ class ReleasedRanges:
         Args:
             needs: the bytes of each file that are needed.
         """
-        for name in [name for name, gone in self._gone.items() if _lack(needs.get(name, ()), gone)]:
-            (self._folder / name).unlink(missing_ok=True)
+        for name, gone in self._gone.items():
+            if any(touches(gone, *each) for each in needs.get(name, ())):
+                (self._folder / name).unlink(missing_ok=True)
         there = {name: each for name, each in self._gone.items() if (self._folder / name).is_file()}
         self._gone = there
         smallfiles.write(self._path, b"".join(_line(*each) for each in there.items()))
@@ -74,7 +75,3 @@ class ReleasedRanges:
 
 def _line(name: str, ranges: Collection[tuple[int, int]]) -> bytes:
     return json.dumps([name, ranges]).encode() + b"\n"
-
-
-def _lack(needs: Ranges, gone: Ranges) -> bool:
-    return any(touches(gone, *each) for each in needs)

@@ -15,7 +15,7 @@ from ktcli.hardware.amx import ROW, Facts
 from ktcli.hardware.cpu import read_cpu, read_signature
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import GpusFound, read_gpus
-from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured, Node
+from ktcli.hardware.machine import Cpu, Machine, Measured, Node
 from ktcli.hardware.memory import read_memory, read_nodes
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.team import teams_here
@@ -40,13 +40,16 @@ def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
     memory = read_memory(root)
     nodes = read_nodes(root, cpu.cores, memory)
     seen = read_gpus(root) if gpus else GpusFound()
+    found = seen.gpus
+    if here:  # with their rates, where somebody measured them
+        found = _if_right(lambda: tuple(map(measured.with_rates, seen.gpus)), found)
     return Machine(
         name="this machine" if here else root.name,
         system=f"Linux {release}" if (release := read(root / "proc/sys/kernel/osrelease")) else "",
         cpu=cpu,
         memory=memory,
         nodes=nodes,
-        gpus=_if_right(partial(_with_rates, seen.gpus), seen.gpus) if here else seen.gpus,
+        gpus=found,
         disk=_if_right(lambda: read_disk(config.home()), None) if here else None,
         measured=_if_right(partial(_rates, cpu, nodes), None) if here else None,
         gpus_unread=seen.unread,
@@ -70,11 +73,6 @@ def _if_right(read: Callable[[], T], otherwise: T) -> T:
         return read()
     except UsageError:
         return otherwise
-
-
-def _with_rates(found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs with their rates, where somebody measured them."""
-    return tuple(measured.with_rates(gpu) for gpu in found)
 
 
 def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:

@@ -17,7 +17,7 @@ from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Defaults, Fields
 from ktcli.models.feedforward import read_dense, read_routing, read_sparse
 from ktcli.models.model import Model
-from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.pattern import cut_first_dense, read_first_dense, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
 
@@ -52,7 +52,10 @@ def build(f: Fields) -> Model:
     routing = read_routing(f, normalize=True, score=Score.SIGMOID, scale="route_scale")
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
     step = f.whole("global_attn_every_n_layers", high=MAX_LAYERS)
-    window, dense = read_windows(f, default=lambda i: bool((i + 1) % step)), _dense(f)
+    window, dense = (
+        read_windows(f, default=lambda i: bool((i + 1) % step)),
+        read_first_dense(f, _DENSE),
+    )
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = attention.within(window(i)) if window(i) else replace(attention, rope=None)
@@ -64,9 +67,4 @@ def build(f: Fields) -> Model:
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return {**cut_layers(f, layers), _DENSE: min(_dense(f), layers - 1)}
-
-
-def _dense(f: Fields) -> int:
-    """Reads the number of layers before the first with experts."""
-    return f.whole(_DENSE, low=0, high=MAX_LAYERS)
+    return cut_first_dense(f, layers, _DENSE)

@@ -34,6 +34,8 @@ def read_gqa(
         partly: whether the config may say that only the first columns of a head are rotated; in other families all are,
             and such a config is refused.
     """
+    bias = biased and f.flag("attention_bias", False)
+    qkv_bias, o_bias = qkv_bias or bias, o_bias or bias
     shape = read_gqa_shape(f)
     columns = rotated_columns(f, shape.head_dim)
     if not partly:
@@ -42,8 +44,6 @@ def read_gqa(
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved)
     hidden = f.whole("hidden_size")
-    bias = biased and f.flag("attention_bias", False)
-    qkv_bias, o_bias = qkv_bias or bias, o_bias or bias
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), norms, qkv_bias, o_bias)
 
 

@@ -232,5 +232,5 @@ def _read_mlp(f: Fields) -> SparseMlp:
     experts, top_k = read_experts(f)
     scale = f.number("routed_scaling_factor", high=1e4)
     routing = Routing(experts, top_k, scores[score], scale=scale)
-    own = read_sparse(f, routing, correction=True, names=_NAMES)
-    return replace(own, glu=read_clamped(f))
+    glu = read_clamped(f)
+    return replace(read_sparse(f, routing, correction=True, names=_NAMES), glu=glu)

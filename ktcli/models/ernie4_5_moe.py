@@ -18,7 +18,7 @@ from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_dense, read_routing, read_sparse
 from ktcli.models.model import Model
-from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.pattern import cut_layers, cut_typed_dense, read_mlp_types
 from ktcli.models.skeleton import USUAL_PREFIXES, assemble, text_part
 
 _PLAIN, _NESTED, _VISION = "ernie4_5_moe", "ernie4_5_vl_moe", "ernie4_5_moe_vl"
@@ -51,7 +51,8 @@ def build(f: Fields) -> Model:
     attention = read_gqa(f, interleaved=True)
     routing = read_routing(f, normalize=True)
     sees = kind != _PLAIN
-    router = RouterNames(correction=_correction(1 + sees), across=sees)
+    correction = CorrectionNames("moe_statics.e_score_correction_bias", rows=1 + sees)
+    router = RouterNames(correction=correction, across=sees)
     sparse = read_sparse(f, routing, correction=True, names=SparseNames(router=router))
     is_sparse = _sparse_layers(f)
     # Experts for pictures follow those for text.
@@ -67,11 +68,9 @@ def build(f: Fields) -> Model:
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
+    if f.values.get("mlp_layer_types") is not None:
+        return cut_typed_dense(f, layers)
     own = _first_of_lists(f)
-    if (types := _mlp_types(own)) is not None:
-        kept = types[:layers]
-        kept = kept if "sparse" in kept else [*kept[:-1], "sparse"]
-        return {**cut_layers(f, layers), "mlp_layer_types": kept}
     start, step = min(_start(own), layers - 1), min(_step(own), layers)
     return {**cut_layers(f, layers), _START: start, _STEP: step, _END: -1}
 
@@ -88,17 +87,9 @@ def _first_of_lists(f: Fields) -> Fields:
     return Fields({**f.values, **{name: pair[0] for name, pair in pairs.items()}}, f.where)
 
 
-def _correction(rows: int) -> CorrectionNames:
-    return CorrectionNames("moe_statics.e_score_correction_bias", rows=rows)
-
-
-def _mlp_types(f: Fields) -> list[Any] | None:
-    return read_types(f, "mlp_layer_types", "dense", "sparse")
-
-
 def _sparse_layers(f: Fields) -> Callable[[int], bool]:
     """Returns a function that tells whether a layer has experts: by the config's list of types, or else by numbers."""
-    if (types := _mlp_types(f)) is not None:
+    if (types := read_mlp_types(f)) is not None:
         return lambda i: types[i] == "sparse"
     start, step = _start(f), _step(f)
     end = f.whole(_END, low=-1, high=MAX_LAYERS)

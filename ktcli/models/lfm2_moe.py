@@ -16,10 +16,10 @@ from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, MlpNames, Rout
 from ktcli.layers.short_conv import ShortConv
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import read_dense, read_routing, read_sparse
 from ktcli.models.model import Model
-from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.pattern import cut_layers, read_first_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
 
@@ -49,7 +49,7 @@ def build(f: Fields) -> Model:
     f.only({"conv_bias": False, "use_expert_bias": True})
     attention = replace(read_gqa(f, norms=_QK_NORMS), projections=GqaNames("out_proj"))
     conv = ShortConv(attention.hidden, f.whole("conv_L_cache", low=2, high=16), source="conv")
-    dense, first = replace(read_dense(f), names=_MLP), _dense_layers(f)
+    dense, first = replace(read_dense(f), names=_MLP), read_first_dense(f, _DENSE)
     # A model without experts, as GGUF files have it, is one with dense layers only.
     others = _sparse(f) if first < f.n_layers else dense
     kinds = read_types(f, "layer_types", _CONV, _FULL)
@@ -64,7 +64,7 @@ def build(f: Fields) -> Model:
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts if there are any."""
-    first, n_layers = _dense_layers(f), f.n_layers
+    first, n_layers = read_first_dense(f, _DENSE), f.n_layers
     kept = min(first, layers - 1) if first < n_layers else first
     return {**cut_layers(f, layers), _DENSE: kept}
 
@@ -81,8 +81,3 @@ def _sparse(f: Fields) -> SparseMlp:
     normalize, scale = f.flag("norm_topk_prob", False), "routed_scaling_factor"
     routing = read_routing(f, normalize=normalize, score=Score.SIGMOID, scale=scale)
     return read_sparse(f, routing, correction=True, names=_NAMES)
-
-
-def _dense_layers(f: Fields) -> int:
-    """Returns the number of layers before the first with experts."""
-    return f.whole(_DENSE, low=0, high=MAX_LAYERS)

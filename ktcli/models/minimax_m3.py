@@ -77,21 +77,21 @@ def build(f: Fields) -> Model:
 
 def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(_own(Fields(f.values, f"{f.where}: {TEXT}")), layers)
+    return cut_typed_dense(Fields(_own(Fields(f.values, f"{f.where}: {TEXT}")).values), layers)
 
 
 def _own(f: Fields) -> Fields:
     """Returns the config of the text model, in transformers' spelling."""
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
     sparse = Fields(f.values.get("sparse_attention_config") or {}, f"{f.where}: sparse attention")
-    values = {**f.values, "hidden_act": "silu"}
+    values, n_layers = {**f.values, "hidden_act": "silu"}, f.n_layers
     for name, old in _OLD_NAMES.items():
         if sparse.has(old):
             values[name] = sparse.values[old]
     listed = (sparse.values.get("sparse_attention_freq"), values.get("moe_layer_freq"))
     attention, mlp = (each if isinstance(each, list) else None for each in listed)
     if values.get("layer_types") is None:
-        values["layer_types"] = [_SPARSE if x else _FULL for x in attention or [0] * f.n_layers]
+        values["layer_types"] = [_SPARSE if x else _FULL for x in attention or [0] * n_layers]
     if values.get("mlp_layer_types") is None and mlp is not None:
         values["mlp_layer_types"] = ["sparse" if x else "dense" for x in mlp]
     return Fields(values, f.where)

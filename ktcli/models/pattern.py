@@ -62,24 +62,24 @@ def read_upper_windows(f: Fields) -> Callable[[int], int]:
     return read_windows(f, default=lambda i: i >= first)
 
 
-def read_first_dense(f: Fields) -> int:
+def read_first_dense(f: Fields, name: str = "first_k_dense_replace") -> int:
     """Returns the number of layers before the first with experts."""
-    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS)
+    return f.whole(name, low=0, high=MAX_LAYERS)
 
 
 def read_typed_dense(f: Fields) -> Callable[[int], bool]:
     """Returns a predicate whether a layer, by number, has no experts: by the config's list of types, or else by the
     count of the first dense layers.
     """
-    types = _mlp_types(f)
+    types = read_mlp_types(f)
     if types is not None:
         return lambda i: types[i] == "dense"
     first = read_first_dense(f)
     return lambda i: i < first
 
 
-def _mlp_types(f: Fields) -> list[str] | None:
-    """Reads each layer's type, "dense" or "sparse"; None: the config does not list them."""
+def read_mlp_types(f: Fields) -> list[str] | None:
+    """Returns each layer's type, "dense" or "sparse"; None: the config does not list them."""
     return read_types(f, "mlp_layer_types", "dense", "sparse")
 
 
@@ -115,15 +115,14 @@ def cut_layers(f: Fields, layers: int) -> dict[str, Any]:
     return {**f.values, "num_hidden_layers": layers, **lists}
 
 
-def cut_first_dense(f: Fields, layers: int) -> dict[str, Any]:
+def cut_first_dense(f: Fields, layers: int, name: str = "first_k_dense_replace") -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, and so few dense ones that at least one has experts."""
-    dense = min(read_first_dense(f), layers - 1)
-    return {**cut_layers(f, layers), "first_k_dense_replace": dense}
+    return {**cut_layers(f, layers), name: min(read_first_dense(f, name), layers - 1)}
 
 
 def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    types = _mlp_types(f)
+    types = read_mlp_types(f)
     if types is None:
         return cut_first_dense(f, layers)
     kept = types[:layers]

@@ -162,13 +162,13 @@ def assemble(
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
     f.only(activation)
-    hidden = f.whole("hidden_size")
+    n_layers, hidden = f.n_layers, f.whole("hidden_size")
     frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual, wiring)
     decoder = Decoder(
         hidden=hidden,
         vocab=f.whole("vocab_size", high=MAX_VOCAB),
         eps=frame.eps,
-        layers=tuple(frame.layer(i, *parts(i)) for i in range(f.n_layers)),
+        layers=tuple(frame.layer(i, *parts(i)) for i in range(n_layers)),
         tied=f.flag("tie_word_embeddings", False),
         body=prefixes.body,
         head_source=prefixes.head,
@@ -180,7 +180,7 @@ def assemble(
         wiring=wiring,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
-    ignored = _ignored(prefixes, f.n_layers)
+    ignored = _ignored(prefixes, n_layers)
     return Model(family, decoder, context, ignored)
 
 

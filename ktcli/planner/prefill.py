@@ -75,11 +75,8 @@ class Prefill:
         if not self.buffer_experts or self.chunk < GRAIN:
             return NEVER
         sizes = range(GRAIN, self.chunk + 1, GRAIN)
-        found = bisect_left(sizes, True, key=self._pays)
+        found = bisect_left(sizes, True, key=lambda n: self.streamed_s(n) < self.on_cpu_s(n))
         return sizes[found] if found < len(sizes) else NEVER
-
-    def _pays(self, n_tokens: int) -> bool:
-        return self.streamed_s(n_tokens) < self.on_cpu_s(n_tokens)
 
     def cpu_experts_s(self, n_tokens: int) -> float:
         """Returns the seconds that the CPU's experts take for a chunk by themselves."""
