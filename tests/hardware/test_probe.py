@@ -200,7 +200,7 @@ def test_rates_are_those_of_the_teams_that_would_start(
 def test_a_name_nobody_knows_is_asked_of_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
     import cpuinfo
 
-    monkeypatch.setattr("ktcli.hardware.cpu._field", lambda text, key: "")
+    monkeypatch.setattr("ktcli.hardware.cpu.table", lambda text: {})
     monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"brand_raw": "Other CPU"})
     assert probe().cpu.model == "Other CPU"
 
