@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.loading import load_random
 from ktcli.adapters.factors import hash_of
 from ktcli.adapters.folder import open_adapter
 from ktcli.adapters.packed import PackedAdapter, pack_adapter
 from ktcli.adapters.targets import Targets
-from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.engine import CpuEngine, Sequence

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from convert import convert_checkpoint  # type: ignore[import-not-found]
 from mini_tasks import MINI, is_right, tasks  # type: ignore[import-not-found]
 
-from ktcli.assembly.load import load_pack
+from benchmarks.loading import load_pack
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.engine import Engine, cpu
 from ktcli.hardware.gpu import CPU

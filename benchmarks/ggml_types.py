@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from published.packages import SMOLLM2, cache_folder, fetch
 
-from ktcli.assembly.load import load_pack
+from benchmarks.loading import load_pack
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.hardware.gpu import CPU
 from ktcli.measure.calibrate import CalibrationRun

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ktcli.assembly.load import load_random
+from benchmarks.loading import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.engine import CpuEngine
@@ -30,10 +30,9 @@ from ktcli.errors import KtError
 from ktcli.layers.decoder import Attention, DecoderLayer, Mlp
 from ktcli.measure.bench import Ceilings, Job, Phase, once
 from ktcli.measure.clock import alternate
-from ktcli.measure.greedy import GreedyChoice
+from ktcli.measure.streams import GreedyChoice
 from ktcli.models import Model, build, cut
 from ktcli.models.config import TEXT
-from ktcli.models.model import DecoderModel
 from ktcli.native import Ceiling
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import Record, record
@@ -132,15 +131,9 @@ def kind_of(part: Attention | Mlp) -> str:
     return " ".join(words)
 
 
-def layers_of(model: Model) -> tuple[DecoderLayer, ...]:
-    """The layers of a model, whose families are all decoders."""
-    assert isinstance(model, DecoderModel)
-    return model.decoder.layers
-
-
 def kinds(model: Model) -> set[str]:
     """All kinds of parts that a model has."""
-    return {kind_of(part) for layer in layers_of(model) for part in layer.parts}
+    return {kind_of(part) for layer in model.decoder.layers for part in layer.parts}
 
 
 def shortest(config: Mapping[str, Any]) -> int:
@@ -231,7 +224,7 @@ def _summed(
 ) -> Iterator[Kind]:
     places: dict[str, list[tuple[int, bool]]] = {}
     bytes_of: dict[tuple[int, bool], int] = {}
-    for layer in layers_of(engine.model):
+    for layer in engine.model.decoder.layers:
         both = read_bytes(engine, layer)
         for part, is_mlp in ((layer.attention, False), (layer.mlp, True)):
             if part is not None:

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from ktcli.assembly.load import load_random
+from benchmarks.loading import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.engine import Engine
 from ktcli.hardware.numa import AUTO, OFF, Numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.measure.bench import Job, Phase, once
 from ktcli.measure.clock import PAIRS, Measurement, alternate
-from ktcli.measure.greedy import GreedyChoice
+from ktcli.measure.streams import GreedyChoice
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 

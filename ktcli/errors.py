@@ -137,6 +137,15 @@ def hinted(hint: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def interrupted(said: str) -> Iterator[None]:
+    """Opens a context in which Ctrl-C raises with a sentence about how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(said) from None
+
+
 class UsageError(KtError):
     """The command line or a request does not make sense."""
 

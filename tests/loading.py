@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from shapes import RATES
 
-from ktcli.assembly.load import load_pack
+from benchmarks.loading import load_pack
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.engine import CpuEngine
 from ktcli.engine.loader import PackSource, Progress, TensorSource

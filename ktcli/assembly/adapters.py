@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ktcli.adapters.measure import PartSummary, summarised
 from ktcli.adapters.record import records_of, trained_on
 from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.errors import KtError, NotFound, UsageError, hinted
+from ktcli.errors import KtError, NotFound, UsageError, hinted, interrupted
 from ktcli.models import Model, build
 from ktcli.ops.part import ModelPart
 from ktcli.records import dataclass
@@ -29,9 +30,8 @@ from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of
 
-_CACHED = re.compile(
-    r"models--([A-Za-z0-9._-]+?)--([A-Za-z0-9._-]+)"
-)  # in a path of the hub's cache
+# In a path of the hub's cache.
+_CACHED = re.compile(r"models--([A-Za-z0-9._-]+?)--([A-Za-z0-9._-]+)")
 _CHECKPOINT = re.compile(r"checkpoint-[0-9]+", re.ASCII)  # a trainer's folder, which says nothing
 
 
@@ -252,23 +252,16 @@ def import_adapter(
         for note in adapter.notes:
             listener.warn(note)
     total = sum((folder / each).stat().st_size for each in names)
-    try:
-        with (
-            adapters.arriving(name) as stage,
-            listener.progress(f"Importing {name}", total) as bar,
-        ):
-            records = adapters.copy(folder, stage, names, bar.advance)
-            with open_adapter(
-                stage, base.model
-            ) as copied:  # what was copied, not what was looked at
-                found = _described(name, copied, base)
-            entry = adapters.complete(stage, name, base.said, records)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("nothing was imported; run the same command again") from None
-    return Described(
-        name, entry.path, base, settings, found.parts, found.gains, found.size_bytes,
-        found.trained_on, found.dtypes,
-    )  # fmt: skip
+    with (
+        interrupted("nothing was imported; run the same command again"),
+        adapters.arriving(name) as stage,
+        listener.progress(f"Importing {name}", total) as bar,
+    ):
+        records = adapters.copy(folder, stage, names, bar.advance)
+        with open_adapter(stage, base.model) as copied:  # what was copied, not what was looked at
+            found = _described(name, copied, base)
+        entry = adapters.complete(stage, name, base.said, records)
+    return replace(found, folder=entry.path, settings=settings)
 
 
 def write_adapter(
@@ -305,13 +298,12 @@ def _staged(folder: Path, write: Callable[[Path], None]) -> tuple[str, ...]:
     target = folder.absolute()
     stage = target.with_name(f".{target.name}.{os.getpid()}{smallfiles.SUFFIX}")
     try:
-        stage.mkdir(parents=True)
-        write(stage)
-        if target.exists():
-            target.rmdir()
-        stage.rename(target)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("nothing was written") from None
+        with interrupted("nothing was written"):
+            stage.mkdir(parents=True)
+            write(stage)
+            if target.exists():
+                target.rmdir()
+            stage.rename(target)
     except OSError as error:
         raise KtError(
             f"cannot write {error.filename or target}: {error.strerror}",

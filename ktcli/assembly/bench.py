@@ -28,7 +28,7 @@ from ktcli.models import Model, build, cut
 from ktcli.native import Pool
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
-from ktcli.planner.plan import Plan, Request
+from ktcli.planner.plan import Plan
 from ktcli.records import dataclass
 from ktcli.weights.pack import Pack
 
@@ -169,28 +169,21 @@ def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
             f"{subject.said} is not converted to {subject.recipe.name}, so no adapter can be used with it",
             hint=f"kt convert {subject.said}",
         )
-    wanted = with_room(subject, wanted, build(subject.config))
+    model = build(subject.config)
+    wanted = with_room(subject, wanted, model)
     machine = machine_here()
     where = wanted.where
     if where != CPU and not usable(machine, where, listener):
         where = CPU
     host = host_for(machine, wanted, torch=where != CPU)
-    model = build(subject.config)
     shown = model if trial.layers is None else build(cut(subject.config, trial.layers))
     request = wanted.request(subject.recipe, shown.spec, where)
     if trial.pack is not None:
-        known = _informed(request, trial.pack, model, machine, listener)
-        return PlannedTrial(trial, machine, model, place(model, host, known))
+        if where != CPU:
+            request = informed(request, trial.pack, model.spec, machine.gpus, listener.warn)
+        return PlannedTrial(trial, machine, model, place(model, host, request))
     found = fitting_plan(subject.config, _without_ceilings(host), request, trial.layers)
     return PlannedTrial(trial, machine, *found)
-
-
-def _informed(
-    request: Request, pack: Path, model: Model, machine: Machine, listener: Listener
-) -> Request:
-    if request.device == CPU:
-        return request
-    return informed(request, pack, model.spec, machine.gpus, listener.warn)
 
 
 def _without_ceilings(host: Host) -> Host:

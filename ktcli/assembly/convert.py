@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener, announce_library
-from ktcli.assembly.sourcefiles import newest_ns
-from ktcli.errors import UsageError
+from ktcli.assembly.ready import newest_ns
+from ktcli.errors import UsageError, interrupted
 from ktcli.store import catalog, contents, library, origins, places
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
@@ -78,23 +78,22 @@ def convert_entry(
     if managed:
         announce_library(listener)
         held = _held(entry, target, what)
-    damaged = library.repairable(target)
-    with damaged, held, listener.progress(f"Converting {entry.shown}") as bar:
-        try:
-            with merged.opened(recipe) if merged else _opened(entry) as source:
-                report = weights.convert_source(
-                    source,
-                    target,
-                    recipe,
-                    team_to_convert(threads),
-                    progress=lambda done, total: bar.update(done=done, total=total),
-                    provenance=provenance_of(entry.path),
-                    calibration=calibration,
-                )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                "completed files are kept; run the same command again to continue"
-            ) from None
+    with (
+        library.repairable(target),
+        held,
+        listener.progress(f"Converting {entry.shown}") as bar,
+        interrupted("completed files are kept; run the same command again to continue"),
+        merged.opened(recipe) if merged else _opened(entry) as source,
+    ):
+        report = weights.convert_source(
+            source,
+            target,
+            recipe,
+            team_to_convert(threads),
+            progress=lambda done, total: bar.update(done=done, total=total),
+            provenance=provenance_of(entry.path),
+            calibration=calibration,
+        )
     for remark in report.remarks:
         listener.warn(remark)
     return report
@@ -149,6 +148,22 @@ def conversions_outside(entry: Entry) -> list[Entry]:
     if entry.kind is EntryKind.PACK or (name := name_of_packs(entry)) == entry.name:
         return []
     return [each for each in library.entries() if each.name == name]
+
+
+def require_known_tokenizer(path: Path) -> None:
+    """Raises BadCheckpoint if a checkpoint's tokenizer has parts that no published one has, which a chat would refuse;
+    one without a tokenizer passes.
+
+    Args:
+        path: a folder, or a GGUF file.
+    Raises:
+        BadCheckpoint: its tokenizer has such a part.
+    """
+    from ktcli.text.tokenizer import examine_tokenizer
+    from ktcli.weights.reader import small_files_of
+
+    with small_files_of(path) as folder:
+        examine_tokenizer(folder)
 
 
 def provenance_of(path: Path) -> Provenance:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Self
 
 from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
+from ktcli.errors import interrupted
 from ktcli.store import library
 from ktcli.store.choice import look
 from ktcli.store.entry import Entry
@@ -34,17 +36,11 @@ def fetch(
     if snapshot is None and library.find(reference.name, EntryKind.CHECKPOINT) is None:
         listener.note(looking(reference))
         _, snapshot = look(reference, tell=listener.note)
-    watcher = Bars(listener)
-    try:
+    said = f"the files that arrived are kept; continue with: kt pull {reference.text}"
+    with interrupted(said), Bars(listener) as watcher:
         return download.pull(
             reference, watcher, snapshot=snapshot, limit_bps=limit_bps, read_of=read_of
         )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"the files that arrived are kept; continue with: kt pull {reference.text}"
-        ) from None
-    finally:
-        watcher.end()
 
 
 def looking(reference: Reference) -> str:
@@ -54,12 +50,18 @@ def looking(reference: Reference) -> str:
 
 
 class Bars:
-    """A watcher that shows each part of a pull as a progress bar."""
+    """A watcher that shows each part of a pull as a progress bar; as a context it closes the last one at its end."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._shown: AbstractContextManager[Bar] | None = None
         self._bar: Bar | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
         """Replaces the progress bar by a new one."""

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ktcli.assembly.adapted import read_adapter, with_room
-from ktcli.assembly.host import machine_here, torch_device
+from ktcli.assembly.host import torch_device
 from ktcli.assembly.listener import SILENT, Bar, Listener
-from ktcli.assembly.planner import Planner, host_for, planner_of
+from ktcli.assembly.planner import Planner, planner_of
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.loader import PackSource, Progress
-from ktcli.hardware.gpu import CPU
-from ktcli.measure.synthetic import fitting_plan, random_engine
-from ktcli.measure.tiles import planned_team
 from ktcli.models import build
 from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.store import contents, experience, library, places, usage
 from ktcli.weights.pack import Pack
-from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
     from ktcli.adapters.packed import PackedAdapter
-
-if TYPE_CHECKING:
     from ktcli.engine.device.engine import DeviceEngine
 
 QUICK_BYTES = 256 << 20  # loaded in a blink: no progress bar
@@ -62,13 +55,7 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
                     f"{option} applies only to a GPU, and none is used here: it has no effect"
                 )
             with _bar(ready, listener) as bar:
-                engine = _on_cpu(
-                    pack,
-                    planner,
-                    plan,
-                    lambda done, of: bar.update(done=done, total=of),
-                    adapter,
-                )
+                engine = _on_cpu(pack, planner, plan, partial(_show, bar), adapter)
     for warning in engine.warnings:
         listener.warn(warning)
     return engine
@@ -85,52 +72,8 @@ def _note_use(pack: Path, listener: Listener) -> None:
         )
 
 
-def load_pack(
-    path: Path,
-    wanted: Wanted | None = None,
-    progress: Progress | None = None,
-    adapter: PackedAdapter | None = None,
-) -> CpuEngine:
-    """Returns the engine of the conversion in a folder, loaded with every layer on the CPU.
-
-    Args:
-        progress: called with the bytes that are placed and their total.
-        adapter: the adapter of all sequences, for which `wanted` has room.
-    Raises:
-        UsageError, NotEnoughMemory, BadPack: as `load`.
-    """
-    pack = Pack.open(path)
-    planner = planner_of(build(pack.config), pack.recipe, wanted or Wanted(), path)
-    return _on_cpu(pack, planner, planner.place(), progress, adapter)
-
-
-def load_random(
-    config: Mapping[str, Any],
-    recipe: Recipe,
-    wanted: Wanted,
-    layers: int | None = None,
-    progress: Progress | None = None,
-) -> CpuEngine:
-    """Returns an engine of a config's shapes with random weights on the CPU.
-
-    Args:
-        layers: the number of decoder layers; None: as many as fit.
-    Raises:
-        UsageError, NotEnoughMemory: as `fitting_plan`.
-    """
-    machine = machine_here(gpus=False)
-    host = host_for(machine, wanted, torch=False)
-    request = wanted.request(recipe, build(config).spec, CPU)
-    model, plan = fitting_plan(config, host, request, layers)
-    return random_engine(model, plan, planned_team(machine.cpu, plan.host), progress)
-
-
 def _on_cpu(
-    pack: Pack,
-    planner: Planner,
-    plan: Plan,
-    progress: Progress | None,
-    adapter: PackedAdapter | None = None,
+    pack: Pack, planner: Planner, plan: Plan, progress: Progress, adapter: PackedAdapter | None
 ) -> CpuEngine:
     plan.require(WHAT)
     pool = planner.start(plan.host)
@@ -143,6 +86,10 @@ def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
     size = sum(status.st_size for _, status in contents.walk(ready.pack))
     quick = size < QUICK_BYTES
     return (SILENT if quick else listener).progress(f"Loading {ready.name}")
+
+
+def _show(bar: Bar, done: int, total: int) -> None:
+    bar.update(done=done, total=total)
 
 
 # --- with a GPU -------------------------------------------------------------------------------------
@@ -169,7 +116,7 @@ def _with_device(
             say=listener.warn,
             note=listener.note,
             known_failures=partial(known_failures_of, conversion),
-            progress=lambda done, total: bar.update(done=done, total=total),
+            progress=partial(_show, bar),
             adapter=adapter,
         )
         loaded = load_as_planned(attempt, plan, torch_device)

@@ -123,12 +123,9 @@ def make_offer(reference: Reference, listener: Listener) -> Offer:
     size = sum(file.size_bytes for file in files)
     profile = catalog.find(reference.name)
     if profile is None:
-        bars = Bars(listener)
-        try:
+        with Bars(listener) as bars:
             there = preview_of(client, snapshot, reference.quant, bars)
-            config, size = there.config, there.download_bytes
-        finally:
-            bars.end()
+        config, size = there.config, there.download_bytes
         recipe = Recipe.named(usual_experts(config))
     else:
         config, recipe = profile.config, recipe_of(profile)

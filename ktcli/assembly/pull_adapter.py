@@ -12,7 +12,7 @@ from ktcli.adapters.settings import CONFIG, MAX_CONFIG_BYTES
 from ktcli.assembly.adapters import Described, base_of, import_adapter
 from ktcli.assembly.fetch import Bars
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.errors import BadCheckpoint, NotEnoughDisk, NotFound, UsageError, gib
+from ktcli.errors import BadCheckpoint, NotEnoughDisk, NotFound, UsageError, gib, interrupted
 from ktcli.smallfiles import free_bytes
 from ktcli.store import adapters, integrity
 from ktcli.store.download import fetch_files
@@ -45,19 +45,15 @@ def pull_adapter(
     total = sum(file.size_bytes for file in files)
     if 2 * total > (free := free_bytes(adapters.folder())):  # fetched, then copied
         raise NotEnoughDisk(f"pulling {reference.text}", 2 * total, free, str(adapters.folder()))
-    try:
-        with adapters.pulling(name) as stage:
-            _fetch(snapshot, [f for f in files if f.name == CONFIG], stage, SILENT, limit_bps)
-            base = _base(stage, reference, listener)
-            listener.note(f"{snapshot.repository} is an adapter of {base}, {gib(total)}.")
-            _fetch(snapshot, files, stage, listener, limit_bps)
-            found = import_adapter(stage, name, None, SILENT)
-            adapters.pulled(stage)
-            return found
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"what arrived is kept; continue with: kt pull {reference.text}"
-        ) from None
+    said = f"what arrived is kept; continue with: kt pull {reference.text}"
+    with interrupted(said), adapters.pulling(name) as stage:
+        _fetch(snapshot, [f for f in files if f.name == CONFIG], stage, SILENT, limit_bps)
+        base = _base(stage, reference, listener)
+        listener.note(f"{snapshot.repository} is an adapter of {base}, {gib(total)}.")
+        _fetch(snapshot, files, stage, listener, limit_bps)
+        found = import_adapter(stage, name, None, SILENT)
+        adapters.pulled(stage)
+        return found
 
 
 def _base(stage: Path, reference: Reference, listener: Listener) -> str:
@@ -116,9 +112,6 @@ def _fetch(
 ) -> None:
     """Fetches the files that are not in a folder yet: each has its name only when it is proved."""
     missing = [file for file in files if not _is_there(file, stage / file.name)]
-    watcher = Bars(listener)
-    try:
+    with Bars(listener) as watcher:
         hub = hub_named(snapshot.hub)
         fetch_files(hub, snapshot, missing, stage, watcher, limit_bps=limit_bps)
-    finally:
-        watcher.end()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ktcli.assembly.sourcefiles import newest_ns
 from ktcli.errors import UsageError
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.records import dataclass
-from ktcli.store import library
+from ktcli.store import contents, library
 from ktcli.store.entry import BUILTIN, Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse, split_adapter
+from ktcli.weights.extras import extra_limit
+from ktcli.weights.gguf.header import gguf_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,15 @@ def is_stale(pack: Entry) -> bool:
     if shipped is None or not pack.in_library:
         return False
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
+
+
+def newest_ns(path: Path) -> int:
+    """Returns the time, in nanoseconds, of the last write to a file of a conversion's source; 0 if there is none."""
+    if (file := gguf_at(path)) is not None:
+        return max((part.stat().st_mtime_ns for part in contents.parts(file)), default=0)
+    taken = (
+        each
+        for each in path.iterdir()
+        if (each.suffix == ".safetensors" or extra_limit(each.name)) and each.is_file()
+    )
+    return max((each.stat().st_mtime_ns for each in taken), default=0)

@@ -43,8 +43,9 @@ class ReleasedRanges:
         Args:
             needs: the bytes of each file that are needed.
         """
-        for name in [name for name, gone in self._gone.items() if _lack(needs.get(name, ()), gone)]:
-            (self._folder / name).unlink(missing_ok=True)
+        for name, gone in self._gone.items():
+            if any(touches(gone, *each) for each in needs.get(name, ())):
+                (self._folder / name).unlink(missing_ok=True)
         there = {name: each for name, each in self._gone.items() if (self._folder / name).is_file()}
         self._gone = there
         smallfiles.write(self._path, b"".join(_line(*each) for each in there.items()))
@@ -64,9 +65,8 @@ class ReleasedRanges:
         found = defaultdict[str, list[tuple[int, int]]](list)
         if self._path.exists():
             lines = read_bounded(self._path, _MAX_BYTES).split(b"\n")
-            for line in lines[
-                :-1
-            ]:  # the last one is empty, or was cut off before anything was given back
+            # The last one is empty, or was cut off before anything was given back.
+            for line in lines[:-1]:
                 with suppress(ValueError):
                     name, pairs = json.loads(line)
                     found[name].extend((start, stop) for start, stop in pairs)
@@ -75,7 +75,3 @@ class ReleasedRanges:
 
 def _line(name: str, ranges: Collection[tuple[int, int]]) -> bytes:
     return json.dumps([name, ranges]).encode() + b"\n"
-
-
-def _lack(needs: Ranges, gone: Ranges) -> bool:
-    return any(touches(gone, *each) for each in needs)

@@ -43,11 +43,8 @@ def _fetch(entry: Entry, names: Collection[str], listener: Listener) -> None:
     found = manifest.read(entry.path / manifest.CHECKPOINT)
     if found is None:
         raise library.incomplete(entry)
-    watcher = Bars(listener)
-    try:
+    with Bars(listener) as watcher:
         download.refetch(entry.path, found, names, watcher)
-    finally:
-        watcher.end()
 
 
 def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
@@ -75,8 +72,8 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
     from ktcli.weights.conversion import Source
     from ktcli.weights.repair import Damage, repair_from
 
-    head, watcher = entry.path / manifest.STREAM, Bars(listener)
-    try:
+    head = entry.path / manifest.STREAM
+    with Bars(listener) as watcher:
         found = manifest.read(head / manifest.CHECKPOINT)
         if found is None:
             made = manifest.read(entry.path / manifest.PACK)
@@ -93,8 +90,6 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
                 provenance=provenance_of(head),
                 importance=partial(kept_for, entry),
             )
-    finally:
-        watcher.end()
     shutil.rmtree(head, ignore_errors=True)
 
 

@@ -15,13 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.assembly.convert import recipe_named
+from ktcli.assembly.convert import recipe_named, require_known_tokenizer
 from ktcli.assembly.fetch import Bars, looking
 from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.assembly.preview import WEIGHTS, fetch_headers, read_of
 from ktcli.assembly.supply import HubSupply
-from ktcli.assembly.text import require_known_tokenizer
-from ktcli.errors import HubError, UsageError
+from ktcli.errors import HubError, UsageError, interrupted
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import importances, integrity, library, places, scan
 from ktcli.store.choice import look
@@ -77,18 +76,14 @@ def stream_model(
     pack = places.pack_path(reference.name, recipe.experts_name, recipe.dense.name)
     announce_library(listener)
     what = f"pulling and converting {reference.shown}"
-    try:
-        with smallfiles.lock(places.lock_path(reference.name), what):
-            if not (pack / manifest.PACK).is_file():
-                found = _head(reference, pack / manifest.STREAM, snapshot, listener)
-                if check is not None:
-                    check(reference.name, pack / manifest.STREAM)
-                _convert(found, pack, recipe, reference, limit_bps, listener)
-            shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"completed files are kept; continue with: kt pull {reference.text} --stream"
-        ) from None
+    said = f"completed files are kept; continue with: kt pull {reference.text} --stream"
+    with interrupted(said), smallfiles.lock(places.lock_path(reference.name), what):
+        if not (pack / manifest.PACK).is_file():
+            found = _head(reference, pack / manifest.STREAM, snapshot, listener)
+            if check is not None:
+                check(reference.name, pack / manifest.STREAM)
+            _convert(found, pack, recipe, reference, limit_bps, listener)
+        shutil.rmtree(pack / manifest.STREAM, ignore_errors=True)
     return scan.entry_at(pack, EntryKind.PACK)
 
 
@@ -164,11 +159,8 @@ def _head(
     smallfiles.make_folder(head)
     at = f"@{reference.revision}" if reference.revision else ""
     smallfiles.write(head / scan.PULLING, f"{snapshot.hub}:{snapshot.repository}{at}")
-    watcher = Bars(listener)
-    try:
+    with Bars(listener) as watcher:
         return fetch_head(client, snapshot, head, watcher)
-    finally:
-        watcher.end()
 
 
 def fetch_head(client: Hub, snapshot: Snapshot, head: Path, watcher: Watcher) -> Manifest:

@@ -102,9 +102,8 @@ class HubSupply:
         released.keep({name: steps.kept(name, 0) for name in steps.files})
         present = frozenset(name for name in steps.files if (folder / name).is_file())
         cut = frozenset(name for name in present if released.lost(name))
-        for (
-            name
-        ) in cut:  # others were not opened, and nobody has looked at all that somebody wants to see
+        # Others were not opened, and nobody has looked at all that somebody wants to see.
+        for name in cut:
             self._shrink(steps, name, 0)
         return replace(steps, source=replace(shards, present=present, cut=cut))
 

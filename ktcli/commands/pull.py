@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ktcli.assembly.convert import require_known_tokenizer
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
-from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.faults import note_what_is_beside, note_what_is_unused
 from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
 from ktcli.commands.library.alias import lasting_target, name_it

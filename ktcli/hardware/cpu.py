@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ktcli.hardware import cgroup
 from ktcli.hardware.machine import Cache, Cpu
-from ktcli.hardware.text import listed, read, read_int, whole
+from ktcli.hardware.text import listed, read, read_int, table, whole
 
 # The features that doctor reports and the planner may ask about; a CPU has more than a hundred others.
 INTERESTING = (
@@ -23,13 +23,13 @@ _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
     """Returns the processor described under `root`; `isa` lists what the native library can run, best first."""
-    info = read(root / "proc/cpuinfo") or ""
+    info = table(read(root / "proc/cpuinfo"))
     cores, packages = _cores(root)
     allowed = allowed_cpus(root) or tuple(sorted(cpu for core in cores for cpu in core))
-    flags = set(_field(info, "flags").split())
+    flags = set(info.get("flags", "").split())
     usable = physical_cores(root, allowed)
     return Cpu(
-        model=_field(info, "model name") or None,
+        model=info.get("model name") or None,
         isa=isa,
         flags=tuple(flag for flag in INTERESTING if flag in flags),
         sockets=max(1, len(packages)),
@@ -44,15 +44,14 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
 
 def read_signature(root: Path) -> tuple[int, int] | None:
     """Returns the family and model number of the CPU; None: the system does not report them."""
-    info = read(root / "proc/cpuinfo") or ""
-    family, model = _field(info, "cpu family"), _field(info, "model")
-    pair = whole(family), whole(model)
-    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
+    info = table(read(root / "proc/cpuinfo"))
+    family, model = whole(info.get("cpu family", "")), whole(info.get("model", ""))
+    return None if family is None or model is None else (family, model)
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
     """Returns the numbers of the CPUs that this process may run on, by cpuset, affinity mask and taskset."""
-    return listed(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
+    return listed(table(read(root / "proc/self/status")).get("Cpus_allowed_list"))
 
 
 def online_cpus(root: Path) -> tuple[int, ...]:
@@ -126,12 +125,3 @@ def _caches(root: Path) -> tuple[Cache, ...]:
         Cache(level, next(iter(copies.values())), len(copies))
         for level, copies in sorted(found.items())
     )
-
-
-def _field(text: str, key: str) -> str:
-    """The value of the first "key : value" line."""
-    for line in text.splitlines():
-        name, colon, value = line.partition(":")
-        if colon and name.strip() == key:
-            return value.strip()
-    return ""

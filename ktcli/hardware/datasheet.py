@@ -7,6 +7,8 @@ limit may differ, so whoever uses a row says that it is assumed.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ktcli.hardware.machine import Gpu
 from ktcli.records import dataclass
 
@@ -26,49 +28,59 @@ class Sheet:
     known: bool = True
 
 
-# name: GB/s, TFLOP/s
-_NAMES = {
-    "B200": (8000, 2250),
-    "H200": (4800, 989),
-    "H100": (3350, 989),
-    "H100 NVL": (3900, 835),
-    "H100 PCIe": (2000, 756),
-    "H800": (3350, 989),
-    "H20": (4000, 148),
-    "A100": (1555, 312),
-    "A100-PCIE-40GB": (1555, 312),
-    "A100 80GB PCIe": (1935, 312),
-    "A100-SXM4-80GB": (2039, 312),
-    "A800": (1935, 312),
-    "A10": (600, 125),
-    "A30": (933, 165),
-    "A40": (696, 149),
-    "L4": (300, 121),
-    "L20": (864, 119),
-    "L40": (864, 181),
-    "L40S": (864, 362),
-    "RTX A6000": (768, 154),
-    "RTX 6000 Ada": (960, 364),
-    "RTX PRO 6000": (1792, 503),
-    "RTX 3060": (360, 25),
-    "RTX 3070": (448, 40),
-    "RTX 3080": (760, 59),
-    "RTX 3090": (936, 71),
-    "RTX 4060": (272, 30),
-    "RTX 4060 Ti": (288, 44),
-    "RTX 4060 Laptop": (256, 30),
-    "RTX 4070": (504, 58),
-    "RTX 4070 Ti": (504, 80),
-    "RTX 4070 Laptop": (256, 40),
-    "RTX 4080": (716, 97),
-    "RTX 4080 Laptop": (432, 60),
-    "RTX 4090": (1008, 165),
-    "RTX 4090 Laptop": (576, 80),
-    "RTX 5060": (448, 38),
-    "RTX 5070": (672, 61),
-    "RTX 5070 Ti": (896, 87),
-    "RTX 5080": (960, 112),
-    "RTX 5090": (1792, 209),
+class GpuRow(NamedTuple):
+    """A row of the table: GB/s, TFLOP/s, and of a GPU that a machine can be described with, gigabytes of memory,
+    compute capability and PCIe generation of 16 lanes."""
+
+    read_gb_s: int
+    tflop_s: int
+    memory_gb: int = 0
+    capability: str = ""
+    pcie: int = 0
+
+
+GPUS = {
+    "B200": GpuRow(8000, 2250, 180, "10.0", 5),
+    "H200": GpuRow(4800, 989, 141, "9.0", 5),
+    "H100": GpuRow(3350, 989, 80, "9.0", 5),
+    "H100 NVL": GpuRow(3900, 835),
+    "H100 PCIe": GpuRow(2000, 756),
+    "H800": GpuRow(3350, 989, 80, "9.0", 5),
+    "H20": GpuRow(4000, 148, 96, "9.0", 5),
+    "A100": GpuRow(1555, 312),
+    "A100-PCIE-40GB": GpuRow(1555, 312, 40, "8.0", 4),
+    "A100 80GB PCIe": GpuRow(1935, 312, 80, "8.0", 4),
+    "A100-SXM4-80GB": GpuRow(2039, 312),
+    "A800": GpuRow(1935, 312),
+    "A10": GpuRow(600, 125, 24, "8.6", 4),
+    "A30": GpuRow(933, 165, 24, "8.0", 4),
+    "A40": GpuRow(696, 149, 48, "8.6", 4),
+    "L4": GpuRow(300, 121, 24, "8.9", 4),
+    "L20": GpuRow(864, 119, 48, "8.9", 4),
+    "L40": GpuRow(864, 181, 48, "8.9", 4),
+    "L40S": GpuRow(864, 362, 48, "8.9", 4),
+    "RTX A6000": GpuRow(768, 154, 48, "8.6", 4),
+    "RTX 6000 Ada": GpuRow(960, 364, 48, "8.9", 4),
+    "RTX PRO 6000": GpuRow(1792, 503, 96, "12.0", 5),
+    "RTX 3060": GpuRow(360, 25, 12, "8.6", 4),
+    "RTX 3070": GpuRow(448, 40, 8, "8.6", 4),
+    "RTX 3080": GpuRow(760, 59, 10, "8.6", 4),
+    "RTX 3090": GpuRow(936, 71, 24, "8.6", 4),
+    "RTX 4060": GpuRow(272, 30, 8, "8.9", 4),
+    "RTX 4060 Ti": GpuRow(288, 44, 16, "8.9", 4),
+    "RTX 4060 Laptop": GpuRow(256, 30),
+    "RTX 4070": GpuRow(504, 58, 12, "8.9", 4),
+    "RTX 4070 Ti": GpuRow(504, 80, 12, "8.9", 4),
+    "RTX 4070 Laptop": GpuRow(256, 40),
+    "RTX 4080": GpuRow(716, 97, 16, "8.9", 4),
+    "RTX 4080 Laptop": GpuRow(432, 60),
+    "RTX 4090": GpuRow(1008, 165, 24, "8.9", 4),
+    "RTX 4090 Laptop": GpuRow(576, 80),
+    "RTX 5060": GpuRow(448, 38, 8, "12.0", 5),
+    "RTX 5070": GpuRow(672, 61, 12, "12.0", 5),
+    "RTX 5070 Ti": GpuRow(896, 87, 16, "12.0", 5),
+    "RTX 5080": GpuRow(960, 112, 16, "12.0", 5),
+    "RTX 5090": GpuRow(1792, 209, 32, "12.0", 5),
 }
 # For a GPU that is not listed: the slowest of its generation that is sold with enough memory to matter.
 _CAPABILITIES = {"8": (256, 25), "9": (2000, 148), "10": (4000, 1000), "12": (448, 38)}
@@ -80,11 +92,10 @@ def data_sheet(gpu: Gpu) -> Sheet:
     generation.
     """
     words = f" {gpu.name} ".lower()
-    matches = [name for name in _NAMES if f" {name.lower()}" in words and _ends(words, name)]
+    matches = [name for name in GPUS if f" {name.lower()}" in words and _ends(words, name)]
     if matches:
         name = max(matches, key=len)
-        read, ops = _NAMES[name]
-        return Sheet(name, read * 1e9, ops * 1e12)
+        return Sheet(name, GPUS[name].read_gb_s * 1e9, GPUS[name].tflop_s * 1e12)
     generation = (gpu.capability or "").partition(".")[0]
     read, ops = _CAPABILITIES.get(generation, _UNKNOWN)
     kind = f"compute capability {gpu.capability}" if gpu.capability else "an unknown GPU"

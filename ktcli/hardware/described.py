@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from ktcli.errors import UsageError
-from ktcli.hardware.datasheet import data_sheet
+from ktcli.hardware.datasheet import GPUS
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
 from ktcli.records import dataclass
 
@@ -70,41 +70,6 @@ _CPUS = {
     "Core i9-13900K": (8, "avx2"),
     "Core i7-13700K": (8, "avx2"),
     "Core i7-12700K": (8, "avx2"),
-}
-# The same: gigabytes of memory, compute capability, PCIe generation of 16 lanes.
-_GPUS = {
-    "B200": (180, "10.0", 5),
-    "H200": (141, "9.0", 5),
-    "H100": (80, "9.0", 5),
-    "H800": (80, "9.0", 5),
-    "H20": (96, "9.0", 5),
-    "A100-PCIE-40GB": (40, "8.0", 4),
-    "A100 80GB PCIe": (80, "8.0", 4),
-    "A10": (24, "8.6", 4),
-    "A30": (24, "8.0", 4),
-    "A40": (48, "8.6", 4),
-    "L4": (24, "8.9", 4),
-    "L20": (48, "8.9", 4),
-    "L40": (48, "8.9", 4),
-    "L40S": (48, "8.9", 4),
-    "RTX A6000": (48, "8.6", 4),
-    "RTX 6000 Ada": (48, "8.9", 4),
-    "RTX PRO 6000": (96, "12.0", 5),
-    "RTX 3060": (12, "8.6", 4),
-    "RTX 3070": (8, "8.6", 4),
-    "RTX 3080": (10, "8.6", 4),
-    "RTX 3090": (24, "8.6", 4),
-    "RTX 4060": (8, "8.9", 4),
-    "RTX 4060 Ti": (16, "8.9", 4),
-    "RTX 4070": (12, "8.9", 4),
-    "RTX 4070 Ti": (12, "8.9", 4),
-    "RTX 4080": (16, "8.9", 4),
-    "RTX 4090": (24, "8.9", 4),
-    "RTX 5060": (8, "12.0", 5),
-    "RTX 5070": (12, "12.0", 5),
-    "RTX 5070 Ti": (16, "12.0", 5),
-    "RTX 5080": (16, "12.0", 5),
-    "RTX 5090": (32, "12.0", 5),
 }
 _LINK_BPS = {4: 31.5e9, 5: 63.0e9}  # 16 lanes, on paper
 _FREE_SHARE = 0.98  # of memory, on a machine that does nothing else
@@ -210,24 +175,21 @@ def _cpu(text: str) -> tuple[Cpu, int]:
 
 def _gpus(text: str) -> tuple[Gpu, ...]:
     said = _several(text, "gpu")
-    name = _named(
-        said.name, tuple(_GPUS), "gpu", "the nearest one with its memory, such as 4090:48G"
-    )
-    size, capability, generation = _GPUS[name]
-    vram = _bytes(said.detail, "gpu") if said.detail else size * _GIB
-    made = [
+    names = tuple(name for name, row in GPUS.items() if row.memory_gb)
+    name = _named(said.name, names, "gpu", "the nearest one with its memory, such as 4090:48G")
+    row = GPUS[name]
+    vram = _bytes(said.detail, "gpu") if said.detail else row.memory_gb * _GIB
+    return tuple(
         Gpu(
             index=index,
             name=f"NVIDIA {name}",
             vram_bytes=vram,
             free_bytes=int(vram * _FREE_SHARE),
-            link_bps=_LINK_BPS[generation],
-            capability=capability,
+            link_bps=_LINK_BPS[row.pcie],
+            capability=row.capability,
         )
         for index in range(said.count)
-    ]
-    assert data_sheet(made[0]).known
-    return tuple(made)
+    )
 
 
 def _named(text: str, names: tuple[str, ...], key: str, otherwise: str) -> str:

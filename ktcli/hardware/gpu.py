@@ -126,11 +126,6 @@ def driver_loaded() -> bool:
     return any(map(os.path.exists, _DRIVERS))
 
 
-def ask_driver() -> tuple[Gpu, ...]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible; none if nothing reports any."""
-    return look_for_gpus().gpus
-
-
 def look_for_gpus() -> GpusFound:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, with nvidia-smi's messages about those that fail."""
     named = os.environ.get(VISIBLE)
@@ -141,7 +136,7 @@ def look_for_gpus() -> GpusFound:
     found = _asked(program) if program else GpusFound()
     if (found.parts or not found.gpus) and torch_installed():
         # torch itself heeds the variable.
-        seen = parse_gpus(_said([sys.executable, "-c", _TORCH])[0])
+        seen = _told(_said([sys.executable, "-c", _TORCH])[0], QUERY).gpus
         if seen or not found.gpus:
             return GpusFound(seen, () if seen else found.unread)
     by_id = program and named is not None and named.startswith("GPU-")
@@ -247,11 +242,6 @@ def _begun(gpus: Sequence[Gpu], uuids: Sequence[str], word: str) -> Gpu | None:
     """The one GPU whose UUID begins with a word."""
     found = [gpu for gpu, uuid in zip(gpus, uuids, strict=False) if uuid.startswith(word)]
     return found[0] if len(found) == 1 else None
-
-
-def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Returns the GPUs in rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
-    return _told(text, QUERY).gpus
 
 
 def _told(text: str, columns: Sequence[str]) -> GpusFound:

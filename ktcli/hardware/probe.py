@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ktcli import config
 from ktcli.errors import NativeError, UsageError
@@ -13,13 +15,14 @@ from ktcli.hardware.amx import ROW, Facts
 from ktcli.hardware.cpu import read_cpu, read_signature
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import GpusFound, read_gpus
-from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Measured, Node
+from ktcli.hardware.machine import Cpu, Machine, Measured, Node
 from ktcli.hardware.memory import read_memory, read_nodes
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.team import teams_here
 from ktcli.hardware.text import read
 
 SYSTEM_ROOT = Path("/")
+T = TypeVar("T")
 
 
 def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
@@ -37,15 +40,18 @@ def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
     memory = read_memory(root)
     nodes = read_nodes(root, cpu.cores, memory)
     seen = read_gpus(root) if gpus else GpusFound()
+    found = seen.gpus
+    if here:  # with their rates, where somebody measured them
+        found = _if_right(lambda: tuple(map(measured.with_rates, seen.gpus)), found)
     return Machine(
         name="this machine" if here else root.name,
         system=f"Linux {release}" if (release := read(root / "proc/sys/kernel/osrelease")) else "",
         cpu=cpu,
         memory=memory,
         nodes=nodes,
-        gpus=_with_rates(seen.gpus) if here else seen.gpus,
-        disk=_library_disk() if here else None,
-        measured=_rates(cpu, nodes) if here else None,
+        gpus=found,
+        disk=_if_right(lambda: read_disk(config.home()), None) if here else None,
+        measured=_if_right(partial(_rates, cpu, nodes), None) if here else None,
         gpus_unread=seen.unread,
     )
 
@@ -60,31 +66,19 @@ def _asked_name() -> str | None:
         return None
 
 
-# A wrong KT_HOME, KT_THREADS or KT_NUMA is an error of the command that needs it, not of looking at the machine.
-
-
-def _with_rates(found: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs with their rates, where somebody measured them."""
+def _if_right(read: Callable[[], T], otherwise: T) -> T:
+    """What is read, unless KT_HOME, KT_THREADS or KT_NUMA is wrong: an error of the command that needs it, not of
+    looking at the machine."""
     try:
-        return tuple(measured.with_rates(gpu) for gpu in found)
+        return read()
     except UsageError:
-        return found
-
-
-def _library_disk() -> Disk | None:
-    try:
-        return read_disk(config.home())
-    except UsageError:
-        return None
+        return otherwise
 
 
 def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:
     """The measured rates of the teams that a command would start now."""
-    try:
-        teams = teams_here(nodes, cpu, None, asked_numa(None))
-        return measured.load(cpu, sum(team.threads for team in teams))
-    except UsageError:
-        return None
+    teams = teams_here(nodes, cpu, None, asked_numa(None))
+    return measured.load(cpu, sum(team.threads for team in teams))
 
 
 def amx_facts(machine: Machine, used_row: str) -> Facts:

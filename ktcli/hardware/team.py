@@ -44,16 +44,14 @@ class NodeTeam:
 # --- how many threads -----------------------------------------------------------------------------
 
 
-def team_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
+def team_size(cpu: Cpu, asked: int | None = None) -> int:
     """Returns the number of threads: `asked`, else KT_THREADS, else as many as are worth starting.
 
-    Args:
-        gpus: the number of GPUs in use; each takes a core, for the thread that drives it.
     Raises:
         UsageError: KT_THREADS is no number of threads, or more threads are asked for than there are cores.
     """
     forced = forced_size(cpu, asked)
-    return max(1, cpu.threads - gpus) if forced is None else forced
+    return cpu.threads if forced is None else forced
 
 
 def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
@@ -73,6 +71,8 @@ def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
 def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
     """Returns the number of threads on a machine that is not this one: KT_THREADS does not apply to it.
 
+    Args:
+        gpus: the number of GPUs in use; each takes a core, for the thread that drives it.
     Raises:
         UsageError: more are asked for than there are cores.
     """

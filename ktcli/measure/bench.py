@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ktcli.engine import Engine
 from ktcli.engine.session import Session
 from ktcli.measure.clock import PAIRS, Measurement, alternate
-from ktcli.measure.greedy import GreedyChoice
-from ktcli.measure.streams import Streams, streams_work
+from ktcli.measure.streams import GreedyChoice, Streams, streams_work
 from ktcli.measure.synthetic import Spread, expert_spread
 from ktcli.measure.trace import Trace
 from ktcli.native import Arena, Ceiling, Pool
@@ -32,7 +31,7 @@ from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.records import dataclass
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
-_CEILING_S = 0.15
+_CEILING_S = 0.15  # of one sample
 ATTENTION = ("choose", "gqa", "mla")  # operations of the program
 _SEED = 20_260_101
 _COUNTED = 16  # steps of several answers whose experts are counted
@@ -133,13 +132,11 @@ class Ceilings:
     """The machine's limits, measured whenever they are asked for.
 
     Attributes:
-        seconds: the seconds that one sample takes.
         samples: rates per second, in the order they were measured.
     """
 
     pool: Pool
     arenas: tuple[Arena, ...]
-    seconds: float = _CEILING_S
     samples: dict[Ceiling, list[float]] = field(default_factory=dict)
 
     @classmethod
@@ -159,7 +156,7 @@ class Ceilings:
     def measure(self, kind: Ceiling) -> float:
         """Measures a ceiling now; returns its bytes or operations per second."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
-        rate = self.pool.ceiling(kind, self.seconds, data)
+        rate = self.pool.ceiling(kind, _CEILING_S, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate
 

@@ -21,9 +21,7 @@ class BlockCache:
     def __init__(self, trace: RequestTrace, capacity: int | None) -> None:
         self._paths, self._ends, self._capacity = trace.paths, trace.ends, capacity
         self._last: dict[int, int] = {}  # the request that touched each segment last
-        self._kept: dict[
-            int, int
-        ] = {}  # of each request's path the blocks that are not dropped yet
+        self._kept: dict[int, int] = {}  # of each path the blocks that are not dropped yet
         self._oldest: list[int] = []  # requests in the order in which they came
         self._at = 0  # the first of these that may have something to drop
         self._size = 0

@@ -71,7 +71,6 @@ def alternate(
     *,
     pairs: int = PAIRS,
     progress: Callable[[int], object] = lambda done: None,
-    root: Path = Path("/"),
 ) -> Measurement:
     """Runs `work` `pairs` times, with its ceiling before and after each; returns the times.
 
@@ -80,9 +79,8 @@ def alternate(
         ideal: measures the ceiling now and returns the seconds the work would take at it.
         pairs: the number of runs of the work.
         progress: called after each run of it with the number of runs done.
-        root: the folder of /proc.
     """
-    others = Others(root)
+    others = Others()
     before = ideal()
     runs = []
     for done in range(1, pairs + 1):

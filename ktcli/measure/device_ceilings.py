@@ -28,7 +28,7 @@ from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.forecast import Forecast, Known
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import StepShape, Unit
-from ktcli.planner.stack import stack_of
+from ktcli.planner.stack import share_apart, stack_of
 from ktcli.records import dataclass
 
 _ROUNDS = 5
@@ -192,9 +192,10 @@ class DeviceCeilings:
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate
         cpu_bytes = device_bytes = device_ops = 0.0
         cpu_ops = dict.fromkeys(Unit, 0)
-        apart = {part: self._apart(engine, part) for part in ModelPart if part.is_mlp}
+        model, apart = engine.model, self.placement.apart
+        shares = {part: share_apart(model, part, apart) for part in ModelPart if part.is_mlp}
         for work in work_of(engine, job, step):
-            away = apart.get(work.part, 0.0)
+            away = shares.get(work.part, 0.0)
             if work.part is ModelPart.EXPERTS and not streamed:
                 away = 1 - hit_rate
             cpu_bytes += away * work.read_bytes
@@ -202,9 +203,3 @@ class DeviceCeilings:
             device_bytes += (1 - away) * work.read_bytes
             device_ops += (1 - away) * work.ops
         return Split(cpu_bytes, cpu_ops, device_bytes, device_ops)
-
-    def _apart(self, engine: Engine, part: ModelPart) -> float:
-        """The share of an MLP's elements that is in main memory."""
-        of_it = [tensor for tensor in engine.model.tensors if tensor.part is part]
-        away = sum(t.elements for t in of_it if t.layer_part in self.placement.apart)
-        return away / max(1, sum(tensor.elements for tensor in of_it))

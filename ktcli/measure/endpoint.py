@@ -144,10 +144,7 @@ class Endpoint:
                 f"{self.url} rejected the API key" if self.key else f"{self.url} needs an API key",
                 hint="give one with --api-key-file or --api-key",
             )
-        rows = document.get("data") if isinstance(document, dict) else None
-        name = (
-            rows[0].get("id") if isinstance(rows, list) and rows and _is_object(rows[0]) else None
-        )
+        name = _first_of(_object(document), "data").get("id")
         if status != 200 or not isinstance(name, str):
             raise KtError(
                 f"{self.url} does not say which models it has: {_said(status, document)}",
@@ -233,8 +230,8 @@ def _read_stream(reply: HTTPResponse, found: StreamedAnswer) -> bool:
         if _is_object(usage := event.get("usage")):
             found.prompt_tokens = _count(usage, "prompt_tokens")
             found.output_tokens = _count(usage, "completion_tokens")
-            details = usage.get("prompt_tokens_details")
-            found.cached_tokens = _count(details, "cached_tokens") if _is_object(details) else 0
+            details = _object(usage.get("prompt_tokens_details"))
+            found.cached_tokens = _count(details, "cached_tokens")
     return False
 
 
@@ -250,14 +247,7 @@ def _lines(reply: HTTPResponse) -> Iterator[bytes]:
 
 def _text(event: dict[str, Any]) -> str:
     """What an event adds to the answer: its text or its thoughts."""
-    choices = event.get("choices")
-    delta = (
-        choices[0].get("delta")
-        if isinstance(choices, list) and choices and _is_object(choices[0])
-        else None
-    )
-    if not _is_object(delta):
-        return ""
+    delta = _object(_first_of(event, "choices").get("delta"))
     thoughts = delta.get("reasoning_content") or delta.get("reasoning")
     return "".join(each for each in (thoughts, delta.get("content")) if isinstance(each, str))
 
@@ -271,6 +261,17 @@ def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
+def _object(value: Any) -> dict[str, Any]:
+    """The value, if it is an object, else an empty one."""
+    return value if _is_object(value) else {}
+
+
+def _first_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The first object of a list in a field; empty: there is none."""
+    rows = found.get(name)
+    return _object(rows[0]) if isinstance(rows, list) and rows else {}
+
+
 def _json(data: bytes) -> Any:
     try:
         return json.loads(data)
@@ -280,7 +281,7 @@ def _json(data: bytes) -> Any:
 
 def _said(status: int, document: Any) -> str:
     """What a server says of an error."""
-    error = document.get("error") if _is_object(document) else None
+    error = _object(document).get("error")
     words = error.get("message") if _is_object(error) else error
     return (
         words[:_SHOWN] if isinstance(words, str) and words else f"it responded with status {status}"

@@ -24,9 +24,8 @@ from ktcli.records import dataclass
 F64Array = NDArray[np.float64]
 I32Array = NDArray[np.int32]
 
-PIECE_BYTES = (
-    64 << 20
-)  # the most logits of one step: those of one engine are kept beside those of another
+# The most logits of one step: those of one engine are kept beside those of another.
+PIECE_BYTES = 64 << 20
 _AT_ONCE_BYTES = 2 << 20  # of those, in one numpy call: its temporaries stay in the cache
 _PIECE_TOKENS = 512  # no more are of use to an engine
 

@@ -231,9 +231,8 @@ class ExpertStack(LayerStack):
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
         """Returns the token ids of the next step: of a single token the next in turn, else shuffled neighbours."""
-        if (
-            n_tokens == 1
-        ):  # always the same deal: an expert comes again when all others had their turn
+        # Always the same deal: an expert comes again when all others had their turn.
+        if n_tokens == 1:
             self._next = (self._next + 1) % self._deal
             return np.array([self._next], np.int32)
         first = int(self.draw.integers(self._rows // self._deal)) * self._deal
@@ -290,9 +289,8 @@ def measure(
     """
     kind = _ceiling(stack, case)
     amount = case.read_bytes if kind is Ceiling.READ else case.ops
-    warm = max(
-        1, ceil(stack.size_bytes / case.read_bytes / stack.layers)
-    )  # steps through all weights
+    # Steps through all weights.
+    warm = max(1, ceil(stack.size_bytes / case.read_bytes / stack.layers))
     stack.run(case.n_tokens, warm)
     steps = max(1, ceil(_RUN_S * warm / stack.run(case.n_tokens, warm)))
     rates: list[float] = []

@@ -164,10 +164,8 @@ class _Reading:
         # The tree of blocks: the number of a node by that of the one before it (-1: none) and the id of its block.
         self._nodes: dict[tuple[int, int], int] = {}
         self._before = array("i")
-        self._flat, self._offsets = (
-            array("i"),
-            [0],
-        )  # the nodes of all prompts, and where each one's begin
+        # The nodes of all prompts, and where each one's begin.
+        self._flat, self._offsets = array("i"), [0]
 
     def add(self, number: int, line: bytes) -> None:
         """Adds a line. Raises: UsageError: it is not a request, or does not fit those before it."""

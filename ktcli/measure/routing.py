@@ -41,9 +41,8 @@ class Router:
         self._trace, self._rule, self._servers, self._limits = trace, rule, servers, limits
         self._next = 0
         self._sent_tokens = [0] * servers
-        self._seen = [
-            0
-        ] * trace.segments  # of each segment, the servers that were sent it, a bit each
+        # Of each segment, the servers that were sent it, a bit each.
+        self._seen = [0] * trace.segments
 
     def choose(self, request: int, loads: Sequence[int]) -> int:
         """Returns the server of a request.

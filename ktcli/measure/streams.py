@@ -6,17 +6,21 @@ its own context. So the experts that are really chosen are counted, and the ceil
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import Engine, Sequence
-from ktcli.measure.greedy import GreedyChoice
+from ktcli.engine.logits import Logits
+from ktcli.engine.sampler import History, Sampler
 from ktcli.models import Model
 from ktcli.native import Batch
+from ktcli.native.choosing import Chooser
 from ktcli.ops.part import ModelPart
 from ktcli.planner.spec import PartWork, StepShape, experts_touched, step_work
+from ktcli.sampling import SamplingSettings
 from ktcli.weights.recipe import Recipe
 
 I32Array = NDArray[np.int32]
@@ -47,6 +51,20 @@ def streams_work(
             work = replace(work, read_bytes=round(share * work.read_bytes))
         found.append(work)
     return tuple(found)
+
+
+class GreedyChoice:
+    """Chooses the most likely token of rows of logits, with the code that answers use: no answer is needed at the end
+    of a decode step, but its time is included."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._chooser = Chooser(engine.pool, engine.spec.output_width)
+        self._sampler = Sampler(SamplingSettings(greedy=True))
+        self._nothing = History((), counts=False)
+
+    def choose(self, rows: Several[Logits]) -> None:
+        """Chooses a token for each row, and discards it."""
+        self._chooser.choose([self._sampler.choice(each, self._nothing) for each in rows])
 
 
 class Streams:

@@ -30,9 +30,8 @@ from ktcli.records import dataclass
 
 _SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
-_SPREAD_STEP = (
-    64  # of them, in one step: Ctrl-C is heard between two, within a second of a whole large model
-)
+# Of them, in one step: Ctrl-C is heard between two, within a second of a whole large model.
+_SPREAD_STEP = 64
 
 
 def fitting_plan(
@@ -48,7 +47,10 @@ def fitting_plan(
         NotEnoughMemory: not even one layer fits.
     """
     whole = build(config)
-    _require_layers(whole.spec, layers)
+    if layers is not None and layers > whole.spec.layers:
+        raise UsageError(
+            f"the model has {whole.spec.layers} layers, but --layers asks for {layers}"
+        )
     chosen = place(whole, host, _rows_of(request, whole.spec)).device
     numbers = tuple(gpu.index for gpu in chosen.gpus) if chosen else None
     rules = request.rules and replace(request.rules, layers=whole.spec.layers)
@@ -85,11 +87,6 @@ def _rows_of(request: Request, spec: Spec) -> Request:
         gpu_experts=choice[: spec.moe_layers] if isinstance(choice, np.ndarray) else choice,
         heat=None if heat is None else heat[: spec.moe_layers],
     )
-
-
-def _require_layers(spec: Spec, asked: int | None) -> None:
-    if asked is not None and asked > spec.layers:
-        raise UsageError(f"the model has {spec.layers} layers, but --layers asks for {asked}")
 
 
 def random_engine(

@@ -188,9 +188,7 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
         found = measure(cpu, threads, ROW)
     except KtError:  # no memory, no threads: the next call that needs them says so itself
         return None
-    with contextlib.suppress(
-        KtError
-    ):  # a library folder that cannot be written: measured every time
+    with contextlib.suppress(KtError):  # a folder that cannot be written: measured every time
         save(cpu, threads, ROW, found)
     return found
 

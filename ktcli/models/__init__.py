@@ -7,12 +7,10 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models.config import completed, within_text
-from ktcli.models.model import DecoderModel, Model, Spec
+from ktcli.models.config import Config, Defaults, Fields, completed, within_text
+from ktcli.models.model import Model, Spec
 from ktcli.models.pooling import read_pooling
 from ktcli.unsupported import unsupported_type
-
-Config = Mapping[str, Any]
 
 
 class Family(Protocol):
@@ -20,12 +18,12 @@ class Family(Protocol):
 
     # The model types that it builds, each with transformers' defaults of fields that a config may leave out,
     # see `completed`.
-    MODEL_TYPES: Mapping[str, Mapping[str, Any]]
+    MODEL_TYPES: Defaults
 
-    def build(self, config: Config) -> DecoderModel:
+    def build(self, f: Fields) -> Model:
         """Returns the model that a config describes."""
 
-    def cut(self, config: Config, layers: int) -> dict[str, Any]:
+    def cut(self, f: Fields, layers: int) -> dict[str, Any]:
         """Returns the config of the same model with only its first `layers` layers, see `cut` below."""
 
 
@@ -91,7 +89,7 @@ def build(config: Config) -> Model:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
     """
     family, whole = _read(config)
-    model = family.build(whole)
+    model = family.build(Fields(whole))
     pooling = read_pooling(whole, model.spec.hidden)
     return model if pooling is None else model.pooled(pooling)
 
@@ -116,7 +114,7 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
         BadCheckpoint: unknown architecture.
     """
     family, whole = _read(config)
-    return within_text(whole, lambda text: family.cut(text, layers))
+    return within_text(whole, lambda text: family.cut(Fields(text), layers))
 
 
 def _read(config: Config) -> tuple[Family, Config]:

@@ -6,7 +6,6 @@ embedded rows may be multiplied by the root of their width. Source: transformers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +14,14 @@ from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.feedforward import read_dense, read_routing, read_sparse
+from ktcli.models.model import Model
+from ktcli.models.pattern import cut_first_dense, read_first_dense, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "afmoe": {
         "head_dim": 128,
         "num_dense_layers": 1,
@@ -43,19 +42,20 @@ _PREFIXES = Prefixes(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     f.only(_ONLY)
     for name in ("n_group", "topk_group"):
         f.require(name, f.whole(name, low=0, default=1), 0, 1)
     attention = read_gqa(f, norms=QkNorms())
     attention = replace(attention, gates=OwnGates("gate_proj", per_column=True))
-    scale = f.number("route_scale", high=1e4, default=1.0)
-    routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
+    routing = read_routing(f, normalize=True, score=Score.SIGMOID, scale="route_scale")
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
     step = f.whole("global_attn_every_n_layers", high=MAX_LAYERS)
-    window, dense = read_windows(f, default=lambda i: bool((i + 1) % step)), _dense(f)
+    window, dense = (
+        read_windows(f, default=lambda i: bool((i + 1) % step)),
+        read_first_dense(f, _DENSE),
+    )
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = attention.within(window(i)) if window(i) else replace(attention, rope=None)
@@ -65,11 +65,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "afmoe", parts, _PREFIXES, multipliers=Multipliers(embedding=wide))
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return {**cut_layers(config, layers), _DENSE: min(_dense(Fields(config)), layers - 1)}
-
-
-def _dense(f: Fields) -> int:
-    """Reads the number of layers before the first with experts."""
-    return f.whole(_DENSE, low=0, high=MAX_LAYERS)
+    return cut_first_dense(f, layers, _DENSE)

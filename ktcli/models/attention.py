@@ -18,6 +18,7 @@ def read_gqa(
     f: Fields,
     *,
     norms: QkNorms | None = None,
+    biased: bool = False,
     qkv_bias: bool = False,
     o_bias: bool = False,
     interleaved: bool = False,
@@ -27,11 +28,14 @@ def read_gqa(
 
     Args:
         norms: the norms of q and k.
-        qkv_bias, o_bias: whether these projections have biases.
+        biased: whether all projections have biases if the config's `attention_bias` says so.
+        qkv_bias, o_bias: whether these projections have biases in any case.
         interleaved: whether neighbouring columns are rotated as pairs, unless the config says.
         partly: whether the config may say that only the first columns of a head are rotated; in other families all are,
             and such a config is refused.
     """
+    bias = biased and f.flag("attention_bias", False)
+    qkv_bias, o_bias = qkv_bias or bias, o_bias or bias
     shape = read_gqa_shape(f)
     columns = rotated_columns(f, shape.head_dim)
     if not partly:
@@ -78,6 +82,22 @@ def read_mla(f: Fields) -> LatentAttention:
             " a query latent"
         )
     return LatentAttention(f.whole("hidden_size"), q_lora, shape, rope, bias)
+
+
+def require_own_keys(f: Fields) -> int:
+    """Returns the number of heads, after checking that each has keys of its own."""
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    return heads
+
+
+def read_index_heads(f: Fields, low: int = 1) -> tuple[int, int]:
+    """Returns the number of an indexer's heads and the columns of each, at least `low`."""
+    heads = f.whole("index_n_heads", high=MAX_HEADS)
+    dim = f.whole("index_head_dim", low=low, high=4096)
+    f.require_multiple("index_head_dim", dim, 2)
+    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    return heads, dim
 
 
 def of_kind(f: Fields, kind: str) -> Fields:

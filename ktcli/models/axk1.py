@@ -6,16 +6,14 @@ layers without experts are not used. Source: transformers 5.23 (axk1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_mla
-from ktcli.models.config import Fields
-from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import Prefixes, assemble
 
@@ -27,7 +25,7 @@ _USUAL = {
     "first_k_dense_replace": 1,
     "rope_interleave": True,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "axk1": _USUAL,
     "AXK1": _USUAL,  # in older releases
 }
@@ -39,19 +37,13 @@ _PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True)))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
-    f.only({"scoring_func": "sigmoid"})
+    f.only({"moe_layer_freq": 1, "scoring_func": "sigmoid"})
     attention, routing = read_mla(f), read_corrected_routing(f)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
-    is_dense = read_typed_dense(f)
-    model = assemble(
-        f, "axk1", lambda i: (attention, read_dense(f) if is_dense(i) else sparse), _PREFIXES
+    mlp = read_mlps(f, sparse, read_typed_dense(f))
+    model = assemble(f, "axk1", lambda i: (attention, mlp(i)), _PREFIXES)
+    return model.with_layers(
+        lambda each: replace(each, after=("", _NORM)) if isinstance(each.mlp, SparseMlp) else each
     )
-    layers = tuple(
-        replace(layer, after=("", _NORM)) if isinstance(layer.mlp, SparseMlp) else layer
-        for layer in model.decoder.layers
-    )
-    return replace(model, decoder=replace(model.decoder, layers=layers))

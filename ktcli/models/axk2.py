@@ -7,22 +7,20 @@ Source: transformers 5.23 (axk2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import DecoderLayer
 from ktcli.layers.gates import NormGate, QueryGates
 from ktcli.layers.sparse import SparseMlp
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.deepseek_v32 import read_indexed
-from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.deepseek_v32 import ONLY, read_indexed
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import assemble
 
 _RANK = "gated_norm_rank"
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "axk2": {
         **V3_EXPERTS,
         "first_k_dense_replace": 1,
@@ -41,29 +39,21 @@ cut = cut_typed_dense
 _GROUPS = "n_group", "topk_group"
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
     # A null means that experts are in no groups, which is one group of all.
-    f = Fields({**config, **{name: config.get(name) or 1 for name in _GROUPS}})
-    f.only(
-        {
-            "rope_interleave": True,
-            "attention_bias": False,
-            "topk_method": "noaux_tc",
-            "scoring_func": "sigmoid",
-        }
-    )
+    f = Fields({**f.values, **{name: f.values.get(name) or 1 for name in _GROUPS}})
+    f.only(ONLY)
     f.require("moe_layer_freq", f.whole("moe_layer_freq", high=MAX_LAYERS), 1)
     for name in _GROUPS:
         f.require(name, f.whole(name), 1)
     attention = replace(read_indexed(f), gates=QueryGates(), raw=True)
     f.require_few("num_attention_heads", attention.shape.heads)
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
-    is_dense = read_typed_dense(f)
-    model = assemble(f, "axk2", lambda i: (attention, read_dense(f) if is_dense(i) else sparse))
+    mlp = read_mlps(f, sparse, read_typed_dense(f))
+    model = assemble(f, "axk2", lambda i: (attention, mlp(i)))
     rank = f.whole(_RANK)
-    layers = tuple(_gated(layer, rank) for layer in model.decoder.layers)
-    return replace(model, decoder=replace(model.decoder, layers=layers))
+    return model.with_layers(lambda layer: _gated(layer, rank))
 
 
 def _gated(layer: DecoderLayer, rank: int) -> DecoderLayer:

@@ -8,7 +8,6 @@ publisher's own engine does not. Sources: transformers 5.23 (bailing_hybrid); fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,16 +17,16 @@ from ktcli.layers.gates import OwnGates
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
-from ktcli.models.attention import read_mla
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
+from ktcli.models.attention import read_mla, require_own_keys
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Defaults, Fields, read_eps
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.model import Model
+from ktcli.models.pattern import FULL, LINEAR, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.models.step3p7 import limited, read_limits
 from ktcli.ops.table.recurrent import DeltaShape
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "bailing_hybrid": {
         **V3_EXPERTS,
         "n_group": 8,
@@ -43,7 +42,6 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
 _PREFIXES = Prefixes(attention="attention", embedding="word_embeddings")
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("gate.expert_bias")))
 _GATES = OwnGates("g_proj")
@@ -67,9 +65,9 @@ _ONLY = {
 }
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
+    f = _own(f)
     f.only(_ONLY)
     linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
@@ -87,16 +85,15 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "bailing_hybrid", parts, _PREFIXES)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    f = _own(config)
-    kinds = [_LINEAR if linear else _FULL for linear in _linear_layers(f)]
-    return cut_typed_dense({**f.values, "layer_types": kinds}, layers)
+    f = _own(f)
+    kinds = [LINEAR if linear else FULL for linear in _linear_layers(f)]
+    return cut_typed_dense(Fields({**f.values, "layer_types": kinds}), layers)
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the fields of a config, which must not be one of Ling 2.5 or 2.6."""
-    f = Fields(config)
     if not f.has("short_conv_kernel_size"):
         raise BadCheckpoint(
             f"{f.where}: short_conv_kernel_size is missing, as in Ling 2.5 and 2.6, which are not supported"
@@ -106,14 +103,13 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 def _linear_layers(f: Fields) -> list[bool]:
     """Returns for each layer whether its attention is linear."""
-    kinds = read_types(f, "layer_types", _LINEAR, _FULL)
+    kinds = read_types(f, "layer_types", LINEAR, FULL)
     if kinds is not None:
-        return [kind == _LINEAR for kind in kinds]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+        return [kind == LINEAR for kind in kinds]
     group = f.whole("layer_group_size", high=MAX_LAYERS)
     # Of layers behind the last whole group, vLLM and transformers say different things.
-    f.require_multiple("num_hidden_layers", n_layers, group, "layer_group_size")
-    return [(i + 1) % group != 0 for i in range(n_layers)]
+    f.require_multiple("num_hidden_layers", f.n_layers, group, "layer_group_size")
+    return [(i + 1) % group != 0 for i in range(f.n_layers)]
 
 
 def _delta(f: Fields) -> KimiDelta:
@@ -134,8 +130,7 @@ def _delta(f: Fields) -> KimiDelta:
 
 def _latent(f: Fields) -> LatentAttention:
     """Reads the latent attention, each of whose heads has a gate."""
-    heads = f.whole("num_attention_heads", high=MAX_HEADS)
-    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    require_own_keys(f)
     made = read_mla(f)
     f.require("rotary_dim", f.whole("rotary_dim", default=made.shape.rope), made.shape.rope)
     return replace(made, gates=_GATES, o_name="dense")

@@ -7,30 +7,27 @@ Layers for multi-token prediction are not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GqaNames, QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import Fields
+from ktcli.models.config import Defaults, Fields
 from ktcli.models.feedforward import (
     V3_EXPERTS,
     read_corrected_routing,
-    read_dense,
-    read_softmax_routing,
+    read_mlps,
+    read_routing,
     read_sparse,
 )
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_first_dense, read_first_dense
 from ktcli.models.skeleton import Prefixes, assemble
 
 _FIRST, _SECOND = "bailing_moe", "bailing_moe_v2"
 # No class of transformers says what is meant by a field that is left out; these are the publisher's.
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _FIRST: {"score_function": "softmax", "use_qk_norm": False, "n_shared_experts": 0},
     _SECOND: {**V3_EXPERTS, "score_function": "sigmoid", "use_qk_norm": True},
 }
@@ -54,9 +51,8 @@ _ONLY = {
 cut = cut_first_dense
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     f.only(_ONLY)
     sparse = _experts(f)
     width = f.whole("moe_shared_expert_intermediate_size", default=sparse.width)
@@ -65,11 +61,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     read = read_gqa(f, norms=norms, qkv_bias=f.flag("use_qkv_bias", False), partly=True)
     attention = replace(read, projections=_PROJECTIONS)
     first = read_first_dense(f)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention, read_dense(f) if i < first else sparse
-
-    return assemble(f, "bailing_moe", parts, _PREFIXES)
+    mlp = read_mlps(f, sparse, lambda i: i < first)
+    return assemble(f, "bailing_moe", lambda i: (attention, mlp(i)), _PREFIXES)
 
 
 def _experts(f: Fields) -> SparseMlp:
@@ -79,5 +72,5 @@ def _experts(f: Fields) -> SparseMlp:
     has_bias = score == "sigmoid"
     f.only({"moe_router_enable_expert_bias": has_bias})
     if not has_bias:
-        return read_sparse(f, read_softmax_routing(f, normalize=True))
+        return read_sparse(f, read_routing(f, normalize=True))
     return read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)

@@ -6,23 +6,22 @@ neighbouring columns, and the first dense ones where the config's pattern says s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp, Multipliers, Wiring
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
 
 _PATTERN, _PREFIX_PATTERN = "sliding_window_pattern", "prefix_dense_sliding_window_pattern"
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "cohere2_moe": {
         "head_dim": 128,
         "layer_norm_eps": 1e-5,
@@ -44,14 +43,12 @@ _SHARES = {"average": 0.5, "sum": 1.0}
 _SCORES = {"softmax": Score.SOFTMAX, "sigmoid": Score.SIGMOID}
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     centred = not f.has("rms_norm_eps")
     eps = f.number("layer_norm_eps" if centred else "rms_norm_eps", high=1.0)
     f = Fields({**f.values, "rms_norm_eps": eps}, f.where)
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qkv_bias=bias, o_bias=bias, interleaved=True)
+    attention = read_gqa(f, biased=True, interleaved=True)
     window, is_dense = _windows(f), read_typed_dense(f)
     turned = f.whole(_PREFIX_PATTERN, high=MAX_LAYERS) == 1
     dense, sparse = _dense(f), _sparse(f)
@@ -90,7 +87,7 @@ def _sparse(f: Fields) -> SparseMlp:
     chosen = f.text("expert_selection_fn", "softmax")
     f.require("expert_selection_fn", chosen, *_SCORES)
     normalize = chosen == "softmax" or f.flag("norm_topk_prob", False)
-    routing = replace(read_softmax_routing(f, normalize=normalize), score=_SCORES[chosen])
+    routing = read_routing(f, normalize=normalize, score=_SCORES[chosen])
     width, n_shared = f.whole("intermediate_size"), f.whole("n_shared_experts", low=0, high=64)
     f.require_width("num_shared_experts x intermediate_size", n_shared * width)
     way = f.text("shared_expert_combination_strategy", "average")

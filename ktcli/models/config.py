@@ -12,6 +12,9 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 
+Config = Mapping[str, Any]
+Defaults = Mapping[str, Config]  # of the fields that a config may leave out, by model type
+
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18
 MAX_LAYERS = 1024
@@ -21,10 +24,8 @@ MAX_HEADS = 4096
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT = 1 << 27
 MAX_CHOSEN = 1 << 16  # positions or blocks that a token attends to: of kt_program_choose
-MAX_APART = (
-    1 << 14
-)  # heads or groups whose rows are found one by one; the largest public model has 4,000
-
+# Heads or groups whose rows are found one by one; the largest public model has 4,000.
+MAX_APART = 1 << 14
 
 # The names of one field among publishers, transformers' usual name first.
 _SPELLINGS = (
@@ -54,28 +55,24 @@ _SPELLED = {names[0]: names for names in _SPELLINGS}
 _ROPE = ("rope_parameters", "rope_scaling")  # where a null counts as absent
 # A number without bound, as transformers writes it since version 5; JSON has no word for it.
 INFINITE = {"__float__": "Infinity"}
-TEXT = "text_config"  # the part of the text model in a vision-language model's config
-THINKER = (
-    "thinker_config"  # the part of a model that speaks, too, in which the text model's part is
-)
+# The parts of the text model in a vision-language model's config, and of a model that speaks, too, in which that is.
+TEXT, THINKER = "text_config", "thinker_config"
 _PARTS = (TEXT, THINKER)
 
 
-def within_text(
-    config: Mapping[str, Any], change: Callable[[Mapping[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
+def within_text(config: Config, change: Callable[[Config], dict[str, Any]]) -> dict[str, Any]:
     """Returns a config with `change` applied to its text model's part, or to all of it where it has no such part."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return change(config) if part is None else {**config, part: within_text(config[part], change)}
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_part(config: Config) -> Config:
     """Returns the text model's part of a config, or all of it where it has no such part."""
     part = next((name for name in _PARTS if isinstance(config.get(name), Mapping)), None)
     return config if part is None else text_part(config[part])
 
 
-def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def completed(config: Config, usual: Config) -> dict[str, Any]:
     """Returns the config with missing fields set to transformers' defaults; a null does not count as missing.
 
     Args:
@@ -90,7 +87,7 @@ def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
     return made
 
 
-def _says(config: Mapping[str, Any], name: str) -> bool:
+def _says(config: Config, name: str) -> bool:
     """Returns whether the config has the field under one of its names."""
     if name in _ROPE:
         return any(config.get(each) is not None for each in _ROPE)
@@ -108,6 +105,11 @@ class Fields:
         if not isinstance(values, Mapping):
             raise BadCheckpoint(f"{where} is not a JSON object")
         self.values, self.where = values, where
+
+    @property
+    def n_layers(self) -> int:
+        """The number of a model's layers."""
+        return self.whole("num_hidden_layers", high=MAX_LAYERS)
 
     def has(self, *names: str) -> bool:
         """Returns whether the object has one of the names with a value that is not null."""
@@ -164,10 +166,9 @@ class Fields:
         """Raises BadCheckpoint if all layers together have too many of the heads or groups of which a layer has
         `each`.
         """
-        n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
-        if each * n_layers > MAX_APART:
+        if each * self.n_layers > MAX_APART:
             raise BadCheckpoint(
-                f"{self.where}: {what} is {each} in each of {n_layers} layers (limit {MAX_APART} in total)"
+                f"{self.where}: {what} is {each} in each of {self.n_layers} layers (limit {MAX_APART} in total)"
             )
 
     def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:
@@ -191,12 +192,14 @@ class Fields:
             )
 
     def only(self, known: Mapping[str, object]) -> None:
-        """Raises BadCheckpoint if one of these flags and texts has another value than the given one, the only one that
-        this version computes.
+        """Raises BadCheckpoint if one of these flags, numbers and texts has another value than the given one, the only
+        one that this version computes.
         """
         for name, usual in known.items():
             if isinstance(usual, bool):
                 self.require(name, self.flag(name, usual), usual)
+            elif isinstance(usual, int):
+                self.require(name, self.whole(name, low=min(1, usual), default=usual), usual)
             else:
                 self.require(name, self.text(name, str(usual)), usual)
 

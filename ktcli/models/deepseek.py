@@ -7,21 +7,20 @@ A multi-token-prediction layer (number `num_hidden_layers`) in the checkpoint is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.models.attention import read_mla
-from ktcli.models.config import TEXT, Fields
+from ktcli.models.config import TEXT, Defaults, Fields
 from ktcli.models.feedforward import (
     V3_EXPERTS,
     read_corrected_routing,
     read_dense,
     read_groups,
-    read_softmax_routing,
+    read_mlps,
+    read_routing,
     read_sparse,
 )
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
 from ktcli.ops.table.experts import Routing
@@ -34,7 +33,7 @@ _V3 = {
     "first_k_dense_replace": 3,
     "rope_interleave": True,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "deepseek_v2": {
         "n_shared_experts": 2,
         "topk_method": "greedy",
@@ -62,10 +61,11 @@ _TEXT_PREFIXES = Prefixes(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _text(config)
-    v2, bias = _is_v2(f), f.flag("mlp_bias", False)
+    is_part = f.values.get("model_type") == "kimi_k25"
+    f = text_part(f, "deepseek_v3", "kimi_k2") if is_part else f
+    v2, bias = f.text("model_type", "") == "deepseek_v2", f.flag("mlp_bias", False)
     if v2:
         f.only({"rope_interleave": True})
     else:
@@ -73,34 +73,17 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     attention = read_mla(f)
     routing = _v2_routing(f) if v2 else _v3_routing(f)
     sparse = replace(read_sparse(f, routing, correction=not v2), shared_bias=bias)
-    dense, is_dense = read_dense(f, bias=bias), read_typed_dense(f)
-    prefixes = _TEXT_PREFIXES if _is_part(config) else USUAL_PREFIXES
-    return assemble(
-        f, "deepseek", lambda i: (attention, dense if is_dense(i) else sparse), prefixes
-    )
-
-
-def _text(config: Mapping[str, Any]) -> Fields:
-    """Returns the config of the text model."""
-    if not _is_part(config):
-        return Fields(config)
-    return text_part(config, "deepseek_v3", "kimi_k2")
-
-
-def _is_part(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "kimi_k25"
-
-
-def _is_v2(f: Fields) -> bool:
-    return f.text("model_type", "") == "deepseek_v2"
+    mlp = read_mlps(f, sparse, read_typed_dense(f), read_dense(f, bias=bias))
+    prefixes = _TEXT_PREFIXES if is_part else USUAL_PREFIXES
+    return assemble(f, "deepseek", lambda i: (attention, mlp(i)), prefixes)
 
 
 def _v2_routing(f: Fields) -> Routing:
     method = f.text("topk_method", "greedy")
     f.require("topk_method", method, "greedy", "group_limited_greedy")
-    f.require("scoring_func", f.text("scoring_func", "softmax"), "softmax")
+    f.only({"scoring_func": "softmax"})
     # DeepSeek-V2's router never normalises, whatever its config says.
-    routing = read_softmax_routing(f, normalize=False, scaled=True)
+    routing = read_routing(f, normalize=False, scale="routed_scaling_factor")
     if method == "greedy":
         return routing
     n_group, topk_group = read_groups(f, routing)

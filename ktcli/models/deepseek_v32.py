@@ -6,23 +6,27 @@ transformers 5.23 (deepseek_v32, glm_moe_dsa). A multi-token-prediction layer in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
-from ktcli.models.attention import read_mla
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
-from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.attention import read_index_heads, read_mla
+from ktcli.models.config import MAX_CHOSEN, MAX_LAYERS, Defaults, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.attention import ChooseShape
 
 _FULL, _SHARED = "full", "shared"
-
+# Fields of which one value is known.
+ONLY = {
+    "rope_interleave": True,
+    "attention_bias": False,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
 
 _USUAL = {
     **V3_EXPERTS,
@@ -31,7 +35,7 @@ _USUAL = {
     "index_head_dim": 128,
     "index_topk": 2048,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "deepseek_v32": {
         **_USUAL,
         "n_group": 8,
@@ -45,18 +49,9 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 cut = cut_typed_dense
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.only(
-        {
-            "rope_interleave": True,
-            "attention_bias": False,
-            "topk_method": "noaux_tc",
-            "scoring_func": "sigmoid",
-        }
-    )
+    f.only({"mlp_bias": False, **ONLY})
     full = read_indexed(f)
     shared = replace(full, shape=replace(full.shape, beside=0), indexer=None)
     is_shared = read_shared(f)
@@ -65,12 +60,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
             f"{f.where}: indexer_types begins with a layer that shares a choice, but no layer before it made one"
         )
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
-    is_dense = read_typed_dense(f)
-    return assemble(
-        f,
-        "deepseek_v32",
-        lambda i: (shared if is_shared[i] else full, read_dense(f) if is_dense(i) else sparse),
-    )
+    mlp = read_mlps(f, sparse, read_typed_dense(f))
+    return assemble(f, "deepseek_v32", lambda i: (shared if is_shared[i] else full, mlp(i)))
 
 
 def read_indexed(f: Fields) -> LatentAttention:
@@ -84,10 +75,7 @@ def read_indexed(f: Fields) -> LatentAttention:
 
 def _read_indexer(f: Fields, attention: LatentAttention) -> Indexer:
     s = attention.shape
-    heads = f.whole("index_n_heads", high=MAX_HEADS)
-    dim = f.whole("index_head_dim", low=s.rope, high=4096)
-    f.require_multiple("index_head_dim", dim, 2)
-    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    heads, dim = read_index_heads(f, s.rope)
     top_k = f.whole("index_topk", high=MAX_CHOSEN)
     assert attention.rope is not None  # `read_mla` reads one
     rope = replace(attention.rope, interleaved=f.flag("indexer_rope_interleave", False))
@@ -104,7 +92,6 @@ def read_shared(f: Fields) -> list[bool]:
     Raises:
         BadCheckpoint: the list is not one of these types, or is too short.
     """
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     types = f.values.get("indexer_types")
     if types is None and (pattern := f.values.get("index_topk_pattern")) is not None:
         letters = {"F": _FULL, "S": _SHARED}
@@ -112,11 +99,11 @@ def read_shared(f: Fields) -> list[bool]:
     if types is None:
         every = f.whole("index_topk_freq", low=0, high=MAX_LAYERS, default=1) or 1
         first = f.whole("index_skip_topk_offset", low=0, high=MAX_LAYERS, default=2)
-        return [max(i - first + 1, 0) % every > 0 for i in range(n_layers)]
+        return [max(i - first + 1, 0) % every > 0 for i in range(f.n_layers)]
     if not isinstance(types, list) or any(each not in (_FULL, _SHARED) for each in types):
         raise BadCheckpoint(f"{f.where}: indexer_types is not a list of {_FULL} and {_SHARED}")
-    if len(types) < n_layers:
+    if len(types) < f.n_layers:
         raise BadCheckpoint(
-            f"{f.where}: indexer_types lists {len(types)} layers instead of {n_layers}"
+            f"{f.where}: indexer_types lists {len(types)} layers instead of {f.n_layers}"
         )
-    return [each == _SHARED for each in types[:n_layers]]
+    return [each == _SHARED for each in types[: f.n_layers]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
@@ -23,27 +22,29 @@ from ktcli.layers.names import (
     SparseNames,
 )
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_index_heads
 from ktcli.models.config import (
     MAX_CHOSEN,
     MAX_CONTEXT,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_VOCAB,
+    Defaults,
     Fields,
     read_eps,
 )
-from ktcli.models.feedforward import read_experts, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.feedforward import read_clamped, read_experts, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.rotation import read_rope
 from ktcli.models.skeleton import Prefixes, assemble, read_streams
-from ktcli.native import PAGE_TOKENS, Glu
+from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import ChooseShape, MqaShape
 from ktcli.ops.table.experts import Routing, Score
 from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.table.rowwise import Rope
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "deepseek_v4": {
         "n_shared_experts": 1,
         "scoring_func": "sqrtsoftplus",
@@ -86,13 +87,10 @@ _PREFIXES = Prefixes(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
-    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=1), 1)
-    f.require("n_shared_experts", f.whole("n_shared_experts", default=1), 1)
+    f.only({"mlp_bias": False, "attention_bias": False})
+    f.only({"num_key_value_heads": 1, "n_shared_experts": 1})
     kinds, by_id = _kinds(f), _by_id(f)
     attentions = {kind: _read_attention(f, kind) for kind in sorted(set(kinds))}
     routed = _read_mlp(f)
@@ -116,8 +114,7 @@ def _kinds(f: Fields) -> list[str]:
     rates = read_types(f, "compress_ratios", *_OF_RATE)
     if rates is not None:
         return [_OF_RATE[rate] for rate in rates]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers)]
+    return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(f.n_layers)]
 
 
 def _by_id(f: Fields) -> list[bool]:
@@ -125,9 +122,8 @@ def _by_id(f: Fields) -> list[bool]:
     listed = read_types(f, "mlp_layer_types", _BY_ID, _ROUTED)
     if listed is not None:
         return [kind == _BY_ID for kind in listed]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS)
-    return [i < first for i in range(n_layers)]
+    return [i < first for i in range(f.n_layers)]
 
 
 def _rate(f: Fields, kind: str) -> int:
@@ -214,10 +210,7 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
 
 
 def _read_indexer(f: Fields, shape: MqaShape, pool: Compressor, q_lora: int) -> WindowIndexer:
-    heads = f.whole("index_n_heads", high=MAX_HEADS)
-    dim = f.whole("index_head_dim", low=pool.rope.dim, high=4096)
-    f.require_multiple("index_head_dim", dim, 2)
-    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    heads, dim = read_index_heads(f, pool.rope.dim)
     top_k = f.whole("index_topk", high=MAX_CHOSEN)
     scale = (heads * dim) ** -0.5
     choice = ChooseShape(heads, dim, top_k, scale, behind=shape.paged, every=shape.every)
@@ -234,9 +227,9 @@ def _read_mlp(f: Fields) -> SparseMlp:
     }
     score = f.text("scoring_func", "")
     f.require("scoring_func", score, *scores)
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
+    f.only({"topk_method": "noaux_tc"})
     experts, top_k = read_experts(f)
     scale = f.number("routed_scaling_factor", high=1e4)
     routing = Routing(experts, top_k, scores[score], scale=scale)
-    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6), 0.0)
+    glu = read_clamped(f)
     return replace(read_sparse(f, routing, correction=True, names=_NAMES), glu=glu)

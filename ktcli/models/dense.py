@@ -5,20 +5,19 @@ Sources: the reports of the models; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import TEXT, Fields
+from ktcli.models.config import TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_dense
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_upper_windows, read_windows
 from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, assemble, text_part
 
 _VISION = "qwen3_vl"
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": _QWEN,
@@ -33,10 +32,10 @@ cut = cut_layers
 _QK_NORMED = "qwen3", _VISION
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    kind = str(config["model_type"])
-    f = text_part(config, f"{_VISION}_text") if kind == _VISION else Fields(config)
+    kind = str(f.values["model_type"])
+    f = text_part(f, f"{_VISION}_text") if kind == _VISION else f
     mlp_bias = f.flag("mlp_bias", False)
     if kind != "llama":
         f.require("mlp_bias", mlp_bias, False)

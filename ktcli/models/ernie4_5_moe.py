@@ -8,17 +8,17 @@ the publisher's. Blocks for multi-token prediction are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, TEXT, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.config import MAX_LAYERS, TEXT, Defaults, Fields
+from ktcli.models.feedforward import read_dense, read_routing, read_sparse
+from ktcli.models.model import Model
+from ktcli.models.pattern import cut_layers, cut_typed_dense, read_mlp_types
 from ktcli.models.skeleton import USUAL_PREFIXES, assemble, text_part
 
 _PLAIN, _NESTED, _VISION = "ernie4_5_moe", "ernie4_5_vl_moe", "ernie4_5_moe_vl"
@@ -33,29 +33,26 @@ _USUAL = {
     "tie_word_embeddings": True,
 }
 _SEEING = {**_USUAL, "moe_num_experts": 64, "moe_k": 6, "moe_intermediate_size": [1536, 512]}
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _PLAIN: _USUAL,
     _NESTED: {"tie_word_embeddings": True, TEXT: _SEEING},
     _VISION: _SEEING,
 }
 
-_LISTED = (
-    "moe_num_experts",
-    "moe_intermediate_size",
-    _START,
-    _END,
-)  # first for text, then for pictures
+# Of these there may be lists: first for text, then for pictures.
+_LISTED = ("moe_num_experts", "moe_intermediate_size", _START, _END)
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    kind = str(config["model_type"])
-    f = _text(config)
+    kind = str(f.values["model_type"])
+    f = _text(f)
     f.only({"use_bias": False})
     attention = read_gqa(f, interleaved=True)
-    routing = read_softmax_routing(f, normalize=True)
+    routing = read_routing(f, normalize=True)
     sees = kind != _PLAIN
-    router = RouterNames(correction=_correction(1 + sees), across=sees)
+    correction = CorrectionNames("moe_statics.e_score_correction_bias", rows=1 + sees)
+    router = RouterNames(correction=correction, across=sees)
     sparse = read_sparse(f, routing, correction=True, names=SparseNames(router=router))
     is_sparse = _sparse_layers(f)
     # Experts for pictures follow those for text.
@@ -69,22 +66,20 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "ernie4_5_moe", parts, prefixes)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts where no other has."""
-    f = _first_of_lists(Fields(config))
-    if (types := _mlp_types(f)) is not None:
-        kept = types[:layers]
-        kept = kept if "sparse" in kept else [*kept[:-1], "sparse"]
-        return {**cut_layers(config, layers), "mlp_layer_types": kept}
-    start, step = min(_start(f), layers - 1), min(_step(f), layers)
-    return {**cut_layers(config, layers), _START: start, _STEP: step, _END: -1}
+    if f.values.get("mlp_layer_types") is not None:
+        return cut_typed_dense(f, layers)
+    own = _first_of_lists(f)
+    start, step = min(_start(own), layers - 1), min(_step(own), layers)
+    return {**cut_layers(f, layers), _START: start, _STEP: step, _END: -1}
 
 
-def _text(config: Mapping[str, Any]) -> Fields:
+def _text(f: Fields) -> Fields:
     """Returns the fields of the text model, with the first number of each list of two."""
-    if config["model_type"] == _NESTED:
-        return _first_of_lists(text_part(config, f"{_NESTED}_text"))
-    return _first_of_lists(Fields(config)) if config["model_type"] == _VISION else Fields(config)
+    if f.values["model_type"] == _NESTED:
+        return _first_of_lists(text_part(f, f"{_NESTED}_text"))
+    return _first_of_lists(f) if f.values["model_type"] == _VISION else f
 
 
 def _first_of_lists(f: Fields) -> Fields:
@@ -92,17 +87,9 @@ def _first_of_lists(f: Fields) -> Fields:
     return Fields({**f.values, **{name: pair[0] for name, pair in pairs.items()}}, f.where)
 
 
-def _correction(rows: int) -> CorrectionNames:
-    return CorrectionNames("moe_statics.e_score_correction_bias", rows=rows)
-
-
-def _mlp_types(f: Fields) -> list[Any] | None:
-    return read_types(f, "mlp_layer_types", "dense", "sparse")
-
-
 def _sparse_layers(f: Fields) -> Callable[[int], bool]:
     """Returns a function that tells whether a layer has experts: by the config's list of types, or else by numbers."""
-    if (types := _mlp_types(f)) is not None:
+    if (types := read_mlp_types(f)) is not None:
         return lambda i: types[i] == "sparse"
     start, step = _start(f), _step(f)
     end = f.whole(_END, low=-1, high=MAX_LAYERS)

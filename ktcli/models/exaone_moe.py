@@ -5,7 +5,6 @@ Source: the K-EXAONE report; transformers 5.23. Layers for multi-token predictio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,13 @@ from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "exaone_moe": {
         **V3_EXPERTS,
         "first_k_dense_replace": 1,
@@ -34,12 +33,11 @@ cut = cut_typed_dense
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_correction_bias")))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
-    is_dense = read_typed_dense(f)
+    mlp = read_mlps(f, sparse, read_typed_dense(f))
     listed = f.has("layer_types")
     window = read_windows(f, default=(lambda _: False) if listed else _is_sliding(f))
 
@@ -47,7 +45,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         own = attention.within(window(i))
         if f.has("sliding_window") and not window(i):
             own = replace(own, rope=None)
-        return own, read_dense(f) if is_dense(i) else sparse
+        return own, mlp(i)
 
     return assemble(f, "exaone_moe", parts)
 

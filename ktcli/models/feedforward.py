@@ -6,15 +6,17 @@ wrong type, out of bounds or not supported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
+from ktcli.layers.decoder import Mlp
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import USUAL_SPARSE, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_EXPERTS, MAX_TOP_K, Fields
+from ktcli.native import Glu
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 
 # Defaults of the fields that configs of DeepSeek-V3's experts may leave out.
@@ -42,16 +44,26 @@ def read_sparse(
     return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
 
 
-def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
-    """Returns the routing by softmax that a config describes: the best of all experts.
+def read_mlps(
+    f: Fields, sparse: SparseMlp, is_dense: Callable[[int], bool], dense: DenseMlp | None = None
+) -> Callable[[int], Mlp]:
+    """Returns a function from a layer's number to its MLP: `sparse`, or for layers without experts `dense`; None: the
+    one that the config describes, which is read where there is such a layer."""
+    return lambda i: sparse if not is_dense(i) else read_dense(f) if dense is None else dense
+
+
+def read_routing(
+    f: Fields, *, normalize: bool, score: Score = Score.SOFTMAX, scale: str = ""
+) -> Routing:
+    """Returns the routing that a config describes: the best of all experts.
 
     Args:
         normalize: whether the weights of the chosen experts are divided by their sum.
-        scaled: whether the config has a factor of the weights.
+        scale: the field with a factor of the weights; "": there is none.
     """
     experts, top_k = read_experts(f)
-    scale = f.number("routed_scaling_factor", high=1e4, default=1.0) if scaled else 1.0
-    return Routing(experts, top_k, normalize=normalize, scale=scale)
+    factor = f.number(scale, high=1e4, default=1.0) if scale else 1.0
+    return Routing(experts, top_k, score, normalize=normalize, scale=factor)
 
 
 def read_corrected_routing(f: Fields) -> Routing:
@@ -68,6 +80,13 @@ def read_corrected_routing(f: Fields) -> Routing:
     )
     n_group, topk_group = read_groups(f, routing)
     return replace(routing, n_group=n_group, topk_group=topk_group)
+
+
+def read_clamped(f: Fields, *, shifted: bool = False) -> Glu:
+    """Returns the activation of experts that clamp gate and up; if `shifted`, the gate has a factor of its own, and up
+    is shifted by one."""
+    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3) if shifted else 1.0
+    return Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), float(shifted))
 
 
 def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:

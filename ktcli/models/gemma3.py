@@ -15,9 +15,9 @@ from typing import Any
 from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Fields
+from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Defaults, Fields
 from ktcli.models.feedforward import read_dense
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_layers, read_windows
 from ktcli.models.skeleton import GELU, Prefixes, assemble, read_limit, text_part
 from ktcli.native import GELU_TANH
@@ -38,7 +38,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _TEXT: _DEFAULTS,
     _VISION: {"tie_word_embeddings": True, TEXT: _DEFAULTS},
 }
@@ -60,10 +60,10 @@ _VISION_PREFIXES = replace(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    has_vision = config["model_type"] == _VISION
-    f = text_part(config, _TEXT) if has_vision else Fields(config)
+    has_vision = f.values["model_type"] == _VISION
+    f = text_part(f, _TEXT) if has_vision else f
     f.only({"use_bidirectional_attention": False})
     # Which transformers reads and computes without.
     for name in ("attn_logit_softcapping", *(["final_logit_softcapping"] if has_vision else [])):
@@ -84,8 +84,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     """Returns the attention of the layers of one kind."""
-    bias = f.flag("attention_bias", False)
-    own = read_gqa(_of_kind(f, kind), norms=QkNorms(plus=1.0), qkv_bias=bias, o_bias=bias)
+    own = read_gqa(_of_kind(f, kind), norms=QkNorms(plus=1.0), biased=True)
     scale = f.number("query_pre_attn_scalar", low=1e-3) ** -0.5
     return replace(own, shape=replace(own.shape, scale=scale))
 

@@ -18,9 +18,9 @@ from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.names import RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Fields, read_eps
-from ktcli.models.feedforward import read_dense, read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_CONTEXT, TEXT, Defaults, Fields, read_eps
+from ktcli.models.feedforward import read_dense, read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_layers, read_windows
 from ktcli.models.rotation import read_proportional, read_theta, rope_fields, rope_type
 from ktcli.models.skeleton import GELU, Prefixes, assemble, read_limit, text_part
@@ -47,7 +47,7 @@ _DEFAULTS: Mapping[str, Any] = {
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _TEXT: _DEFAULTS,
     _VISION: {"tie_word_embeddings": True, TEXT: _DEFAULTS},
 }
@@ -65,12 +65,11 @@ _SEEN = tuple(
 _NAMES = SparseNames(router=RouterNames("router.proj.weight"), shared=SharedNames("mlp"))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    has_vision = config["model_type"] == _VISION
-    f = text_part(config, _TEXT) if has_vision else Fields(config)
-    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        f.require(name, f.whole(name, low=0, default=0), 0)
+    has_vision = f.values["model_type"] == _VISION
+    f = text_part(f, _TEXT) if has_vision else f
+    f.only({"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0})
     direction = "use_bidirectional_attention"
     f.require(direction, f.values.get(direction), None, "vision")
     sparse = f.flag("enable_moe_block", False)
@@ -90,7 +89,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _sparse(f: Fields) -> SparseMlp:
     """Returns the experts with the dense MLP beside them."""
-    routing = read_softmax_routing(f, normalize=True)
+    routing = read_routing(f, normalize=True)
     return SparseMlp(
         f.whole("hidden_size"),
         f.whole("moe_intermediate_size"),
@@ -105,7 +104,7 @@ def _sparse(f: Fields) -> SparseMlp:
 def _windows(f: Fields) -> Callable[[int], int]:
     """Returns a function from a layer's number to the positions that a token of it sees; 0: all, as in the last."""
     f.whole("sliding_window", high=MAX_CONTEXT)
-    last = f.whole("num_hidden_layers", high=MAX_LAYERS) - 1
+    last = f.n_layers - 1
     window = read_windows(f, default=lambda i: bool((i + 1) % 6))
     return lambda i: 0 if i == last else window(i)
 
@@ -129,13 +128,13 @@ def _of_layer(f: Fields, i: int, full: bool) -> Fields:
 
 def _attention(f: Fields, full: bool) -> GroupedQueryAttention:
     """Returns the attention of a layer with a window or without."""
-    bias, of = f.flag("attention_bias", False), of_kind(f, FULL if full else SLIDING)
+    of = of_kind(f, FULL if full else SLIDING)
     rope = rope_fields(of)
     kind = rope_type(rope)
     rope.require("type", kind, "default", "proportional")
     rope.number("rope_theta", high=1e12)  # transformers has no default where there is a list
     plain = Fields({**of.values, "rope_parameters": {"rope_theta": read_theta(of)}}, f.where)
-    made = read_gqa(plain, norms=QkNorms(values=True), qkv_bias=bias, o_bias=bias)
+    made = read_gqa(plain, norms=QkNorms(values=True), biased=True)
     return replace(
         made,
         shape=replace(made.shape, scale=1.0),

@@ -8,23 +8,22 @@ are not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import TEXT, Fields
+from ktcli.models.config import TEXT, Defaults, Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_upper_windows
 from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, assemble, text_part
 
 _USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
 _GLM, _VISION = "glm4_moe", "glm4v_moe"
 _GLM_USUAL = {**_USUAL, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1}
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _GLM: _GLM_USUAL,
     _VISION: {TEXT: {**_GLM_USUAL, "attention_bias": True}},
     "dots1": {
@@ -55,11 +54,11 @@ _HY3 = SparseNames(
 _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias includes o
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    kind = str(config["model_type"])
-    f = text_part(config, f"{_VISION}_text") if kind == _VISION else Fields(config)
-    f.require("mlp_bias", f.flag("mlp_bias", False), False)
+    kind = str(f.values["model_type"])
+    f = text_part(f, f"{_VISION}_text") if kind == _VISION else f
+    f.only({"mlp_bias": False})
     norm = kind in _NORMED or (kind == _GLM and f.flag("use_qk_norm", False))
     bias = f.flag("attention_bias", False)
     attention = read_gqa(
@@ -74,9 +73,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     is_dense, window = read_typed_dense(f), _windows(f, kind)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        dense = (
-            is_dense(i) and kind != "solar_open"
-        )  # all layers of Solar-Open have experts, whatever the config says
+        # All layers of Solar-Open have experts, whatever the config says.
+        dense = is_dense(i) and kind != "solar_open"
         return attention.within(window(i)), read_dense(f) if dense else sparse
 
     return assemble(f, "glm4_moe", parts, BESIDE_VISION if kind == _VISION else USUAL_PREFIXES)

@@ -8,9 +8,7 @@ activations. Vision and multi-token prediction are not read. Source: transformer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
@@ -18,14 +16,21 @@ from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
+from ktcli.models.attention import read_index_heads, require_own_keys
+from ktcli.models.config import MAX_CHOSEN, TEXT, Defaults, Fields, read_eps
 from ktcli.models.deepseek_v32 import read_shared
-from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.kimi_linear import read_delta
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.feedforward import (
+    V3_EXPERTS,
+    read_clamped,
+    read_corrected_routing,
+    read_dense,
+    read_sparse,
+)
+from ktcli.models.kimi_linear import LINEAR_PART, read_delta, read_linear_part
+from ktcli.models.model import Model
+from ktcli.models.pattern import LINEAR, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, read_streams, text_part
-from ktcli.native import PAGE_TOKENS, Glu
+from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import ChooseShape, MlaShape
 from ktcli.ops.table.recurrent import PoolShape
 
@@ -47,32 +52,22 @@ _USUAL = {
     "hc_sinkhorn_iters": 20,
     "hc_eps": 1e-6,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
-    "glm5_next": {**_USUAL, TEXT: _USUAL, "tie_word_embeddings": False}
-}
+MODEL_TYPES: Defaults = {"glm5_next": {**_USUAL, TEXT: _USUAL, "tie_word_embeddings": False}}
 
 cut = cut_typed_dense
 
-_LINEAR = "linear_attention"
 _INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
 _PREFIXES = Prefixes(body="model.language_model", ignored=("model.visual.*",))
-# The names that the hub's config may give the sizes of linear attention, in a part of its own.
-_LINEAR_PART = "linear_attn_config"
-_OLD_NAMES = {
-    "linear_head_dim": "head_dim",
-    "linear_num_heads": "num_heads",
-    "linear_conv_kernel_dim": "short_conv_kernel_size",
-}
 _LOWEST = -5.0  # published
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _text(config)
+    f = _text(f)
     f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     shared, full = _attentions(f)
     linear, is_linear, is_shared = _delta(f), _linear_layers(f), _shared_layers(f)
-    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6), 0.0)
+    glu = read_clamped(f)
     sparse = replace(read_sparse(f, read_corrected_routing(f), correction=True), glu=glu)
     is_dense = read_typed_dense(f)
 
@@ -87,14 +82,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return replace(model, decoder=replace(model.decoder, mixer=mean))
 
 
-def _text(config: Mapping[str, Any]) -> Fields:
+def _text(f: Fields) -> Fields:
     """Returns the config of the text model, in transformers' spelling; without a vision part it may lie flat."""
-    nested = config.get(TEXT) is not None
-    f = text_part(config, _TEXT_TYPE) if nested else Fields(config)
-    if not f.has(_LINEAR_PART):
+    f = text_part(f, _TEXT_TYPE) if f.has(TEXT) else f
+    if not f.has(LINEAR_PART):
         return f
-    part = Fields(f.values[_LINEAR_PART], f"{f.where}: {_LINEAR_PART}")
-    found = {name: part.values[old] for name, old in _OLD_NAMES.items() if part.has(old)}
+    part, found = read_linear_part(f)
     lowest = part.values.get("gate_lower_bound", f.values.get("linear_lower_bound"))
     if lowest is None and part.flag("safe_gate", True):
         lowest = _LOWEST
@@ -103,9 +96,8 @@ def _text(config: Mapping[str, Any]) -> Fields:
 
 def _linear_layers(f: Fields) -> list[bool]:
     """Returns for each layer whether its attention is linear."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    kinds = read_types(f, "layer_types", _LINEAR, *_INDEXED)
-    return [kind == _LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(n_layers)]
+    kinds = read_types(f, "layer_types", LINEAR, *_INDEXED)
+    return [kind == LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(f.n_layers)]
 
 
 def _shared_layers(f: Fields) -> list[bool]:
@@ -127,9 +119,8 @@ def _delta(f: Fields) -> KimiDelta:
 
 def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:
     """Reads latent attention over what an indexer chose: an earlier layer's, and its own."""
-    f.require("qk_rope_head_dim", f.whole("qk_rope_head_dim", low=0, default=0), 0)
-    heads = f.whole("num_attention_heads", high=MAX_HEADS)
-    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    f.only({"qk_rope_head_dim": 0})
+    heads = require_own_keys(f)
     nope, v, lora = f.whole("qk_nope_head_dim"), f.whole("v_head_dim"), f.whole("kv_lora_rank")
     f.require_multiple("kv_lora_rank", lora, 2)
     f.require_width("num_attention_heads x head width", heads * max(nope, v))
@@ -151,12 +142,8 @@ def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:
 
 def _indexer(f: Fields, hidden: int, behind: int) -> Indexer:
     """Reads the indexer; `behind` is the number of elements of a position that come before the index key."""
-    always = f.flag("index_kpool_always_select_tail", True)
-    f.require("index_kpool_always_select_tail", always, True)
-    heads = f.whole("index_n_heads", high=MAX_HEADS)
-    dim = f.whole("index_head_dim", high=4096)
-    f.require_multiple("index_head_dim", dim, 2)
-    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    f.only({"index_kpool_always_select_tail": True})
+    heads, dim = read_index_heads(f)
     every = f.whole("index_kpool")
     if PAGE_TOKENS % every:
         raise BadCheckpoint(

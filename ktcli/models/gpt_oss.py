@@ -7,19 +7,16 @@ Source: the gpt-oss model card (arXiv 2508.10925); transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.names import EachExpert, InterleavedExperts, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_clamped, read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import assemble
-from ktcli.native import Glu
 
 _NAMES = SparseNames(
     (InterleavedExperts(), EachExpert()), RouterNames("router.weight", "router.bias")
@@ -32,7 +29,7 @@ _ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "gpt_oss": {
         "head_dim": 64,
         "num_key_value_heads": 8,
@@ -48,26 +45,17 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 cut = cut_layers
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qkv_bias=bias, o_bias=bias)
-    attention = replace(attention, sinks_name="sinks")
+    attention = replace(read_gqa(f, biased=True), sinks_name="sinks")
     window = read_windows(f, default=lambda i: i % 2 == 0)
     sparse = SparseMlp(
         f.whole("hidden_size"),
         f.whole("intermediate_size"),
-        read_softmax_routing(f, normalize=True),
+        read_routing(f, normalize=True),
         names=_NAMES,
-        glu=_glu(f),
+        glu=read_clamped(f, shifted=True),
         biases=True,
     )
 
     return assemble(f, "gpt_oss", lambda i: (attention.within(window(i)), sparse))
-
-
-def _glu(f: Fields) -> Glu:
-    """Reads the activation: gate and up are clamped, and up is shifted by one."""
-    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3)
-    return Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), 1.0)

@@ -8,7 +8,6 @@ transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +24,13 @@ from ktcli.layers.names import (
 )
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "granitemoe": {},
     "granitemoeshared": {},
     "granitemoe_swa": {"sliding_window": 128},
@@ -52,9 +51,8 @@ _NAMES = SparseNames(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     sliding = f.text("model_type", "") == "granitemoe_swa"
     sparse = replace(read_experts(f), names=_SLIDING_NAMES if sliding else _NAMES)
     if f.text("model_type", "") == "granitemoe":
@@ -72,7 +70,7 @@ def read_experts(f: Fields) -> SparseMlp:
     return SparseMlp(
         f.whole("hidden_size"),
         f.whole("intermediate_size"),
-        read_softmax_routing(f, normalize=True),
+        read_routing(f, normalize=True),
         shared_width=f.whole("shared_intermediate_size", low=0, default=0),
         names=_NAMES,
     )
@@ -93,8 +91,7 @@ def _multiplier(f: Fields, name: str) -> float:
 
 def read_attention(f: Fields) -> GroupedQueryAttention:
     """Returns the attention that a config describes, with its own factor of scores."""
-    bias = f.flag("attention_bias", False)
-    own = read_gqa(f, qkv_bias=bias, o_bias=bias)
+    own = read_gqa(f, biased=True)
     return replace(own, shape=replace(own.shape, scale=_multiplier(f, "attention_multiplier")))
 
 
@@ -115,11 +112,12 @@ def _sliding(f: Fields) -> Any:
 
 def _thetas(f: Fields) -> list[float | None]:
     """Returns the rotary base of each layer; None: the one that all have."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(_THETAS)
     if listed is None:
-        return [None] * n_layers
-    if not isinstance(listed, list) or len(listed) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {_THETAS} is not a list of {n_layers} layers")
-    each = [Fields({_THETAS: one}, f.where).number(_THETAS, high=1e12) for one in listed[:n_layers]]
+        return [None] * f.n_layers
+    if not isinstance(listed, list) or len(listed) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {_THETAS} is not a list of {f.n_layers} layers")
+    each = [
+        Fields({_THETAS: one}, f.where).number(_THETAS, high=1e12) for one in listed[: f.n_layers]
+    ]
     return list(each)

@@ -6,22 +6,20 @@ Multipliers are those of Granite-MoE. Source: transformers 5.23 (granitemoehybri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.mamba2 import Mamba2
 from ktcli.layers.mlp import DenseMlp
-from ktcli.models.config import MAX_LAYERS, MAX_WIDTH, Fields
+from ktcli.models.config import MAX_WIDTH, Defaults, Fields
 from ktcli.models.granitemoe import PREFIXES, SHARED, read_attention, read_experts, read_multipliers
 from ktcli.models.mamba import read_mamba
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.skeleton import assemble
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "granitemoehybrid": {
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
@@ -42,9 +40,8 @@ _ATTENTION = "attention", "full_attention"
 cut = cut_layers
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     kinds, mlp = _kinds(f), _mlp(f)
     made: dict[bool, Attention] = {}
     for is_mamba in {kind in _MAMBA for kind in kinds}:
@@ -58,8 +55,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _kinds(f: Fields) -> list[str]:
     """Returns each layer's kind."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return read_types(f, "layer_types", *_MAMBA, *_ATTENTION) or [_MAMBA[0]] * n_layers
+    return read_types(f, "layer_types", *_MAMBA, *_ATTENTION) or [_MAMBA[0]] * f.n_layers
 
 
 def _mamba(f: Fields) -> Mamba2:

@@ -7,7 +7,6 @@ which stretches the base once and for all. Source: the Hunyuan-A13B report; tran
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -15,39 +14,37 @@ from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.names import RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import head_dim, read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers
 from ktcli.models.rotation import read_theta, rope_fields, rope_type
 from ktcli.models.skeleton import assemble
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"hunyuan_v1_moe": {}}
+MODEL_TYPES: Defaults = {"hunyuan_v1_moe": {}}
 
 _NAMES = SparseNames(router=RouterNames("gate.wg.weight"), shared=SharedNames("shared_mlp"))
 _NORMS = QkNorms(NormedQk.ROTATED, ("query_layernorm", "key_layernorm"))
 _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, norms=_NORMS, qkv_bias=bias, o_bias=bias)
+    f = _own(f)
+    attention = read_gqa(f, norms=_NORMS, biased=True)
     width = f.whole("intermediate_size")
-    routing = read_softmax_routing(f, normalize=True)
+    routing = read_routing(f, normalize=True)
     sparse = SparseMlp(attention.hidden, width, routing, shared_width=width, names=_NAMES)
     return assemble(f, "hunyuan_v1_moe", lambda _: (attention, sparse))
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, all of which have experts."""
-    return cut_layers(_own(config).values, layers)
+    return cut_layers(_own(f), layers)
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the config with one number where a list says the same of every layer."""
-    f = Fields(config)
     values = dict(f.values)
     for name in _LISTED:
         listed = values.get(name)
@@ -60,8 +57,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
     for name, usual in (("num_shared_expert", 1), ("moe_intermediate_size", None)):
         if same.has(name):
             same.require(name, values[name], usual or values.get("intermediate_size"))
-    same.require("use_cla", same.flag("use_cla", False), False)
-    same.require("use_qk_norm", same.flag("use_qk_norm", True), True)
+    same.only({"use_cla": False, "use_qk_norm": True})
     return _stretched(same)
 
 

@@ -7,30 +7,25 @@ own. Sources: arXiv 2510.26692; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.names import NUMBERED_EXPERTS, SparseNames
-from ktcli.models.attention import read_mla
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
-from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.attention import read_mla, require_own_keys
+from ktcli.models.config import MAX_HEADS, Defaults, Fields, read_eps
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
+from ktcli.models.pattern import FULL, LINEAR, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.recurrent import DeltaShape
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "kimi_linear": {
-        "n_shared_experts": 1,
+        **V3_EXPERTS,
         "routed_scaling_factor": 2.446,
-        "norm_topk_prob": True,
-        "n_group": 1,
-        "topk_group": 1,
         "first_k_dense_replace": 1,
         "num_key_value_heads": 32,
         "linear_head_dim": 128,
@@ -39,50 +34,49 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
-_LINEAR, _FULL = "linear_attention", "full_attention"
-_PART = "linear_attn_config"
+LINEAR_PART = "linear_attn_config"  # of a config on the hub
 _IN_PART = {
     "linear_head_dim": "head_dim",
     "linear_num_heads": "num_heads",
     "linear_conv_kernel_dim": "short_conv_kernel_size",
 }
-_LISTS = {"full_attn_layers": _FULL, "kda_layers": _LINEAR}
+_LISTS = {"full_attn_layers": FULL, "kda_layers": LINEAR}
 _ONLY = {"attention_bias": False, "mla_use_nope": True, "moe_router_activation_func": "sigmoid"}
 _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
+    f = _own(f)
     f.only(_ONLY)
     linear, full, is_linear = read_delta(f), _latent(f), _linear_layers(f)
     routed = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     sparse = replace(routed, source="block_sparse_moe")
-    is_dense = read_typed_dense(f)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return linear if is_linear[i] else full, read_dense(f) if is_dense(i) else sparse
-
-    return assemble(f, "kimi_linear", parts)
+    mlp = read_mlps(f, sparse, read_typed_dense(f))
+    return assemble(f, "kimi_linear", lambda i: (linear if is_linear[i] else full, mlp(i)))
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    f = _own(config)
-    kinds = [_LINEAR if linear else _FULL for linear in _linear_layers(f)]
-    return cut_typed_dense({**f.values, "layer_types": kinds}, layers)
+    f = _own(f)
+    kinds = [LINEAR if linear else FULL for linear in _linear_layers(f)]
+    return cut_typed_dense(Fields({**f.values, "layer_types": kinds}), layers)
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the fields of a config, with what is in the part of linear attention under transformers' names."""
-    f = Fields(config)
-    if not f.has(_PART):
+    if not f.has(LINEAR_PART):
         return f
-    part = Fields(f.values[_PART], f"{f.where}: {_PART}")
-    found = {name: part.values[old] for name, old in _IN_PART.items() if part.has(old)}
+    part, found = read_linear_part(f)
     if not f.has("layer_types") and all(part.has(name) for name in _LISTS):
-        found["layer_types"] = _listed(part, f.whole("num_hidden_layers", high=MAX_LAYERS))
+        found["layer_types"] = _listed(part, f.n_layers)
     return Fields({**f.values, **found}, f.where)
+
+
+def read_linear_part(f: Fields) -> tuple[Fields, dict[str, Any]]:
+    """Returns the part of linear attention, and the sizes in it under transformers' names."""
+    part = Fields(f.values[LINEAR_PART], f"{f.where}: {LINEAR_PART}")
+    return part, {name: part.values[old] for name, old in _IN_PART.items() if part.has(old)}
 
 
 def _listed(part: Fields, n_layers: int) -> list[str]:
@@ -104,11 +98,10 @@ def _listed(part: Fields, n_layers: int) -> list[str]:
 
 def _linear_layers(f: Fields) -> list[bool]:
     """Returns for each layer whether its attention is linear."""
-    kinds = read_types(f, "layer_types", _LINEAR, _FULL)
+    kinds = read_types(f, "layer_types", LINEAR, FULL)
     if kinds is not None:
-        return [kind == _LINEAR for kind in kinds]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return [i == 0 or i % 4 > 0 for i in range(n_layers)]
+        return [kind == LINEAR for kind in kinds]
+    return [i == 0 or i % 4 > 0 for i in range(f.n_layers)]
 
 
 def read_delta(f: Fields, lowest: float = 0.0) -> KimiDelta:
@@ -123,7 +116,6 @@ def read_delta(f: Fields, lowest: float = 0.0) -> KimiDelta:
 
 def _latent(f: Fields) -> LatentAttention:
     """Reads the latent attention, whose last columns are not rotated although they are shared by the heads."""
-    heads = f.whole("num_attention_heads", high=MAX_HEADS)
-    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    require_own_keys(f)
     unrotated = {k: v for k, v in f.values.items() if k not in ("rope_parameters", "rope_scaling")}
     return replace(read_mla(Fields(unrotated, f.where)), rope=None)

@@ -7,9 +7,7 @@ The router scores by sigmoid with a correction. Layers with a window have a rota
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
@@ -18,9 +16,9 @@ from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_HEADS, Defaults, Fields
+from ktcli.models.feedforward import read_mlps, read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 from ktcli.ops.table.experts import Score
@@ -31,7 +29,7 @@ _ROPE = {
     FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
     SLIDING: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "laguna": {
         "head_dim": 128,
         "num_key_value_heads": 8,
@@ -49,31 +47,29 @@ _NAMES = SparseNames(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
     for name in ("moe_apply_router_weight_on_input", "moe_router_logit_softcapping"):
         f.require(name, f.values.get(name) or False, False)
     window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)
-    sparse, heads = _sparse(f), _heads(f)
+    mlp, heads = read_mlps(f, _sparse(f), is_dense), _heads(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = _attention(f, SLIDING if window(i) else FULL, heads[i])
-        return own.within(window(i)), read_dense(f) if is_dense(i) else sparse
+        return own.within(window(i)), mlp(i)
 
     return assemble(f, "laguna", parts)
 
 
 def _heads(f: Fields) -> list[int]:
     """Returns the number of query heads of each layer."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(_HEADS)
     if listed is None:
-        return [f.whole("num_attention_heads", high=MAX_HEADS)] * n_layers
-    if not isinstance(listed, list) or len(listed) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {_HEADS} is not a list of {n_layers} layers")
+        return [f.whole("num_attention_heads", high=MAX_HEADS)] * f.n_layers
+    if not isinstance(listed, list) or len(listed) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {_HEADS} is not a list of {f.n_layers} layers")
     return [Fields({_HEADS: one}, f.where).whole(_HEADS, high=MAX_HEADS) for one in listed]
 
 
@@ -85,8 +81,8 @@ def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
 
 
 def _sparse(f: Fields) -> SparseMlp:
-    scale = f.number("moe_routed_scaling_factor", high=1e4, default=1.0)
-    routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
+    scale = "moe_routed_scaling_factor"
+    routing = read_routing(f, normalize=True, score=Score.SIGMOID, scale=scale)
     shared = f.whole("shared_expert_intermediate_size")
     width = f.whole("moe_intermediate_size")
     return SparseMlp(f.whole("hidden_size"), width, routing, True, shared, names=_NAMES)

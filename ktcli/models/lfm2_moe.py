@@ -6,7 +6,6 @@ Source: the LFM2 report, arXiv 2511.23404; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +16,14 @@ from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, MlpNames, Rout
 from ktcli.layers.short_conv import ShortConv
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_dense, read_routing, read_sparse
+from ktcli.models.model import Model
+from ktcli.models.pattern import cut_layers, read_first_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "lfm2_moe": {
         "num_key_value_heads": 8,
         "rope_theta": 1e6,
@@ -44,15 +43,15 @@ _NAMES = SparseNames(NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("e
 _QK_NORMS = QkNorms(names=("q_layernorm", "k_layernorm"))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
+    f = _own(f)
     f.only({"conv_bias": False, "use_expert_bias": True})
     attention = replace(read_gqa(f, norms=_QK_NORMS), projections=GqaNames("out_proj"))
     conv = ShortConv(attention.hidden, f.whole("conv_L_cache", low=2, high=16), source="conv")
-    dense, first = replace(read_dense(f), names=_MLP), _dense_layers(f)
+    dense, first = replace(read_dense(f), names=_MLP), read_first_dense(f, _DENSE)
     # A model without experts, as GGUF files have it, is one with dense layers only.
-    others = _sparse(f) if first < f.whole("num_hidden_layers", high=MAX_LAYERS) else dense
+    others = _sparse(f) if first < f.n_layers else dense
     kinds = read_types(f, "layer_types", _CONV, _FULL)
     if kinds is None:
         raise BadCheckpoint(f"{f.where}: layer_types is missing or null")
@@ -63,17 +62,15 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "lfm2_moe", parts, _PREFIXES)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts if there are any."""
-    f = Fields(config)
-    first, n_layers = _dense_layers(f), f.whole("num_hidden_layers", high=MAX_LAYERS)
+    first, n_layers = read_first_dense(f, _DENSE), f.n_layers
     kept = min(first, layers - 1) if first < n_layers else first
-    return {**cut_layers(config, layers), _DENSE: kept}
+    return {**cut_layers(f, layers), _DENSE: kept}
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the fields of a config, with the usual names of some."""
-    f = Fields(config)
     tied = f.flag("tie_embedding", f.flag("tie_word_embeddings", True))
     eps = f.number("norm_eps", high=1.0)
     return Fields({**f.values, "rms_norm_eps": eps, "tie_word_embeddings": tied}, f.where)
@@ -81,10 +78,6 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 def _sparse(f: Fields) -> SparseMlp:
     """Reads the experts."""
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False), scaled=True)
-    return read_sparse(f, replace(routing, score=Score.SIGMOID), correction=True, names=_NAMES)
-
-
-def _dense_layers(f: Fields) -> int:
-    """Returns the number of layers before the first with experts."""
-    return f.whole(_DENSE, low=0, high=MAX_LAYERS)
+    normalize, scale = f.flag("norm_topk_prob", False), "routed_scaling_factor"
+    routing = read_routing(f, normalize=normalize, score=Score.SIGMOID, scale=scale)
+    return read_sparse(f, routing, correction=True, names=_NAMES)

@@ -7,7 +7,7 @@ layer. Source: transformers 5.23 (llama4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import EachExpert, FusedExperts, RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import FULL, cut_layers, read_types
+from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, TEXT, Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
+from ktcli.models.pattern import FULL, cut_layers, read_numbers, read_types
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.ops.table.rowwise import Temper
 
@@ -42,7 +42,7 @@ _USUAL = {
     "floor_scale": 8192,
     "attn_scale": 0.1,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _TEXT: _USUAL,
     _VISION: {TEXT: _USUAL},
 }
@@ -61,11 +61,11 @@ _NAMES = SparseNames(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    sees = config["model_type"] == _VISION
+    sees = f.values["model_type"] == _VISION
     # What the whole says of a tied head does not count.
-    f = text_part({**config, _TIED: None}, _TEXT) if sees else Fields(config)
+    f = text_part(Fields({**f.values, _TIED: None}), _TEXT) if sees else f
     of, is_sparse, sparse = _attention(f), _sparse_layers(f), _sparse(f)
     dense = DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size_mlp"))
 
@@ -75,18 +75,17 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "llama4", parts, _BESIDE_VISION if sees else _OWN)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
-    f, made = Fields(config), cut_layers(config, layers)
-    if (listed := _listed_sparse(f)) is None:
+    made = cut_layers(f, layers)
+    if (listed := read_numbers(f, _SPARSE)) is None:
         return {**made, _STEP: min(f.whole(_STEP, high=MAX_LAYERS), layers)}
     return {**made, _SPARSE: sorted({*(i for i in listed if i < layers), layers - 1})}
 
 
 def _attention(f: Fields) -> Callable[[int], GroupedQueryAttention]:
     """Returns a function from a layer's number to its attention."""
-    bias = f.flag("attention_bias", False)
-    plain = read_gqa(f, qkv_bias=bias, o_bias=bias, interleaved=True)
+    plain = read_gqa(f, biased=True, interleaved=True)
     norms = QkNorms(NormedQk.ROTATED, weighted=False) if f.flag("use_qk_norm", True) else None
     rotated = replace(plain, norms=norms)
     still = replace(plain, rope=None, temper=_temper(f))
@@ -97,7 +96,7 @@ def _attention(f: Fields) -> Callable[[int], GroupedQueryAttention]:
         own = rotated if turns(i) else still
         return own.in_chunks(width) if chunked(i) else own
 
-    if not width and any(map(chunked, range(f.whole("num_hidden_layers", high=MAX_LAYERS)))):
+    if not width and any(map(chunked, range(f.n_layers))):
         raise BadCheckpoint(f"{f.where}: {_WIDTH} is missing, but there are layers of {_CHUNKED}")
     return of
 
@@ -130,27 +129,16 @@ def _chunked_layers(f: Fields) -> Callable[[int], bool]:
 
 def _sparse_layers(f: Fields) -> Callable[[int], bool]:
     """Returns a function that tells whether a layer has experts: those of a list, or every n-th."""
-    listed = _listed_sparse(f)
+    listed = read_numbers(f, _SPARSE)
     if listed is None:
         step = f.whole(_STEP, high=MAX_LAYERS)
         return lambda i: not (i + 1) % step
     return lambda i: i in listed
 
 
-def _listed_sparse(f: Fields) -> list[int] | None:
-    """Reads the list of layers with experts; None: there is none."""
-    listed = f.values.get(_SPARSE)
-    if listed is None:
-        return None
-    short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
-    if not short or any(type(each) is not int for each in listed):
-        raise BadCheckpoint(f"{f.where}: {_SPARSE} is not a short list of layers")
-    return list(listed)
-
-
 def _sparse(f: Fields) -> SparseMlp:
     """Reads the experts. Their one weight is 1: the router's score is the gate of what they read."""
-    routing = read_softmax_routing(f, normalize=True)
+    routing = read_routing(f, normalize=True)
     f.require("num_experts_per_tok", routing.top_k, 1)
     hidden, width = f.whole("hidden_size"), f.whole("intermediate_size")
     made = SparseMlp(hidden, width, routing, shared_width=width, names=_NAMES)

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_mlps, read_routing, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
 _ROPE = {FULL: {"rope_theta": 500_000.0}, SLIDING: {"rope_theta": 10_000.0}}
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "mellum": {
         "head_dim": 128,
         "num_key_value_heads": 4,
@@ -30,17 +27,15 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 cut = cut_typed_dense
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    bias = f.flag("attention_bias", False)
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
-    sparse, is_dense = read_sparse(f, routing), read_typed_dense(f)
+    routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
+    mlp = read_mlps(f, read_sparse(f, routing), read_typed_dense(f))
     window = read_windows(f, default=lambda _: False)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = of_kind(f, SLIDING if window(i) else FULL)
-        attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
-        return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
+        attention = read_gqa(own, norms=QkNorms(), biased=True)
+        return attention.within(window(i)), mlp(i)
 
     return assemble(f, "mellum", parts)

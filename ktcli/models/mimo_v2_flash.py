@@ -7,23 +7,20 @@ token's own. Multi-token prediction is not read. Source: transformers 5.23 (mimo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Fields
-from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, Defaults, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
+from ktcli.models.pattern import FULL, SLIDING, cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import assemble
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 # The hub's names of the rotary base of each kind of layer, and its defaults.
-_THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_SLIDING, 1e4)}
+_THETA_NAMES = {"rope_theta": (FULL, 5e6), "swa_rope_theta": (SLIDING, 1e4)}
 # Fields of which one value is known.
 _ONLY = {
     "mlp_bias": False,
@@ -33,7 +30,7 @@ _ONLY = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "mimo_v2_flash": {
         **V3_EXPERTS,
         "n_shared_experts": None,
@@ -49,34 +46,29 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 # The hub's lists of 0 and 1, one for each layer: transformers' name of each, and what 0 and 1 mean.
 _LISTS = {
-    "hybrid_layer_pattern": ("layer_types", (_FULL, _SLIDING)),
+    "hybrid_layer_pattern": ("layer_types", (FULL, SLIDING)),
     "moe_layer_freq": ("mlp_layer_types", ("dense", "sparse")),
 }
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
+    f = _own(f)
     _refuse_others(f)
-    kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
+    kinds = read_types(f, "layer_types", FULL, SLIDING) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
-    is_dense = read_typed_dense(f)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return attentions[kinds[i]], read_dense(f) if is_dense(i) else sparse
-
-    return assemble(f, "mimo_v2_flash", parts)
+    mlp = read_mlps(f, sparse, read_typed_dense(f))
+    return assemble(f, "mimo_v2_flash", lambda i: (attentions[kinds[i]], mlp(i)))
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(_own(config).values, layers)
+    return cut_typed_dense(_own(f), layers)
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the config in transformers' spelling, with a list of layer types."""
-    f = Fields(config)
     values = dict(f.values)
     for name, (own, kinds) in _LISTS.items():
         listed: list[Any] | None = read_types(f, name, 0, 1)
@@ -88,8 +80,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
             raise BadCheckpoint(f"{f.where}: {name} and {own} contradict each other")
         values[own] = given
     if values.get("layer_types") is None:
-        n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-        values["layer_types"] = [_SLIDING if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
+        values["layer_types"] = [SLIDING if i and (i + 1) % 6 else FULL for i in range(f.n_layers)]
     if values.get("rms_norm_eps") is None:
         values["rms_norm_eps"] = values.get("layernorm_epsilon")
     if values.get("rope_parameters") is None:
@@ -113,7 +104,7 @@ def _refuse_others(f: Fields) -> None:
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     """Reads the attention of the layers of one kind."""
     values = dict(of_kind(f, kind).values)
-    if kind == _SLIDING:
+    if kind == SLIDING:
         doubled = 2 * f.whole("num_key_value_heads", high=MAX_HEADS)
         kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
         values["num_key_value_heads"] = kv_heads
@@ -123,7 +114,7 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     f.require_width("num_attention_heads x v_head_dim", own.shape.heads * v)
     scale = f.number("attention_value_scale", high=1e3, default=1.0)
     own = replace(own, shape=replace(own.shape, v=v), value_scale=scale)
-    if kind == _FULL:
+    if kind == FULL:
         return own
     return replace(own.within(_window(f)), sinks_name="attention_sink_bias")
 

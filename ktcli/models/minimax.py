@@ -7,19 +7,17 @@ Sources: MiniMax-01, arXiv 2501.08313; transformers 5.23 (minimax).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import Attention, DecoderLayer, Wiring
 from ktcli.layers.lightning import LightningAttention
 from ktcli.layers.names import NUMBERED_EXPERTS, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import head_dim, read_gqa
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.config import MAX_HEADS, Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
+from ktcli.models.pattern import FULL, LINEAR, cut_layers, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 
 _USUAL = {
@@ -28,7 +26,7 @@ _USUAL = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "minimax": {**_USUAL, "postnorm": True},
     "minimax_m1": {**_USUAL, "postnorm": False},
     "minimax_text_01": {**_USUAL, "postnorm": False},
@@ -36,16 +34,13 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 cut = cut_layers
 
-_FULL, _LINEAR = "full_attention", "linear_attention"
-_NUMBERED = {1: _FULL, 0: _LINEAR}
-_TYPES, _NUMBERS = (
-    "layer_types",
-    "attn_type_list",
-)  # in transformers' words, and in the publisher's numbers
+_NUMBERED = {1: FULL, 0: LINEAR}
+# In transformers' words, and in the publisher's numbers.
+_TYPES, _NUMBERS = "layer_types", "attn_type_list"
 # The factors in a sum, in transformers' words and the publisher's: of the residual (alpha), of what is added (beta).
 _FACTORS = {
-    _FULL: ("full_attn_{}_factor", "layernorm_full_attention_{}"),
-    _LINEAR: ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
+    FULL: ("full_attn_{}_factor", "layernorm_full_attention_{}"),
+    LINEAR: ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
     "mlp": ("mlp_{}_factor", "layernorm_mlp_{}"),
 }
 _PREFIXES = Prefixes(
@@ -60,15 +55,13 @@ _PREFIXES = Prefixes(
 _NAMES = SparseNames(NUMBERED_EXPERTS)
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     f.require_absent("sliding_window")
-    shared = f.whole("shared_intermediate_size", low=0, default=0)
-    f.require("shared_intermediate_size", shared, 0)
+    f.only({"shared_intermediate_size": 0})
     kinds, full = _kinds(f), read_gqa(f, partly=True)
-    of_kind: dict[str, Attention] = {_FULL: full, _LINEAR: _lightning(f)}
-    routing = read_softmax_routing(f, normalize=True)
+    of_kind: dict[str, Attention] = {FULL: full, LINEAR: _lightning(f)}
+    routing = read_routing(f, normalize=True)
     sparse = SparseMlp(full.hidden, f.whole("intermediate_size"), routing, names=_NAMES)
     wiring = Wiring(postnorm=f.flag("postnorm", False))
     model = assemble(f, "minimax", lambda i: (of_kind[kinds[i]], sparse), _PREFIXES, wiring=wiring)
@@ -78,25 +71,23 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         (kept, added), (kept_mlp, added_mlp) = factors[kinds[layer.layer]], factors["mlp"]
         return replace(layer, kept=(kept, kept_mlp), added=(added, added_mlp))
 
-    layers = tuple(weighed(layer) for layer in model.decoder.layers)
-    return replace(model, decoder=replace(model.decoder, layers=layers))
+    return model.with_layers(weighed)
 
 
 def _kinds(f: Fields) -> list[str]:
     """Returns each layer's kind; every second one is linear where the config does not say."""
-    if (types := read_types(f, _TYPES, _FULL, _LINEAR)) is not None:
+    if (types := read_types(f, _TYPES, FULL, LINEAR)) is not None:
         return types
     if (numbers := read_types(f, _NUMBERS, *_NUMBERED)) is not None:
         return [_NUMBERED[number] for number in numbers]
-    return [(_FULL, _LINEAR)[i % 2] for i in range(f.whole("num_hidden_layers", high=MAX_LAYERS))]
+    return [(FULL, LINEAR)[i % 2] for i in range(f.n_layers)]
 
 
 def _lightning(f: Fields) -> LightningAttention:
     """Reads the lightning attention."""
     heads, dim = f.whole("num_attention_heads", high=MAX_HEADS), head_dim(f)
     f.require_width("num_attention_heads x head_dim", 4 * heads * dim)
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    return LightningAttention(f.whole("hidden_size"), heads, dim, n_layers)
+    return LightningAttention(f.whole("hidden_size"), heads, dim, f.n_layers)
 
 
 def _factors(f: Fields, kind: str) -> tuple[float, float]:

@@ -6,7 +6,6 @@ Vision and multi-token prediction are not read. Source: transformers 5.23 (minim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +16,16 @@ from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, TEXT, Defaults, Fields
+from ktcli.models.feedforward import read_clamped, read_mlps, read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
-from ktcli.native import PAGE_TOKENS, Glu
+from ktcli.native import PAGE_TOKENS
 from ktcli.ops.table.attention import ChooseShape
 from ktcli.ops.table.experts import Score
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "minimax_m3_vl": {
         TEXT: {
             "head_dim": 128,
@@ -61,36 +60,34 @@ _NAMES = SparseNames(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _text(config)
+    f = _own(Fields(f.values.get(TEXT) or {}, f"{f.where}: {TEXT}"))
     attention = read_gqa(f, norms=_NORMS, partly=True)
-    kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
+    kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_own` has made them
     indexed = _indexed(f, attention)
     dense, sparse = _mlps(f)
-    is_dense = read_typed_dense(f)
+    mlp = read_mlps(f, sparse, read_typed_dense(f), dense)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        return indexed if kinds[i] == _SPARSE else attention, dense if is_dense(i) else sparse
+        return indexed if kinds[i] == _SPARSE else attention, mlp(i)
 
     return assemble(f, "minimax_m3", parts, _PREFIXES)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(_text({TEXT: config}).values, layers)
+    return cut_typed_dense(Fields(_own(Fields(f.values, f"{f.where}: {TEXT}")).values), layers)
 
 
-def _text(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the config of the text model, in transformers' spelling."""
-    f = Fields(Fields(config).values.get(TEXT) or {}, f"config.json: {TEXT}")
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
     sparse = Fields(f.values.get("sparse_attention_config") or {}, f"{f.where}: sparse attention")
-    values = {**f.values, "hidden_act": "silu"}
+    values, n_layers = {**f.values, "hidden_act": "silu"}, f.n_layers
     for name, old in _OLD_NAMES.items():
         if sparse.has(old):
             values[name] = sparse.values[old]
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = (sparse.values.get("sparse_attention_freq"), values.get("moe_layer_freq"))
     attention, mlp = (each if isinstance(each, list) else None for each in listed)
     if values.get("layer_types") is None:
@@ -128,10 +125,8 @@ def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttenti
 
 
 def _mlps(f: Fields) -> tuple[DenseMlp, SparseMlp]:
-    hidden, routing = f.whole("hidden_size"), read_softmax_routing(f, normalize=True)
-    scale = f.number("routed_scaling_factor", high=1e4)
-    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3)
-    glu = Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), 1.0)
+    hidden, routing = f.whole("hidden_size"), read_routing(f, normalize=True)
+    scale, glu = f.number("routed_scaling_factor", high=1e4), read_clamped(f, shifted=True)
     sparse = SparseMlp(
         hidden,
         f.whole("intermediate_size"),

@@ -6,16 +6,13 @@ Source: transformers 5.23 (mistral4, within mistral3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.latent import LatentAttention
-from ktcli.models.attention import read_mla
-from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, TEXT, Fields
-from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.attention import read_mla, require_own_keys
+from ktcli.models.config import MAX_CONTEXT, TEXT, Defaults, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_mlps, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_first_dense, read_first_dense
 from ktcli.models.rotation import rope_fields, rotated_part
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
@@ -24,11 +21,8 @@ from ktcli.ops.table.rowwise import Temper
 
 _PLAIN, _VISION = "mistral4", "mistral3"
 _USUAL = {
-    "n_shared_experts": 1,
+    **V3_EXPERTS,
     "routed_scaling_factor": 1.0,
-    "norm_topk_prob": True,
-    "n_group": 1,
-    "topk_group": 1,
     "first_k_dense_replace": 0,
     "num_key_value_heads": 32,
     "q_lora_rank": 1024,
@@ -45,7 +39,7 @@ _USUAL = {
         "llama_4_scaling_beta": 0.1,
     },
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _PLAIN: _USUAL,
     _VISION: {"tie_word_embeddings": True, TEXT: _USUAL},
 }
@@ -59,24 +53,20 @@ _PREFIXES = Prefixes(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    sees = config["model_type"] == _VISION
-    f = text_part(config, _PLAIN) if sees else Fields(config)
+    sees = f.values["model_type"] == _VISION
+    f = text_part(f, _PLAIN) if sees else f
     attention, first = _latent(f), read_first_dense(f)
     routing = replace(read_corrected_routing(f), score=Score.SOFTMAX)
-    sparse = read_sparse(f, routing)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention, read_dense(f) if i < first else sparse
-
-    return assemble(f, "mistral4", parts, _PREFIXES if sees else USUAL_PREFIXES)
+    mlp = read_mlps(f, read_sparse(f, routing), lambda i: i < first)
+    prefixes = _PREFIXES if sees else USUAL_PREFIXES
+    return assemble(f, "mistral4", lambda i: (attention, mlp(i)), prefixes)
 
 
 def _latent(f: Fields) -> LatentAttention:
     """Reads the latent attention, with the temperature of its queries."""
-    heads = f.whole("num_attention_heads", high=MAX_HEADS)
-    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    require_own_keys(f)
     made, rope = read_mla(f), rope_fields(f)
     s = made.shape
     part = rotated_part(f)

@@ -6,22 +6,18 @@ q and k over all heads together and rotates half of each. Sources: arXiv 2401.04
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Score
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "mixtral": {"num_key_value_heads": 8, "rope_theta": 1e6},
     "minimax_m2": {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6},
 }
@@ -33,18 +29,16 @@ _NAMES = SparseNames(
 )
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
-    routing = read_softmax_routing(f, normalize=True)
     minimax = f.text("model_type", "") == "minimax_m2"
     if minimax:
         _require_known(f)
         attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), partly=True)
-        routing = replace(routing, score=Score.SIGMOID)
     else:
         attention = read_gqa(f)
-    width = f.whole("intermediate_size")
+    score = Score.SIGMOID if minimax else Score.SOFTMAX
+    routing, width = read_routing(f, normalize=True, score=score), f.whole("intermediate_size")
     sparse = SparseMlp(attention.hidden, width, routing, correction=minimax, names=_NAMES)
     prefixes = Prefixes(mlp="block_sparse_moe")
     window = read_windows(f, default=lambda _: True) if not minimax else lambda _: 0

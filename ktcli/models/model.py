@@ -6,11 +6,11 @@ the tensors, so that nothing is counted twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
 
-from ktcli.layers.decoder import Decoder
+from ktcli.layers.decoder import Decoder, DecoderLayer
 from ktcli.layers.rope import at_context
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.pooling import TextPooling
@@ -111,63 +111,14 @@ class Spec:
         return sum(state.sequence_elements for state in self.states)
 
 
-class Model(Protocol):
-    """A built model, without weights or memory."""
-
-    @property
-    def spec(self) -> Spec:
-        """Its sizes, and the counts that plans are made from."""
-
-    @property
-    def pooling(self) -> TextPooling | None:
-        """The way in which an embedding model makes one vector of a text; None: it is not one."""
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors: embedding, layers in order, final norm, and the head if there is one."""
-
-    @property
-    def counted(self) -> tuple[tuple[Tensor, int], ...]:
-        """The tensors counted by size, see `ops.tensors.counted`."""
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers that a program of the forward pass writes its rows into, layer after layer."""
-
-    @property
-    def operations(self) -> int:
-        """The number of operations of one step's program."""
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
-
-    def at(self, context: int) -> Model:
-        """Returns the model for a context of `context` positions, which may decide a rotary embedding."""
-
-    def forward(self, b: Backend) -> Value:
-        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows
-        [outputs, hidden] where `Spec.embeds` says so."""
-
-    @property
-    def borders(self) -> tuple[int, ...]:
-        """The numbers of the layers that may begin on another device than the layer before."""
-
-    def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes layers [first, last) of a step, with the embedding before the first layer and the head behind
-        the last; returns the residual before layer `last`, or the logits."""
-
-    def layer(self, b: Backend, x: Value, number: int) -> Value:
-        """Computes one layer of a step alone; returns the residual after it."""
-
-
 @dataclass(frozen=True)
-class DecoderModel:
-    """A `Model` made of a decoder, as the models of all families are.
+class Model:
+    """A built model, without weights or memory: a decoder, as the models of all families are.
 
     Attributes:
         context: positions the model was made for.
-        ignored, pooling: see `Model`.
+        ignored: the patterns (`fnmatch`) of checkpoint names that are left out on purpose.
+        pooling: the way in which an embedding model makes one vector of a text; None: it is not one.
     """
 
     family: str
@@ -200,7 +151,7 @@ class DecoderModel:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of the decoder, in its order."""
+        """The stored tensors: embedding, layers in order, final norm, and the head if there is one."""
         return self.decoder.tensors
 
     @cached_property
@@ -218,18 +169,24 @@ class DecoderModel:
         """The number of operations that the forward of all layers records."""
         return len(record(self.forward).records)
 
-    def at(self, context: int) -> DecoderModel:
-        """Returns the model with the rotary embeddings for a context of `context` positions."""
+    def at(self, context: int) -> Model:
+        """Returns the model for a context of `context` positions, which may decide a rotary embedding."""
         return at_context(self, context)
 
-    def pooled(self, pooling: TextPooling) -> DecoderModel:
+    def pooled(self, pooling: TextPooling) -> Model:
         """Returns the model without its head, as an embedding model with this pooling."""
         ignored = (*self.ignored, f"{self.decoder.head_source}.*")
         headless = replace(self.decoder, headless=True)
         return replace(self, decoder=headless, ignored=ignored, pooling=pooling)
 
+    def with_layers(self, change: Callable[[DecoderLayer], DecoderLayer]) -> Model:
+        """Returns the model with each of its layers changed."""
+        layers = tuple(map(change, self.decoder.layers))
+        return replace(self, decoder=replace(self.decoder, layers=layers))
+
     def forward(self, b: Backend) -> Value:
-        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows."""
+        """Records or computes one step on backend `b`, and returns its logits [outputs, vocab], or hidden rows
+        [outputs, hidden] where `Spec.embeds` says so."""
         return self.decoder.forward(b)
 
     @property
@@ -238,7 +195,8 @@ class DecoderModel:
         return self.decoder.borders
 
     def part(self, b: Backend, x: Value | None, first: int, last: int) -> Value:
-        """Computes layers [first, last) of a step; returns the residual before layer `last`, or the logits."""
+        """Computes layers [first, last) of a step, with the embedding before the first layer and the head behind
+        the last; returns the residual before layer `last`, or the logits."""
         return self.decoder.part(b, x, first, last)
 
     def layer(self, b: Backend, x: Value, number: int) -> Value:

@@ -9,7 +9,6 @@ many tokens at once, and not at all where it reads one. Source: transformers 5.2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,15 +17,15 @@ from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.names import EachExpert, SparseNames
 from ktcli.models.attention import read_gqa_shape
-from ktcli.models.config import MAX_LAYERS, Fields, read_eps
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields, read_eps
 from ktcli.models.feedforward import read_corrected_routing, read_dense, read_sparse
 from ktcli.models.mamba import read_mamba
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.models.pattern import read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import SQUARED_RELU
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "nemotron_h": {
         "num_key_value_heads": 8,
         "head_dim": 128,
@@ -72,9 +71,9 @@ _ONLY = {
 }
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
+    f = _own(f)
     f.only(_ONLY)
     f.require_absent("sliding_window")
     kinds = _kinds(f)
@@ -82,9 +81,9 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "nemotron_h", lambda i: made[kinds[i]], _PREFIXES)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts if none has some."""
-    f = _own(config)
+    f = _own(f)
     kinds = _kinds(f)
     kept = kinds[:layers]
     if _SPARSE in kinds and _SPARSE not in kept:
@@ -92,9 +91,8 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {**f.values, _TYPES: kept, "num_hidden_layers": layers}
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the fields of a config, with each layer's kind listed in transformers' words."""
-    f = Fields(config)
     listed, pattern = f.values.get(_TYPES, f.values.get("layer_types")), f.values.get(_PATTERN)
     if listed is None and pattern is None:
         raise BadCheckpoint(f"{f.where}: {_TYPES} and {_PATTERN} are missing")

@@ -7,33 +7,28 @@ Source: arXiv 2409.02060; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ktcli.layers.decoder import NO_NORMS
 from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble
 
 _FLEX = "flex_olmo"
 _AFTER = Prefixes(norms=NO_NORMS, after=("post_attention_layernorm", "post_feedforward_layernorm"))
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"olmoe": {}, _FLEX: {"rope_theta": 500_000.0}}
+MODEL_TYPES: Defaults = {"olmoe": {}, _FLEX: {"rope_theta": 500_000.0}}
 
 cut = cut_layers
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     f.require_absent("clip_qkv")
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), qkv_bias=bias, o_bias=bias)
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
+    attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), biased=True)
+    routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), routing)
     prefixes = _AFTER if f.text("model_type", "") == _FLEX else USUAL_PREFIXES
     return assemble(f, "olmoe", lambda _: (attention, sparse), prefixes)

@@ -6,13 +6,13 @@ Every reader raises BadCheckpoint where a field is missing, of the wrong type, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, Fields
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 # The lists, of any family, that have one item for each layer.
 _LISTS = (
@@ -32,12 +32,11 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
     types = f.values.get(name)
     if types is None:
         return None
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if not isinstance(types, list) or len(types) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
-    for kind in types[:n_layers]:
+    if not isinstance(types, list) or len(types) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {f.n_layers} layers")
+    for kind in types[: f.n_layers]:
         f.require(name, kind, *kinds)
-    return types[:n_layers]
+    return types[: f.n_layers]
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
@@ -63,24 +62,24 @@ def read_upper_windows(f: Fields) -> Callable[[int], int]:
     return read_windows(f, default=lambda i: i >= first)
 
 
-def read_first_dense(f: Fields) -> int:
+def read_first_dense(f: Fields, name: str = "first_k_dense_replace") -> int:
     """Returns the number of layers before the first with experts."""
-    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS)
+    return f.whole(name, low=0, high=MAX_LAYERS)
 
 
 def read_typed_dense(f: Fields) -> Callable[[int], bool]:
     """Returns a predicate whether a layer, by number, has no experts: by the config's list of types, or else by the
     count of the first dense layers.
     """
-    types = _mlp_types(f)
+    types = read_mlp_types(f)
     if types is not None:
         return lambda i: types[i] == "dense"
     first = read_first_dense(f)
     return lambda i: i < first
 
 
-def _mlp_types(f: Fields) -> list[str] | None:
-    """Reads each layer's type, "dense" or "sparse"; None: the config does not list them."""
+def read_mlp_types(f: Fields) -> list[str] | None:
+    """Returns each layer's type, "dense" or "sparse"; None: the config does not list them."""
     return read_types(f, "mlp_layer_types", "dense", "sparse")
 
 
@@ -90,46 +89,52 @@ def read_listed_dense(f: Fields) -> Callable[[int], bool]:
     return lambda i: i in listed or bool((i + 1) % step)
 
 
-def _listed_dense(f: Fields) -> list[int]:
-    listed = f.values.get("mlp_only_layers") or []
+def read_numbers(f: Fields, name: str) -> list[int] | None:
+    """Returns the numbers of layers that are listed in field `name`; None: the field is not there."""
+    listed = f.values.get(name)
+    if listed is None:
+        return None
     short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
     if not short or any(type(each) is not int for each in listed):
-        raise BadCheckpoint(f"{f.where}: mlp_only_layers is not a short list of layers")
-    return listed
+        raise BadCheckpoint(f"{f.where}: {name} is not a short list of layers")
+    return list(listed)
+
+
+def _listed_dense(f: Fields) -> list[int]:
+    name = "mlp_only_layers"
+    return (read_numbers(f, name) if f.values.get(name) else None) or []
 
 
 def _sparse_step(f: Fields) -> int:
     return f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
 
 
-def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_layers(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers; for models of which all layers have experts, or none."""
-    lists = {name: config[name][:layers] for name in _LISTS if isinstance(config.get(name), list)}
-    return {**config, "num_hidden_layers": layers, **lists}
+    lists = {n: each[:layers] for n in _LISTS if isinstance(each := f.values.get(n), list)}
+    return {**f.values, "num_hidden_layers": layers, **lists}
 
 
-def cut_first_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_first_dense(f: Fields, layers: int, name: str = "first_k_dense_replace") -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, and so few dense ones that at least one has experts."""
-    dense = min(read_first_dense(Fields(config)), layers - 1)
-    return {**cut_layers(config, layers), "first_k_dense_replace": dense}
+    return {**cut_layers(f, layers), name: min(read_first_dense(f, name), layers - 1)}
 
 
-def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_typed_dense(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    types = _mlp_types(Fields(config))
+    types = read_mlp_types(f)
     if types is None:
-        return cut_first_dense(config, layers)
+        return cut_first_dense(f, layers)
     kept = types[:layers]
     if "sparse" not in kept:
         kept = [*kept[:-1], "sparse"]
-    return {**cut_layers(config, layers), "mlp_layer_types": kept}
+    return {**cut_layers(f, layers), "mlp_layer_types": kept}
 
 
-def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut_listed_dense(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, the last of them with experts."""
-    f = Fields(config)
     return {
-        **cut_layers(config, layers),
+        **cut_layers(f, layers),
         "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],
         "decoder_sparse_step": min(_sparse_step(f), layers),
     }

@@ -8,23 +8,21 @@ but always the wavelengths of short ones; the publisher's own code takes both of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import Wiring
 from ktcli.layers.names import NUMBERED_EXPERTS, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.rotation import MSCALES, rope_fields, rope_type
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.table.experts import Routing, Score
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "phimoe": {
         "num_key_value_heads": 8,
         "rope_theta": 1e6,
@@ -42,15 +40,10 @@ _WIRING = Wiring(centred=True, shifted=True)
 cut = cut_layers
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     _require_known_rope(f)
-    bias = f.flag("attention_bias", False)
-    attention, window = (
-        read_gqa(f, qkv_bias=bias, o_bias=bias),
-        read_windows(f, default=lambda _: True),
-    )
+    attention, window = read_gqa(f, biased=True), read_windows(f, default=lambda _: True)
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), _routing(f), names=_NAMES)
     model = assemble(
         f, "phimoe", lambda i: (attention.within(window(i)), sparse), _PREFIXES, wiring=_WIRING
@@ -63,7 +56,7 @@ def _routing(f: Fields) -> Routing:
     """Reads SparseMixer: others share a chosen expert's weight up to twice the jitter of training away."""
     f.require("num_experts_per_tok", f.whole("num_experts_per_tok"), _CHOSEN)
     band = 2 * f.number("router_jitter_noise", high=1e3)
-    return replace(read_softmax_routing(f, normalize=False), score=Score.SPARSEMIXER, band=band)
+    return replace(read_routing(f, normalize=False), score=Score.SPARSEMIXER, band=band)
 
 
 def _require_known_rope(f: Fields) -> None:

@@ -5,20 +5,19 @@ Source: the Qwen2 report; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.names import SharedNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_LAYERS, Defaults, Fields
+from ktcli.models.feedforward import read_mlps, read_routing, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     "qwen2_moe": {
         "num_key_value_heads": 16,
         "qkv_bias": True,
@@ -32,19 +31,18 @@ cut = cut_listed_dense
 _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = Fields(config)
     attention = read_gqa(f, qkv_bias=f.flag("qkv_bias", False))
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
+    mlp, window = read_mlps(f, read_experts(f), read_listed_dense(f)), _windows(f)
+    return assemble(f, "qwen2_moe", lambda i: (attention.within(window(i)), mlp(i)))
+
+
+def read_experts(f: Fields) -> SparseMlp:
+    """Returns the experts that a config describes, with a shared one behind a gate."""
+    routing = read_routing(f, normalize=f.flag("norm_topk_prob", False))
     shared = f.whole("shared_expert_intermediate_size")
-    sparse = replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
-    is_dense, window = read_listed_dense(f), _windows(f)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
-
-    return assemble(f, "qwen2_moe", parts)
+    return replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
 
 
 def _windows(f: Fields) -> Callable[[int], int]:

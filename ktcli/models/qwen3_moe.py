@@ -5,21 +5,19 @@ Source: the Qwen3 report; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import USUAL_SPARSE, EachExpert, FusedExperts, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_CONTEXT, TEXT, THINKER, Fields
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_CONTEXT, TEXT, THINKER, Defaults, Fields
+from ktcli.models.feedforward import read_mlps, read_routing, read_sparse
+from ktcli.models.model import Model
 from ktcli.models.pattern import cut_listed_dense, read_listed_dense
 from ktcli.models.skeleton import BESIDE_VISION, USUAL_PREFIXES, Prefixes, assemble, text_part
 
 _MOE, _VISION, _OMNI = "qwen3_moe", "qwen3_vl_moe", "qwen3_omni_moe"
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _MOE: {"num_key_value_heads": 4, "sliding_window": 4096},
     _VISION: {
         "tie_word_embeddings": False,
@@ -46,29 +44,25 @@ _PREFIXES = {_MOE: USUAL_PREFIXES, _VISION: BESIDE_VISION, _OMNI: _OMNI_PREFIXES
 _VISION_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    kind = str(config["model_type"])
-    f = _text(config)
+    kind = str(f.values["model_type"])
+    f = _text(f)
     sliding = kind == _MOE and f.flag("use_sliding_window", False) and f.has("sliding_window")
     window = f.whole("sliding_window", high=MAX_CONTEXT) if sliding else 0
-    bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
-    routing = read_softmax_routing(f, normalize=kind == _VISION or f.flag("norm_topk_prob", False))
+    attention = read_gqa(f, norms=QkNorms(), biased=True)
+    routing = read_routing(f, normalize=kind == _VISION or f.flag("norm_topk_prob", False))
     sparse = read_sparse(f, routing, names=_VISION_NAMES if kind == _VISION else USUAL_SPARSE)
-    is_dense = read_listed_dense(f)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention.within(window), read_dense(f) if is_dense(i) else sparse
-
-    return assemble(f, "qwen3_moe", parts, _PREFIXES[kind])
+    mlp = read_mlps(f, sparse, read_listed_dense(f))
+    prefixes = _PREFIXES[kind]
+    return assemble(f, "qwen3_moe", lambda i: (attention.within(window), mlp(i)), prefixes)
 
 
-def _text(config: Mapping[str, Any]) -> Fields:
+def _text(f: Fields) -> Fields:
     """Returns the fields of the text model, which are nested where the model sees or hears."""
-    kind = str(config["model_type"])
+    kind = str(f.values["model_type"])
     if kind == _MOE:
-        return Fields(config)
-    thinker: Any = config.get(THINKER)
-    outer = Fields(thinker, f"config.json: {THINKER}").values if kind == _OMNI else config
+        return f
+    thinker: Any = f.values.get(THINKER)
+    outer = Fields(thinker, f"{f.where}: {THINKER}") if kind == _OMNI else f
     return text_part(outer, f"{kind}_text")

@@ -8,20 +8,19 @@ Source: transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gated_delta import GatedDeltaNet
 from ktcli.layers.gates import QueryGates
 from ktcli.layers.grouped_query import QkNorms
-from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.models.attention import read_gqa
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
-from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_types
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Defaults, Fields, read_eps
+from ktcli.models.feedforward import read_dense, read_mlps
+from ktcli.models.model import Model
+from ktcli.models.pattern import FULL, LINEAR, cut_listed_dense, read_listed_dense, read_types
+from ktcli.models.qwen2_moe import read_experts
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.ops.table.recurrent import DeltaShape
 
@@ -43,7 +42,7 @@ _EXPERTS = {
     "shared_expert_intermediate_size": 512,
 }
 _PLAIN = {**_USUAL, "num_key_value_heads": 4}
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+MODEL_TYPES: Defaults = {
     _NEXT: _EXPERTS,
     _MOE: {**_EXPERTS, TEXT: _EXPERTS, "tie_word_embeddings": False},
     f"{_MOE}_text": _EXPERTS,
@@ -54,47 +53,40 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 cut = cut_listed_dense
 
 _VISION = ("model.visual.*",)
-_LINEAR, _FULL = "linear_attention", "full_attention"
-_NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _text(config)
+    body = "model.language_model" if _has_vision(f) else "model"
+    f = _text(f)
     f.only({"attention_bias": False})
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
     full = replace(read_gqa(f, norms=QkNorms(plus=1.0), partly=True), gates=QueryGates())
     f.require_few("num_attention_heads", full.shape.heads)
     linear = _delta_net(f, by_head=next_one)
-    mlp = _mlp(f)
-
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return linear if kinds[i] == _LINEAR else full, mlp(i)
-
-    body = "model.language_model" if _has_vision(config) else "model"
-    prefixes = Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
-    return assemble(f, "qwen3_next", parts, prefixes)
+    of_kind: dict[str, Attention] = {LINEAR: linear, FULL: full}
+    mlp, prefixes = _mlp(f), Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
+    return assemble(f, "qwen3_next", lambda i: (of_kind[kinds[i]], mlp(i)), prefixes)
 
 
-def _text(config: Mapping[str, Any]) -> Fields:
+def _text(f: Fields) -> Fields:
     """Returns the text part of a config, which is nested where there is a vision part."""
-    if not _has_vision(config):
-        return Fields(config)
-    return text_part(config, f"{config['model_type']}_text")
+    if not _has_vision(f):
+        return f
+    return text_part(f, f"{f.values['model_type']}_text")
 
 
-def _has_vision(config: Mapping[str, Any]) -> bool:
+def _has_vision(f: Fields) -> bool:
     """Returns whether the config has a vision part, beside which the text part is nested."""
-    return config.get(TEXT) is not None
+    return f.has(TEXT)
 
 
 def _kinds(f: Fields) -> list[str]:
     """Returns each layer's kind of attention."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     every = f.whole("full_attention_interval", high=MAX_LAYERS)
-    usual = [_LINEAR if (i + 1) % every else _FULL for i in range(n_layers)]
-    return read_types(f, "layer_types", _LINEAR, _FULL) or usual
+    usual = [LINEAR if (i + 1) % every else FULL for i in range(f.n_layers)]
+    return read_types(f, "layer_types", LINEAR, FULL) or usual
 
 
 def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
@@ -117,8 +109,4 @@ def _mlp(f: Fields) -> Callable[[int], Mlp]:
     if f.text("model_type", "").removesuffix("_text") == _DENSE:
         dense = read_dense(f)
         return lambda i: dense
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
-    shared = f.whole("shared_expert_intermediate_size")
-    sparse = replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
-    is_dense = read_listed_dense(f)
-    return lambda i: read_dense(f) if is_dense(i) else sparse
+    return read_mlps(f, read_experts(f), read_listed_dense(f))

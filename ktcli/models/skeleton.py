@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
@@ -23,8 +22,8 @@ from ktcli.layers.decoder import (
     below,
 )
 from ktcli.layers.hyper import HyperConnection
-from ktcli.models.config import MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, TEXT, Fields, read_eps
-from ktcli.models.model import DecoderModel
+from ktcli.models.config import MAX_CONTEXT, MAX_VOCAB, TEXT, Fields, read_eps
+from ktcli.models.model import Model
 from ktcli.ops.table.streams import MixShape
 from ktcli.records import dataclass
 
@@ -70,16 +69,16 @@ _LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
 _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # the limits of kt_program_mix
 
 
-def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
+def text_part(f: Fields, *model_types: str) -> Fields:
     """Returns the config of the text model inside that of a vision-language model.
 
     Args:
         model_types: those that it may have; the first is the default.
     """
-    text = Fields(config.get(TEXT, {}), f"config.json: {TEXT}")
+    text = Fields(f.values.get(TEXT, {}), f"config.json: {TEXT}")
     kind = text.text("model_type", model_types[0])
     text.require("model_type", kind, *model_types)
-    said = {"model_type": kind, "tie_word_embeddings": config.get("tie_word_embeddings")}
+    said = {"model_type": kind, "tie_word_embeddings": f.values.get("tie_word_embeddings")}
     return Fields({**text.values, **{k: v for k, v in said.items() if v is not None}}, text.where)
 
 
@@ -148,7 +147,7 @@ def assemble(
     multipliers: Multipliers = NO_MULTIPLIERS,
     wiring: Wiring = SEQUENTIAL,
     activation: Mapping[str, str] = SILU,
-) -> DecoderModel:
+) -> Model:
     """Returns the model of a config, assembled from each layer's attention and MLP.
 
     Args:
@@ -163,8 +162,7 @@ def assemble(
         BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
     f.only(activation)
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    hidden = f.whole("hidden_size")
+    n_layers, hidden = f.n_layers, f.whole("hidden_size")
     frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual, wiring)
     decoder = Decoder(
         hidden=hidden,
@@ -183,7 +181,7 @@ def assemble(
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     ignored = _ignored(prefixes, n_layers)
-    return DecoderModel(family, decoder, context, ignored)
+    return Model(family, decoder, context, ignored)
 
 
 def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ multi-token prediction are not read. Source: transformers 5.23 (step3p7).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +28,17 @@ from ktcli.layers.names import (
 )
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.attention import of_kind, read_gqa
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
-from ktcli.models.feedforward import read_softmax_routing
-from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types, read_windows
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Defaults, Fields
+from ktcli.models.feedforward import read_routing
+from ktcli.models.model import Model
+from ktcli.models.pattern import (
+    FULL,
+    SLIDING,
+    cut_typed_dense,
+    read_typed_dense,
+    read_types,
+    read_windows,
+)
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.native import SILU, Glu
 from ktcli.ops.table.experts import Score
@@ -43,9 +49,8 @@ _USUAL = {
     "first_k_dense_replace": 3,
     "share_expert_dim": 1280,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"step3p5": _USUAL, "step3p7": {TEXT: _USUAL}}
+MODEL_TYPES: Defaults = {"step3p5": _USUAL, "step3p7": {TEXT: _USUAL}}
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 _PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
 _NAMES = SparseNames(
     (EachExpert("gate_proj.weight", "up_proj.weight", "down_proj.weight"), FusedExperts()),
@@ -64,11 +69,11 @@ _ONLY = {
 }
 
 
-def build(config: Mapping[str, Any]) -> DecoderModel:
+def build(f: Fields) -> Model:
     """Returns the model that a config describes, without weights."""
-    f = _own(config)
+    f = _own(f)
     f.only(_ONLY)
-    kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
+    kinds = read_types(f, "layer_types", FULL, SLIDING) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)
     limits, shared_limits = read_limits(f, "swiglu_limits"), read_limits(f, "swiglu_limits_shared")
@@ -87,26 +92,23 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return assemble(f, "step3p7", parts, _PREFIXES)
 
 
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def cut(f: Fields, layers: int) -> dict[str, Any]:
     """Returns the config with only its first `layers` layers, at least one of them with experts."""
-    return cut_typed_dense(_own(config).values, layers)
+    return cut_typed_dense(_own(f), layers)
 
 
-def _is_part(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "step3p7"
-
-
-def _own(config: Mapping[str, Any]) -> Fields:
+def _own(f: Fields) -> Fields:
     """Returns the config of the text model in transformers' spelling, with a list of layer types."""
-    f = text_part(config, "step3p5") if _is_part(config) else Fields(config)
+    f = text_part(f, "step3p5") if f.values.get("model_type") == "step3p7" else f
     values = {**f.values, "hidden_act": "silu"}  # "swigluoai" means the limits
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     if values.get("layer_types") is None:
-        values["layer_types"] = [_FULL] * n_layers
+        values["layer_types"] = [FULL] * f.n_layers
     if values.get("mlp_layer_types") is None and f.has("moe_layers_enum"):
         sparse = _numbers(f, "moe_layers_enum")
-        values["mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in range(n_layers)]
+        values["mlp_layer_types"] = [
+            "sparse" if i in sparse else "dense" for i in range(f.n_layers)
+        ]
     if values.get("num_sliding_attention_heads") is None:
         values["num_sliding_attention_heads"] = _heads_of_windows(f)
     if values.get("rope_parameters") is None:
@@ -150,9 +152,9 @@ def _rotations(f: Fields, types: Any) -> dict[str, Any]:
             "rope_theta": theta,
             "partial_rotary_factor": _of_layer(f, "partial_rotary_factors", i, 1.0),
         }
-    if f.has("rope_scaling") and _FULL in found:
-        f.require("yarn_only_types", f.values.get("yarn_only_types"), [_FULL])
-        found[_FULL] |= Fields(f.values["rope_scaling"], f"{f.where}: rope_scaling").values
+    if f.has("rope_scaling") and FULL in found:
+        f.require("yarn_only_types", f.values.get("yarn_only_types"), [FULL])
+        found[FULL] |= Fields(f.values["rope_scaling"], f"{f.where}: rope_scaling").values
     return found
 
 
@@ -167,7 +169,7 @@ def _of_layer(f: Fields, name: str, layer: int, default: float) -> Any:
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     """Reads the attention of the layers of one kind."""
     own = of_kind(f, kind)
-    if kind == _SLIDING:
+    if kind == SLIDING:
         heads = f.whole("num_sliding_attention_heads", high=MAX_HEADS)
         own = Fields({**own.values, "num_attention_heads": heads}, f.where)
     made = read_gqa(own, norms=QkNorms(plus=1.0), partly=True)
@@ -177,8 +179,8 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
 
 
 def _sparse(f: Fields) -> SparseMlp:
-    scale = f.number("moe_router_scaling_factor", high=1e4, default=1.0)
-    routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
+    scale = "moe_router_scaling_factor"
+    routing = read_routing(f, normalize=True, score=Score.SIGMOID, scale=scale)
     return SparseMlp(
         f.whole("hidden_size"),
         f.whole("moe_intermediate_size"),
@@ -192,13 +194,12 @@ def _sparse(f: Fields) -> SparseMlp:
 
 def read_limits(f: Fields, name: str) -> list[float]:
     """Returns the limit of each layer's activation from the list in field `name`; 0: none."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    listed = f.values.get(name) or [None] * n_layers
-    if not isinstance(listed, list) or len(listed) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    listed = f.values.get(name) or [None] * f.n_layers
+    if not isinstance(listed, list) or len(listed) < f.n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {f.n_layers} layers")
     return [
         Fields({name: one}, f.where).number(name, high=1e6, default=0.0)
-        for one in listed[:n_layers]
+        for one in listed[: f.n_layers]
     ]
 
 

@@ -14,7 +14,7 @@ from ktcli.errors import gib
 from ktcli.models.model import Model, Spec
 from ktcli.ops.part import ModelPart
 from ktcli.planner.cost import Rates, seconds, step_seconds
-from ktcli.planner.host import Host, node_words
+from ktcli.planner.host import Host
 from ktcli.planner.memory import (
     PREFILL_CHUNK,
     PROCESS_BYTES,
@@ -136,11 +136,9 @@ class Alone:
         """
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
         spec, line = model.spec, _Timing.of(self, context).line
-        extra, teams = self._extra, len(host.teams)
-        spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
-        split = f"{node_words(host.nodes)}, cut between {teams} teams"
+        extra, spread = self._extra, host.spread_words
         for part in parts(model, recipe):
-            where = split if part.part in extra else spread
+            where = host.cut_words if part.part in extra else spread
             size = part.size_bytes + extra.get(part.part, 0)
             yield line(part.part, part.format, where, size, _reason(part.part, spec))
         states = use.states_bytes(spec)

@@ -129,6 +129,17 @@ class _RuledPlaces:
     def _place(self, index: int) -> RulePlace | None:
         return None if index == NO_RULE else self.rules[index].place
 
+    def _kind(self, index: int) -> str:
+        """The kind of a rule's place; "": it has none."""
+        place = self._place(index)
+        return "" if place is None else place.kind
+
+    def _layered(self) -> Iterator[tuple[str, int, int]]:
+        """Yields the parts of layers, but the experts, that rules name: word, layer, and rule."""
+        for word, owners in self.owners.layered.items():
+            for layer in np.flatnonzero(owners >= 0).tolist():
+                yield word, layer, int(owners[layer])
+
     def _refused(self, index: int, part: str, why: str, hint: str = "") -> UsageError:
         rule, place = self.rules[index], self._place(index)
         assert place is not None
@@ -136,16 +147,11 @@ class _RuledPlaces:
 
     def layers(self) -> NDArray[np.int64]:
         """The GPU of each layer, [L], as rules about any part that is on it say."""
-        said: list[tuple[int, int, str]] = []  # layer, rule, name of the part
-        for word, owners in self.owners.layered.items():
-            said += [
-                (n, int(owners[n]), f"layers.{n}.{word}")
-                for n in np.flatnonzero(owners >= 0).tolist()
-            ]
+        # Layer, rule, name of the part.
+        said = [(n, index, f"layers.{n}.{word}") for word, n, index in self._layered()]
         for row, layer in enumerate(self.names.moe):
             for index in np.unique(self.owners.experts[row]).tolist():
-                place = self._place(index)
-                if place is not None and place.kind == CUDA:
+                if self._kind(index) == CUDA:
                     said.append((layer, index, f"layers.{layer}.experts"))
         last = self.names.layers - 1
         for word, index in self.owners.top.items():
@@ -184,25 +190,21 @@ class _RuledPlaces:
         found = {}
         for row, layer in enumerate(self.names.moe):
             indices = np.unique(self.owners.experts[row]).tolist()
-            here = {index: self._place(index) for index in indices}
-            near = {i: place for i, place in here.items() if place is None or place.kind != CUDA}
-            bound = {
-                i: place for i, place in near.items() if place is not None and place.kind == NODE
-            }
-            if not bound:
+            near = {index: self._place(index) for index in indices if self._kind(index) != CUDA}
+            first = next((index for index in near if self._kind(index) == NODE), NO_RULE)
+            if (bound := self._place(first)) is None:
                 continue
             if len(set(near.values())) > 1:
                 why = "all experts of a layer that are in main memory must be on the same node"
-                raise self._refused(next(iter(bound)), f"some of layers.{layer}.experts", why)
-            found[layer] = next(iter(bound.values())).number
+                raise self._refused(first, f"some of layers.{layer}.experts", why)
+            found[layer] = bound.number
         return found
 
     def keeps_cpu(self, gpus: NDArray[np.int64]) -> bool:
         """Returns whether rules keep a part on the CPU that can be there only if every layer is."""
         table = word_of(ModelPart.EMBEDDING)
         index = self.owners.top.get(table, NO_RULE)
-        place = self._place(index)
-        if place is not None and place.kind != CPU:
+        if self._kind(index) not in ("", CPU):
             why = "kt keeps the embedding in main memory"
             raise self._refused(
                 index, table, why, f'an earlier rule can say match = "{table}", place = "cpu"'
@@ -220,27 +222,19 @@ class _RuledPlaces:
 
     def _tied(self, table: str) -> Iterator[tuple[ModelPart, int, str]]:
         """Yields the parts, with rule and name, that are on the CPU and can be there only if every layer is."""
-        for word, owners in self.owners.layered.items():
-            for layer in np.flatnonzero(owners >= 0).tolist():
-                index = int(owners[layer])
-                if not part_of(word).is_mlp and self._is_on_cpu(index):
-                    yield part_of(word), index, f"layers.{layer}.{word}"
+        for word, layer, index in self._layered():
+            if not part_of(word).is_mlp and self._kind(index) == CPU:
+                yield part_of(word), index, f"layers.{layer}.{word}"
         for word, index in self.owners.top.items():
-            if word != table and self._is_on_cpu(index):
+            if word != table and self._kind(index) == CPU:
                 yield part_of(word), index, word
-
-    def _is_on_cpu(self, index: int) -> bool:
-        place = self._place(index)
-        return place is not None and place.kind == CPU
 
     def apart(self) -> frozenset[LayerPart]:
         """The MLPs that are on the CPU."""
         return frozenset(
             LayerPart(layer, part_of(word))
-            for word, owners in self.owners.layered.items()
-            if part_of(word).is_mlp
-            for layer in np.flatnonzero(owners >= 0).tolist()
-            if self._is_on_cpu(int(owners[layer]))
+            for word, layer, index in self._layered()
+            if part_of(word).is_mlp and self._kind(index) == CPU
         )
 
     def _hint_apart(self) -> str:

@@ -168,12 +168,20 @@ def has_tiles(isa: str) -> bool:
 
 def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
     """Returns the predicted seconds of one part of a step of `n_tokens` tokens."""
-    reading = work.read_bytes / (rates.read_bps * READ_SHARE)
     ops = work.ops + (DECODE_OPS * work.read_bytes if work.unit is Unit.CODES else 0)
-    return float(together(reading, ops / rates.reached(work.unit, n_tokens), n_tokens))
+    return float(product_seconds(rates, work.unit, work.read_bytes, ops, n_tokens))
 
 
-def together(reading: F64, computing: F64, n_tokens: int) -> F64:
+def product_seconds(
+    rates: Rates, unit: Unit, read_bytes: F64, ops: F64, n_tokens: int
+) -> NDArray[np.float64]:
+    """Returns the predicted seconds of products, or of as many as there are elements, with `n_tokens` tokens, from the
+    bytes that are read and all operations."""
+    reading = read_bytes / (rates.read_bps * READ_SHARE)
+    return np.asarray(_together(reading, ops / rates.reached(unit, n_tokens), n_tokens))
+
+
+def _together(reading: F64, computing: F64, n_tokens: int) -> F64:
     """Returns the seconds of reading weights and of multiplying them with `n_tokens` tokens."""
     if n_tokens >= PASS_TOKENS:
         return reading + computing

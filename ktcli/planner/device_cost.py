@@ -15,8 +15,7 @@ import numpy as np
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.machine import Gpu
 from ktcli.ops.part import ModelPart
-from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
-from ktcli.planner.cost import Rates, seconds, together
+from ktcli.planner.cost import Rates, product_seconds, seconds
 from ktcli.planner.deferral import Times
 from ktcli.planner.experts import Hits, touched
 from ktcli.planner.simulate import Layer
@@ -142,6 +141,11 @@ class Hybrid:
         return found
 
     @property
+    def experts(self) -> F64Array:
+        """The number of experts of each layer, [L]."""
+        return self.by_layer((self.stack.experts,) * len(self.stack.moe))
+
+    @property
     def k_cpu(self) -> F64Array:
         """The expected number of a token's experts on the CPU, in each layer, [L]."""
         return self.by_layer(self.hits.k_cpu)
@@ -191,7 +195,7 @@ class Hybrid:
         if answers == 1:
             return self.k_gpu, self.k_cpu
         resident = self.by_layer(self.resident)
-        left = self.by_layer((self.stack.experts,) * len(self.stack.moe)) - resident
+        left = self.experts - resident
         return touched(resident, self.k_gpu, answers), touched(left, self.k_cpu, answers)
 
     def times(self, position: int) -> Times:
@@ -228,9 +232,7 @@ class Hybrid:
     def apart_s(self, n_tokens: int) -> F64Array:
         """Returns the CPU's seconds for each layer's MLP in main memory, in a step of `n_tokens` rows, [L]."""
         load, unit = self.stack.apart, self.stack.apart_unit
-        reading = load.size_bytes / (self.cpu.read_bps * CPU_READ_SHARE)
-        computing = n_tokens * load.ops / self.cpu.reached(unit, n_tokens)
-        return np.asarray(together(reading, computing, n_tokens))
+        return product_seconds(self.cpu, unit, load.size_bytes, n_tokens * load.ops, n_tokens)
 
     def head_s(self, answers: int = 1) -> float:
         """Returns the seconds of the graphs' launches, the output head, the copy of the logits, and the borders

@@ -13,8 +13,7 @@ from ktcli.models.model import Model
 from ktcli.ops.kvformat import BF16, CacheFormat
 from ktcli.ops.part import LayerPart
 from ktcli.planner import experts
-from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
-from ktcli.planner.cost import Rates, together
+from ktcli.planner.cost import Rates, product_seconds
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import PREFILL_LAUNCH_S, READ_SHARE, TILE_SHARE, DeviceRates, Hybrid
 from ktcli.planner.experts import Heat, Mask
@@ -101,18 +100,16 @@ class Forecast:
         Args:
             may_compute: whether the CPU computes an expert where that is faster; else all are fetched.
         """
-        h, stack = self.hybrid, self.hybrid.stack
+        h = self.hybrid
         before, beside = h.device_chunk_s(n_tokens, start)
         k_cpu, resident = h.k_cpu, h.by_layer(h.resident)
-        left = h.by_layer((stack.experts,) * len(stack.moe)) - resident
-        wanted = experts.touched(left, k_cpu, n_tokens)
+        wanted = experts.touched(h.experts - resident, k_cpu, n_tokens)
         total = before + beside + h.experts_chunk_s(n_tokens, h.k_gpu, resident)
         for layer in np.flatnonzero(wanted > 0):
             rows = max(1, round(n_tokens * k_cpu[layer] / wanted[layer]))
-            each = self.fetch_s(rows)
-            total[layer] += wanted[layer] * (
-                min(each, self.compute_s(rows)) if may_compute else each
-            )
+            fetching = self.fetch_s(rows)
+            each = min(fetching, self.compute_s(rows)) if may_compute else fetching
+            total[layer] += wanted[layer] * each
         return float(total.sum()) + h.head_s()
 
     # --- one expert in main memory ------------------------------------------------------------------
@@ -120,9 +117,8 @@ class Forecast:
     def compute_s(self, n_tokens: int) -> float:
         """Returns the seconds of `n_tokens` tokens through one expert on the CPU."""
         hybrid, (size, ops) = self.hybrid, self._expert()
-        reading = size / (hybrid.cpu.read_bps * CPU_READ_SHARE)
-        computing = n_tokens * ops / hybrid.cpu.reached(hybrid.stack.expert_unit, n_tokens)
-        return float(together(reading, computing, n_tokens))
+        unit = hybrid.stack.expert_unit
+        return float(product_seconds(hybrid.cpu, unit, size, n_tokens * ops, n_tokens))
 
     def fetch_s(self, n_tokens: int) -> float:
         """Returns the seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""

@@ -69,6 +69,16 @@ class Host:
         """The bytes of memory that a plan may use."""
         return self.available_bytes - self.margin_bytes
 
+    @property
+    def spread_words(self) -> str:
+        """Where memory lies that all teams share, for people."""
+        return f"{node_words(self.nodes)}, interleaved" if self.nodes else "memory"
+
+    @property
+    def cut_words(self) -> str:
+        """Where weights lie that are cut between the teams, for people."""
+        return f"{node_words(self.nodes)}, cut between {len(self.teams)} teams"
+
     def on_one_team(self) -> Host:
         """Returns the same machine with one team of threads, whose memory is bound to no node."""
         beside = None if self.beside is None else self.beside.on_one_team()

@@ -239,10 +239,13 @@ def _wants_stream(case: _Case) -> bool:
     Raises:
         UsageError: it is asked for, but the CPU has MLPs.
     """
-    if case.apart:
-        return _without_streams(case)
-    if case.request.prefill_threshold is not None:
-        return case.request.prefill_threshold != NEVER
+    asked = case.request.prefill_threshold
+    if case.apart:  # the CPU takes too few tokens at once where it has a part of every token's way
+        if asked not in (None, NEVER):
+            raise _no_streams(case)
+        return False
+    if asked is not None:
+        return asked != NEVER
     mask = case.stack.room(0).empty
     hybrid = case.hybrid(mask, experts.hits(mask, case.stack.top_k))
     sizes = case.devices.sizes(range(case.stack.layers))
@@ -250,21 +253,14 @@ def _wants_stream(case: _Case) -> bool:
     return Prefill(hybrid, chunk_limit(case.context), buffer).threshold() != NEVER
 
 
-def _without_streams(case: _Case) -> bool:
-    """False: the CPU takes too few tokens at once where it has a part of every token's way.
-
-    Raises:
-        UsageError: streaming is asked for.
-    """
-    asked = case.request.prefill_threshold
-    if asked not in (None, NEVER):
-        layer, part = min(case.apart, key=lambda each: each.layer)
-        raise UsageError(
-            f"--prefill-threshold {asked} streams long prompts, but the placement rules keep the {part.value} of layer"
-            f" {layer} in main memory",
-            hint="leave out --prefill-threshold: such a model reads prompts in pieces that the CPU takes",
-        )
-    return False
+def _no_streams(case: _Case) -> UsageError:
+    """The error of streaming that is asked for where the CPU has MLPs."""
+    layer, part = min(case.apart, key=lambda each: each.layer)
+    return UsageError(
+        f"--prefill-threshold {case.request.prefill_threshold} streams long prompts, but the placement rules keep the"
+        f" {part.value} of layer {layer} in main memory",
+        hint="leave out --prefill-threshold: such a model reads prompts in pieces that the CPU takes",
+    )
 
 
 def _chosen(case: _Case, budgets: Sequence[Budget]) -> tuple[ResidentChoice, tuple[Budget, ...]]:

@@ -16,7 +16,7 @@ from ktcli.models.model import Model
 from ktcli.ops.part import LayerPart, ModelPart
 from ktcli.planner.device import captured_sizes, states_bytes
 from ktcli.planner.experts import ResidentChoice
-from ktcli.planner.host import Host, node_words
+from ktcli.planner.host import Host
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES, Use
 from ktcli.planner.nodes import extra_bytes
 from ktcli.planner.plan import ON_GPU, DevicePlan, Line, Request, early_position
@@ -33,7 +33,7 @@ from ktcli.planner.spec import (
     step_work,
     tensor_work,
 )
-from ktcli.planner.stack import ModelLoads, bytes_on_device
+from ktcli.planner.stack import ModelLoads, bytes_on_device, share_apart
 from ktcli.records import dataclass
 
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
@@ -152,7 +152,8 @@ class HybridAccount:
             sizes[tensor.part] += bytes_on_device(tensor, recipe)
         for part in parts(self.there, recipe):
             routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
-            share = self.device.hit_rate if routed else 1 - self._apart_share(part.part)
+            away = share_apart(model, part.part, self.device.apart)
+            share = self.device.hit_rate if routed else 1 - away
             reason = _resident_words(self.device) if routed else "every token needs it"
             fmt = "f32" if size > part.size_bytes else part.format
             yield line(part.part, fmt, size, reason, share)
@@ -193,15 +194,14 @@ class HybridAccount:
 
     def _routed(self, part: PartSize) -> Line:
         """The line of the CPU's experts."""
-        spec, hybrid, teams = self.model.spec, self.prefill.hybrid, len(self.host.teams)
+        spec, hybrid = self.model.spec, self.prefill.hybrid
         hits, moe, extra = hybrid.hits.k_cpu, self.stack.moe, self._extra[part.part]
         sizes, each = self.stack.expert.size_bytes[moe], np.array(hybrid.expert_s)[moe]
-        cut = f"{node_words(self.host.nodes)}, cut between {teams} teams"
         mean = sum(hits) / len(hits)
         return Line(
             part.part.value,
             part.format,
-            cut if extra else self._spread,
+            self.host.cut_words if extra else self._spread,
             part.size_bytes + extra,
             round(float(np.dot(sizes, hits))),
             float(np.dot(each, hits)),
@@ -214,23 +214,16 @@ class HybridAccount:
         hybrid, stack = self.prefill.hybrid, self.stack
         of_it = [each.layer for each in self.device.apart if each.part is part.part]
         extra = self._extra[part.part]
-        where = f"{node_words(self.host.nodes)}, cut between {len(self.host.teams)} teams"
         return Line(
             part.part.value,
             part.format,
-            where if extra else self._spread,
+            self.host.cut_words if extra else self._spread,
             part.size_bytes + extra,
             round(float(stack.apart.size_bytes[of_it].sum())),
             float(hybrid.apart_s(1)[of_it].sum()),
             float(hybrid.apart_s(self._chunk)[of_it].sum()) / self._chunk,
             f"by rule, in {len(of_it)} layers",
         )
-
-    def _apart_share(self, part: ModelPart) -> float:
-        """The share of a part's bytes that is in main memory."""
-        of_it = [each for each in self.model.tensors if each.part is part]
-        away = sum(t.elements for t in of_it if t.layer_part in self.device.apart)
-        return away / max(1, sum(tensor.elements for tensor in of_it))
 
     def _looked_up(self, part: PartSize) -> Line:
         """The line of a table of which a token reads some rows, in no time that counts."""
@@ -264,8 +257,7 @@ class HybridAccount:
 
     @property
     def _spread(self) -> str:
-        nodes = self.host.nodes
-        return f"{node_words(nodes)}, interleaved" if nodes else "memory"
+        return self.host.spread_words
 
     # --- sentences ---
 

@@ -146,7 +146,7 @@ def _layers(
     if model is None and mine and len(own) > 1 and own[-1] == index:
         expression = read[index][1]
         rest = (
-            _is_rule(owner, index, read)
+            owner < index and read[owner][0].place is not None
             if owner is not None
             else all(expression.occurs(form.replace("{n}", str(n))) for form in forms)
             for n, owner in enumerate(own)
@@ -158,10 +158,6 @@ def _layers(
         return mine
     there = model.moe if word == EXPERTS else np.flatnonzero(model.layered[word]).tolist()
     return [n for n in mine if n in there]
-
-
-def _is_rule(owner: int, index: int, read: Sequence[tuple[ForeignPattern, Expression]]) -> bool:
-    return owner < index and read[owner][0].place is not None
 
 
 def _is_open(numbers: Sequence[int], count: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from ktcli.errors import gib
 from ktcli.hardware.gpu import AUTO, CPU
@@ -97,6 +98,10 @@ class Levers:
 
     # -- what is tried -----------------------------------------------------------------------------------
 
+    def _change(self, options: str, **changed: Any) -> Change:
+        """The change of some wishes of the request."""
+        return Change(options, replace(self.request, **changed), self.host)
+
     def _formats(self) -> Iterator[Change]:
         """Yields the other formats of the experts, of a model without experts of everything, that lose least first."""
         own = self.request.recipe
@@ -106,15 +111,11 @@ class Levers:
             recipe = own.like(loss.format if routed else own.experts.name, name)
             if recipe.name == own.name or not self._has_room(recipe):
                 continue
-            options = f"--experts {loss.format}" if routed else f"--dense {loss.format}"
-            yield Change(options, replace(self.request, recipe=recipe), self.host)
-        if routed and own.dense.bits > Recipe().dense.bits:
-            usual = Recipe().dense.name
-            yield Change(
-                f"--dense {usual}",
-                replace(self.request, recipe=replace(own, dense=Recipe().dense)),
-                self.host,
-            )
+            option = "--experts" if routed else "--dense"
+            yield self._change(f"{option} {loss.format}", recipe=recipe)
+        usual = Recipe().dense
+        if routed and own.dense.bits > usual.bits:
+            yield self._change(f"--dense {usual.name}", recipe=replace(own, dense=usual))
 
     def _has_room(self, recipe: Recipe) -> bool:
         """Returns whether the weights alone would fit into all memory together, before anything is planned."""
@@ -125,29 +126,25 @@ class Levers:
         """Yields what changes no weight: a smaller cache, other memory."""
         request, host = self.request, self.host
         if request.use.cache_format == BF16 and not self.model.spec.chooses:
-            smaller = replace(request, use=replace(request.use, cache=FP8.name))
-            yield Change("--kv fp8", smaller, host)
+            yield self._change("--kv fp8", use=replace(request.use, cache=FP8.name))
         if host.gpus and request.device != CPU:
-            yield Change("--device cpu", replace(request, device=CPU), host)
+            yield self._change("--device cpu", device=CPU)
         if host.gpus and (request.gpus is not None or request.device not in (AUTO, CPU)):
-            every = replace(request, device=AUTO, gpus=None)
-            yield Change("--device auto --gpus all", every, host)
+            yield self._change("--device auto --gpus all", device=AUTO, gpus=None)
         if request.gpu_experts is not None:
-            free = replace(request, gpu_experts=None)
-            yield Change("without --gpu-experts", free, host)
+            yield self._change("without --gpu-experts", gpu_experts=None)
         if request.rules is not None:
-            yield Change("without --placement", replace(request, rules=None), host)
+            yield self._change("without --placement", rules=None)
         if host.nodes:
             remark = ", but reads most weights from far memory"
             yield Change("--numa off", request, host.on_one_team(), remark)
 
     def _single(self) -> Iterator[Change]:
-        shorter = self._shorter(Change("", self.request, self.host))
-        return (
-            each
-            for several in ((shorter,) if shorter else (), self._others(), self._formats())
-            for each in several
-        )
+        """Yields the changes of one thing."""
+        if shorter := self._shorter(Change("", self.request, self.host)):
+            yield shorter
+        yield from self._others()
+        yield from self._formats()
 
     def _several(self) -> Iterator[Change]:
         """Yields the smallest format with one other change, for what fits with no change alone."""
@@ -172,8 +169,8 @@ class Levers:
         if self.made.device is None:
             return
         for depth in range(self.made.device.depth + 1, self.model.spec.deferrable + 1):
-            deferring = replace(self.request, defer=depth)
-            yield Change(f"--defer {depth}", deferring, self.host, loses="changes answers")
+            deferring = self._change(f"--defer {depth}", defer=depth)
+            yield replace(deferring, loses="changes answers")
 
     def _shorter(self, change: Change) -> Change | None:
         """The change with the longest context that fits; None: none does, or its own does."""
@@ -299,9 +296,7 @@ class Levers:
             return None
         context = longest
         while context > made.context * 2 - 1:
-            change = Change(
-                f"--context {context}", replace(self.request, context=context), self.host
-            )
+            change = self._change(f"--context {context}", context=context)
             lever = self._tried(change, "also fits")
             if lever and lever.plan and lever.plan.speed.decode * _FASTER >= made.speed.decode:
                 return lever

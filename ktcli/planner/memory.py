@@ -39,9 +39,8 @@ LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 # Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
 # to cancel within a second and to keep the buffers of a step in tens of megabytes.
 PREFILL_CHUNK = 512
-MOST_DRAFTED = (
-    8  # ids of a draft: a step gives logits after each of them, and after the id before them
-)
+# Ids of a draft: a step gives logits after each of them, and after the id before them.
+MOST_DRAFTED = 8
 # The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
 PROCESS_BYTES = 200 << 20
 # The bytes for logits of every position of a step: as many rows at once as fit into them, one at least.

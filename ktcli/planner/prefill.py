@@ -12,8 +12,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
-from ktcli.planner.cost import together
+from ktcli.planner.cost import product_seconds
 from ktcli.planner.device_cost import HANDOFF_S, Hybrid
 from ktcli.planner.experts import touched
 from ktcli.planner.memory import PREFILL_CHUNK
@@ -76,11 +75,8 @@ class Prefill:
         if not self.buffer_experts or self.chunk < GRAIN:
             return NEVER
         sizes = range(GRAIN, self.chunk + 1, GRAIN)
-        found = bisect_left(sizes, True, key=self._pays)
+        found = bisect_left(sizes, True, key=lambda n: self.streamed_s(n) < self.on_cpu_s(n))
         return sizes[found] if found < len(sizes) else NEVER
-
-    def _pays(self, n_tokens: int) -> bool:
-        return self.streamed_s(n_tokens) < self.on_cpu_s(n_tokens)
 
     def cpu_experts_s(self, n_tokens: int) -> float:
         """Returns the seconds that the CPU's experts take for a chunk by themselves."""
@@ -105,19 +101,16 @@ class Prefill:
     def _cpu_experts(self, n_tokens: int, k_cpu: F64Array, experts: F64Array) -> F64Array:
         """The seconds of the CPU's experts, [L], as `cost.seconds`."""
         h, expert = self.hybrid, self.hybrid.stack.expert
-        read = touched(experts, k_cpu, n_tokens)
-        reading = read * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
-        computing = n_tokens * k_cpu * expert.ops / h.cpu.reached(h.stack.expert_unit, n_tokens)
-        slower = np.array(h.cpu_slower or 1.0)
-        return np.asarray(slower * together(reading, computing, n_tokens))
+        read, ops = touched(experts, k_cpu, n_tokens), n_tokens * k_cpu * expert.ops
+        unit, slower = h.stack.expert_unit, np.array(h.cpu_slower or 1.0)
+        return slower * product_seconds(h.cpu, unit, read * expert.size_bytes, ops, n_tokens)
 
     def _streamed_chunk(self, n_tokens: int, start: int) -> float:
         h, stack = self.hybrid, self.hybrid.stack
         before, beside = h.device_chunk_s(n_tokens, start)
-        every = h.by_layer((stack.experts,) * len(stack.moe))
         hits = h.by_layer((float(stack.top_k),) * len(stack.moe))
-        computing = before + beside + h.experts_chunk_s(n_tokens, hits, every)
-        left = every - h.by_layer(h.resident)
+        computing = before + beside + h.experts_chunk_s(n_tokens, hits, h.experts)
+        left = h.experts - h.by_layer(h.resident)
         copying = left * stack.expert.size_bytes / self.copy_bps
         # The first buffer is filled before there is anything to compute.
         first = float(self.buffer_experts * stack.expert.size_bytes.max() / self.copy_bps)

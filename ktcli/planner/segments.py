@@ -143,10 +143,8 @@ class Devices:
     def _divided(self, context: int, most: float) -> tuple[tuple[Gpu, range], ...]:
         """The GPUs that get layers, with these."""
         layers = self.spec.layers
-        lasting, head = (
-            self._lasting(context, range(0)),
-            self._lasting(context, range(layers, layers)),
-        )
+        lasting = self._lasting(context, range(0))
+        head = self._lasting(context, range(layers, layers))
         near, experts, sparse = self._sums(context)
         best = np.full(layers + 1, np.inf)
         best[0] = 0.0
@@ -156,9 +154,8 @@ class Devices:
             left[:-1, -1] -= head[gpu.index] - lasting[gpu.index]
             every = best[:, None] + self._lacking(left, experts * most, sparse)
             every += self._forbidden(gpu)
-            begins.append(
-                layers - every[::-1].argmin(axis=0)
-            )  # of equal ones the fewest layers here
+            # Of equal ones the fewest layers here.
+            begins.append(layers - every[::-1].argmin(axis=0))
             best = every.min(axis=0)
         found, end = [], layers
         for gpu, begin in zip(reversed(self.gpus), reversed(begins), strict=True):

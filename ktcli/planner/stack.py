@@ -217,6 +217,13 @@ def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in tensors if tensor.count)
 
 
+def share_apart(model: Model, part: ModelPart, apart: Collection[LayerPart]) -> float:
+    """Returns the share of a part's elements that belong to MLPs that are `apart`, 0 to 1."""
+    of_it = [tensor for tensor in model.tensors if tensor.part is part]
+    away = sum(tensor.elements for tensor in of_it if tensor.layer_part in apart)
+    return away / max(1, sum(tensor.elements for tensor in of_it))
+
+
 def plain_bytes(tensor: Tensor, fmt: Format) -> int:
     """Returns the bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
 

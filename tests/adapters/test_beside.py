@@ -25,9 +25,9 @@ from cores import TWO
 from reference import ONE_OF_EACH, case_named, write_checkpoint
 from timelines import logits_of
 
+from benchmarks.loading import load_pack
 from ktcli.adapters.folder import open_adapter
 from ktcli.adapters.packed import PackedAdapter, pack_adapter
-from ktcli.assembly.load import load_pack
 from ktcli.assembly.request import Wanted
 from ktcli.engine import Engine
 from ktcli.planner.memory import AdapterRoom

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ktcli.assembly.load import load_pack
+from benchmarks.loading import load_pack
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.engine import CpuEngine, Finish, GenerationRequest, Limits, Scheduler
 from ktcli.engine.request import Answer, Finished

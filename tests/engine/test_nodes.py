@@ -259,7 +259,7 @@ def test_a_container_that_forbids_binding_is_warned_of_once(name: str, tmp_path:
 LOADS = """
 import sys
 from pathlib import Path
-from ktcli.assembly.load import load_pack
+from benchmarks.loading import load_pack
 from ktcli.assembly.request import Wanted
 from ktcli.hardware.numa import AUTO, Numa
 from ktcli.hardware.probe import probe

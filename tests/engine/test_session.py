@@ -156,7 +156,7 @@ DECODE = (
     + """
 import sys
 from pathlib import Path
-from ktcli.assembly.load import load_pack
+from benchmarks.loading import load_pack
 from ktcli.assembly.request import Wanted
 session = load_pack(Path(sys.argv[1]), Wanted(context=400, threads=TWO)).session()
 session.feed(list(range(64)))

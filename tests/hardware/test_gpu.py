@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktcli.hardware.gpu import ask_driver, look_for_gpus, visible
+from ktcli.hardware.gpu import look_for_gpus, visible
 from ktcli.hardware.machine import Gpu
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
@@ -90,9 +90,9 @@ def test_torch_is_asked_where_nvidia_smi_does_not_know(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("ktcli.hardware.gpu.torch_installed", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [(gpu.name, gpu.vram_bytes, gpu.capability) for gpu in ask_driver()] == found
+    assert [(gpu.name, gpu.vram_bytes, gpu.capability) for gpu in look_for_gpus().gpus] == found
     monkeypatch.setattr("ktcli.hardware.gpu.torch_installed", lambda: False)
-    assert len(ask_driver()) == (answer is not None and "81559" in answer)
+    assert len(look_for_gpus().gpus) == (answer is not None and "81559" in answer)
 
 
 ANSWERS = """#!/bin/sh
@@ -126,7 +126,7 @@ def test_what_the_environment_leaves(
     for name, value in {**setting, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ktcli.hardware.gpu.torch_installed", lambda: True)
-    assert [gpu.name for gpu in ask_driver()] == found
+    assert [gpu.name for gpu in look_for_gpus().gpus] == found
 
 
 def test_a_gpu_that_nobody_answers_for_is_none(
@@ -136,7 +136,7 @@ def test_a_gpu_that_nobody_answers_for_is_none(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("ktcli.hardware.gpu._PROGRAMS", ("nvidia-smi",))
-    assert ask_driver() == ()
+    assert look_for_gpus().gpus == ()
 
 
 LOST = "Unable to determine the device handle for GPU0000:25:00.0: GPU is lost."
@@ -207,7 +207,7 @@ def test_an_old_driver_is_asked_for_what_it_knows(
         for name in unknown
     )
     _install(tmp_path, monkeypatch, f"""case "$1" in\n{refusals}esac\necho '{row}'""")
-    (gpu,) = ask_driver()
+    (gpu,) = look_for_gpus().gpus
     assert (gpu.name, gpu.free_bytes, gpu.capability) == ("Tesla K80", 11000 << 20, capability)
     assert gpu.driver in row
 

@@ -11,7 +11,7 @@ import pytest
 from hardware.trees import TREES, Tree, build
 
 from ktcli.hardware import profile
-from ktcli.hardware.gpu import parse_gpus
+from ktcli.hardware.gpu import read_gpus
 from ktcli.hardware.machine import Machine, Measured
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.hardware.probe import probe
@@ -200,18 +200,19 @@ def test_rates_are_those_of_the_teams_that_would_start(
 def test_a_name_nobody_knows_is_asked_of_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
     import cpuinfo
 
-    monkeypatch.setattr("ktcli.hardware.cpu._field", lambda text, key: "")
+    monkeypatch.setattr("ktcli.hardware.cpu.table", lambda text: {})
     monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"brand_raw": "Other CPU"})
     assert probe().cpu.model == "Other CPU"
 
 
-def test_gpus() -> None:
+def test_gpus(tmp_path: Path) -> None:
     text = (
         "0, NVIDIA GeForce RTX 4090, 24564, 23000, 4, 16, 8.9, 560.35.03\n"
         "1, NVIDIA H200, 143771, 143000, [N/A], 16, 9.0, 560.35.03, Disabled\n"
         "No devices were found\n"
     )
-    first, second = parse_gpus(text)
+    (tmp_path / "nvidia-smi.csv").write_text(text)
+    first, second = read_gpus(tmp_path).gpus
     assert (first.name, first.vram_bytes, first.capability) == (
         "NVIDIA GeForce RTX 4090",
         24564 << 20,

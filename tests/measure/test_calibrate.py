@@ -30,7 +30,7 @@ from ktcli.measure import calibrate as under_test
 from ktcli.measure.calibration_time import ConversionTime
 from ktcli.measure.stage_files import StageFiles
 from ktcli.models import build
-from ktcli.models.model import DecoderModel
+from ktcli.models.model import Model
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.resources import data_path
@@ -147,7 +147,7 @@ def test_layer_by_layer_is_as_all_layers_at_once(
     ids = (np.arange(700) * 37 % 90).tolist()
     calibrate(source, ids)
     by_layer = dict(sums)
-    monkeypatch.setattr(DecoderModel, "borders", ())
+    monkeypatch.setattr(Model, "borders", ())
     calibrate(source, ids)
     assert equal(sums, by_layer)
 

@@ -3,7 +3,7 @@
 import pytest
 from shapes import GIB, RATES, config
 
-from ktcli.assembly.load import load_random
+from benchmarks.loading import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.engine.logits import Logits
 from ktcli.errors import NotEnoughMemory

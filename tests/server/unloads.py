@@ -13,8 +13,8 @@ from server.test_unloading import unload
 from shapes import config
 from waits import until
 
+from benchmarks.loading import load_random
 from ktcli.assembly.beside import MemoryFit
-from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening, prepared
 from ktcli.dialogue.local import LocalBackend

@@ -13,8 +13,8 @@ from reference import Case, case_named
 from timelines import logits_of
 from training.opened import documents, opened
 
+from benchmarks.loading import load_pack
 from ktcli.adapters.packed import PackedAdapter
-from ktcli.assembly.load import load_pack
 from ktcli.assembly.request import Wanted
 from ktcli.planner.memory import AdapterRoom
 from ktcli.training.lora import ExpertFactors, LoraSettings

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.loading import load_random
 from benchmarks.peers.workers.serve import serve
 from ktcli import __version__
-from ktcli.assembly.load import load_random
 from ktcli.assembly.request import Wanted
-from ktcli.measure.greedy import GreedyChoice
-from ktcli.measure.streams import Streams
+from ktcli.measure.streams import GreedyChoice, Streams
 from ktcli.measure.synthetic import expert_spread
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
