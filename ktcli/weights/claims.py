@@ -18,12 +18,13 @@ from ktcli.weights.coded import (
     INT8_ROWS,
     MXFP4,
     MXFP8,
+    NVFP4_COLUMNS,
     SCALES,
+    NvFp4,
     fp8,
     integers,
     lossless_int4,
 )
-from ktcli.weights.nvfp4 import GROUP, NvFp4
 from ktcli.weights.scheme import FP4_GROUP, Integers, Scheme
 from ktcli.weights.storage import PLAIN, WHOLE, Part, Storage, StorageSource
 
@@ -196,7 +197,9 @@ def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
             hint=hint,
         )
     n, k = shape[0], 2 * shape[1]
-    kind, group = ("nvfp4", GROUP) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
+    kind, group = (
+        ("nvfp4", NVFP4_COLUMNS) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
+    )
     if kind not in scheme.floats:
         raise BadCheckpoint(
             f"{part.name} in {part.file} has scales of {scales.entry.dtype}, as {kind} does, but config.json "

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from device import CPU
@@ -22,7 +23,6 @@ from ktcli.ops.torch.chosen import highest
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, kernels_for
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, PlainMatrix, unpack
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
 F32 = NDArray[np.float32]

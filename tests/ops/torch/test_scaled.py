@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import oracle
 import pytest
 import torch
 
@@ -14,7 +15,6 @@ from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import append, held_at, held_by, own_parts
 from ktcli.ops.torch.scaled import ScaledPages, decode, encode
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import oracle
 import torch
 from triton_interpreter import ON_GPU, backwards  # before triton
 
@@ -35,7 +36,6 @@ from ktcli.ops.triton import summary as triton_summary
 from ktcli.ops.triton import tiles as triton_tiles
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.sums import sum_parts
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
 EVERY = (
