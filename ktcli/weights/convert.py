@@ -19,7 +19,6 @@ from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.records import dataclass
-from ktcli.weights.changed import change_of
 from ktcli.weights.check import check, kept_in_f32, needed
 from ktcli.weights.conversion import (
     UNRECORDED,
@@ -136,7 +135,7 @@ def planned(
         digest=checkpoint.digest,
         formats=format_names(recipe),
         calibration=calibration.identity if calibration else "",
-        adapter=change_of(checkpoint),
+        adapter=checkpoint.change.digest if checkpoint.change else "",
         extras=tuple(_extras(checkpoint)),
     )
     files = weight_files(model.tensors, recipe)

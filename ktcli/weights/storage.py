@@ -145,6 +145,23 @@ class Storage(Protocol):
         """
 
 
+class NumberChange(Protocol):
+    """The interface of a change to the numbers of some of a checkpoint's tensors. Several threads may call it at
+    once.
+    """
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all its inputs, hexadecimal."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the checkpoint's tensors that it changes."""
+
+    def apply(self, name: str, start: int, values: Matrix) -> Matrix:
+        """Returns the new values of rows [start, start + len(values)) of a tensor, f32; `values` may be changed."""
+
+
 class Reader(Protocol):
     """An open checkpoint. Its values are not believed: the caller checks them."""
 
@@ -167,6 +184,13 @@ class Reader(Protocol):
     @property
     def names(self) -> Collection[str]:
         """The names of all sources; some may be of kinds that `find` refuses."""
+
+    @property
+    def change(self) -> NumberChange | None:
+        """The change to the numbers; None: they are read as they are stored."""
+
+    def changed(self, change: NumberChange) -> Reader:
+        """Returns the same open files with a change to their numbers."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
         """Returns the names of the parts besides `taken`, without their companions, such as scales."""
