@@ -15,13 +15,14 @@ from ktcli.weights.storage import Part
 # What peft adds to rank_pattern when it takes gate_proj and up_proj, wherever they are, for those of routed experts.
 _REMAPPED = r".*\.gate_up_proj"
 _SHARED = "shared_expert"
+OTHER_BASE = "if it was trained on another model, name that model: --base MODEL"
 
 
 class ListedTargets:
     """The targets of a config, with a record of which of them have tensors."""
 
     def __init__(self, settings: AdapterSettings, targets: Targets) -> None:
-        self._settings, self._targets = settings, targets
+        self.settings, self.targets = settings, targets
         self._modules = frozenset(() if isinstance(settings.modules, str) else settings.modules)
         self._parameters = frozenset(settings.parameters)
         self._used: set[str] = set()
@@ -92,10 +93,10 @@ class ListedTargets:
 
     def _remapped(self, fused: list[LoraPair], pairs: list[LoraPair]) -> list[str]:
         """What peft's reading of gate_proj as routed experts left out."""
-        if not fused or _REMAPPED not in self._settings.ranks.keys:
+        if not fused or _REMAPPED not in self.settings.ranks.keys:
             return []
         beside = ModelPart.SHARED, ModelPart.DENSE_MLP
-        there = {target.part for target in self._targets.by_name.values()}
+        there = {target.part for target in self.targets.by_name.values()}
         trained = {pair.target.part for pair in pairs}
         left = [part.value for part in beside if part in there - trained]
         if not left:
@@ -120,7 +121,7 @@ class ListedTargets:
         return bool(found)
 
     def _is_module(self, name: str) -> bool:
-        if isinstance(self._settings.modules, str):
+        if isinstance(self.settings.modules, str):
             return self._matches is None or self._matches(name)
         found = [end for end in _ends(name) if end in self._modules]
         self._used.update(found)
@@ -136,7 +137,7 @@ class ListedTargets:
         """Returns whether a target is in the base, as a module, a parameter or a module of each expert."""
         stem = name.removesuffix(".weight")
         end = f".{without_number(stem)[0]}"
-        return any(f".{known}".endswith(end) for known in self._targets.known)
+        return any(f".{known}".endswith(end) for known in self.targets.known)
 
 
 def _ends(name: str) -> list[str]:

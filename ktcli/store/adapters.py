@@ -317,15 +317,7 @@ def remove(entry: AdapterEntry) -> int:
     """
     lock = places.lock_path(f"adapter-{entry.name.lower()}")
     with smallfiles.lock(lock, f"removing adapter {entry.name}", frees=True):
-        try:
-            freed = sum(status.st_size for _, status in contents.walk(entry.path))
-            # Renamed first: whatever interrupts the deletion, no half adapter keeps a whole one's name.
-            trash = entry.path.with_name(f".{entry.name}.{_REMOVED}.{os.getpid()}")
-            entry.path.rename(trash)
-            shutil.rmtree(trash)
-        except OSError as error:
-            raise KtError(
-                f"cannot remove {error.filename or entry.path}: {error.strerror}",
-                hint=f"check the permissions of {folder()}",
-            ) from error
+        freed = contents.bytes_below(entry.path)
+        with contents.removing(entry.path, f"check the permissions of {folder()}"):
+            contents.discard(entry.path)
     return freed

@@ -14,8 +14,8 @@ import fcntl
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from ctypes.util import find_library
 from difflib import get_close_matches
 from pathlib import Path
@@ -258,7 +258,7 @@ class InstalledEngine:
 
     def size_bytes(self) -> int:
         """Returns the bytes of its files."""
-        return sum(status.st_size for _, status in contents.walk(self.path))
+        return contents.bytes_below(self.path)
 
 
 def row_of(name: str) -> ExternalEngine:
@@ -378,15 +378,9 @@ def require(name: str) -> InstalledEngine:
     return found
 
 
-@contextlib.contextmanager
-def in_use(engine: InstalledEngine) -> Iterator[None]:
+def in_use(engine: InstalledEngine) -> AbstractContextManager[None]:
     """Opens a context in which an environment is not removed."""
-    descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
+    return _locked(engine, fcntl.LOCK_SH)
 
 
 def remove(engine: InstalledEngine) -> int:
@@ -395,33 +389,26 @@ def remove(engine: InstalledEngine) -> int:
     Raises:
         Busy: a program of it runs. KtError: the system refuses.
     """
-    try:
-        freed = engine.size_bytes()
-        with _alone(engine):
-            # Renamed first: whatever interrupts the deletion, no half environment counts.
-            trash = engine.path.with_name(f".{engine.path.name}.removed.{os.getpid()}")
-            engine.path.rename(trash)
-        shutil.rmtree(trash)
-    except OSError as error:
-        raise KtError(
-            f"cannot remove {error.filename or engine.path}: {error.strerror}",
-            hint="check the permissions of the folder",
-        ) from error
+    freed = engine.size_bytes()
+    with contents.removing(engine.path, "check the permissions of the folder"):
+        try:
+            with _locked(engine, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                contents.discard(engine.path)
+        except BlockingIOError:
+            raise Busy(
+                f"{engine.label} is running",
+                hint="kt ps lists what runs; kt stop stops it",
+            ) from None
     return freed
 
 
 @contextlib.contextmanager
-def _alone(engine: InstalledEngine) -> Iterator[None]:
-    """Holds an environment that nobody uses. Raises: Busy: somebody does."""
+def _locked(engine: InstalledEngine, how: int) -> Iterator[None]:
+    """Opens a context in which the manifest of an environment is locked: shared while it is used, else exclusively."""
     descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how)
         yield
-    except BlockingIOError:
-        raise Busy(
-            f"{engine.label} is running",
-            hint="kt ps lists what runs; kt stop stops it",
-        ) from None
     finally:
         os.close(descriptor)
 

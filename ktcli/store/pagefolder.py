@@ -29,6 +29,7 @@ from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
 from ktcli.records import dataclass
+from ktcli.store import contents
 from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, read_table
 
 VERSION = 1
@@ -367,20 +368,15 @@ class PageFolder:
         if not self.path.is_dir():
             return 0
         freed = 0
-        with self.lock(frees=True):
-            try:
-                for item in sorted(self.path.iterdir()):
-                    if name not in (None, item.name) or not self.removes(item.name):
-                        continue
-                    freed += _size(item)
-                    if item.is_dir() and not item.is_symlink():
-                        _remove_folder(item)
-                    else:
-                        item.unlink(missing_ok=True)
-            except OSError as error:
-                raise KtError(
-                    f"cannot remove {error.filename or self.path}: {error.strerror}"
-                ) from error
+        with self.lock(frees=True), contents.removing(self.path):
+            for item in sorted(self.path.iterdir()):
+                if name not in (None, item.name) or not self.removes(item.name):
+                    continue
+                freed += _size(item)
+                if item.is_dir() and not item.is_symlink():
+                    _remove_folder(item)
+                else:
+                    item.unlink(missing_ok=True)
         return freed
 
     def removes(self, name: str) -> bool:

@@ -57,12 +57,12 @@ def by_model() -> tuple[Taken, ...]:
 
 def left_bytes() -> int:
     """Returns the bytes of the files left by killed processes, which `kt prune` removes."""
-    return sum(status.st_size for path in removal.leftovers() for _, status in contents.walk(path))
+    return sum(map(contents.bytes_below, removal.leftovers()))
 
 
 def all_bytes() -> int:
     """Returns the bytes of every file in the library folder: models, and chats, settings and records."""
-    return sum(status.st_size for _, status in contents.walk(config.home()))
+    return contents.bytes_below(config.home())
 
 
 def converted() -> tuple[Entry, ...]:
