@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, NotFound, UsageError
+from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 from ktcli.manifest import FileRecord
 from ktcli.records import dataclass
 from ktcli.store import contents, places
@@ -97,12 +97,7 @@ def every() -> tuple[AdapterEntry, ...]:
     Raises:
         KtError: the folder cannot be read.
     """
-    try:
-        names = sorted(os.listdir(folder()))
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise KtError(f"cannot read {folder()}: {error.strerror}") from error
+    names = contents.names(folder())
     return tuple(_entry(folder() / name) for name in names if places.is_name(name))
 
 
@@ -255,8 +250,7 @@ def copy(
         NotEnoughDisk: they do not fit. OSError: one cannot be read or written.
     """
     need = sum((source / name).stat().st_size for name in names)
-    if need > (free := smallfiles.free_bytes(target)):
-        raise NotEnoughDisk("importing the adapter", need, free, str(target.parent))
+    smallfiles.require_room(target, need, "importing the adapter", target.parent)
     return tuple(_copied(source / name, target / name, advance) for name in names)
 
 

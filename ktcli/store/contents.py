@@ -32,6 +32,20 @@ def parts(file: Path) -> list[Path]:
     ]
 
 
+def names(folder: Path) -> list[str]:
+    """Returns the names in a folder, in order; none if there is no such folder.
+
+    Raises:
+        KtError: it cannot be read.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KtError(f"cannot read {folder}: {error.strerror}") from error
+
+
 def weights(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder, by name."""
     return sorted(each for each in folder.glob("*.safetensors") if each.is_file())

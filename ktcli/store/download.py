@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
+from ktcli.errors import BadCheckpoint, HubError, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import contents, integrity, library, places, scan
 from ktcli.store.choice import look
@@ -409,9 +409,7 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
     need = max(0, total - contents.written_bytes(folder)) + SPARE_BYTES
-    free = smallfiles.free_bytes(folder)
-    if need > free:
-        raise NotEnoughDisk(f"pulling {reference.shown}", need, free, str(config.home()))
+    smallfiles.require_room(folder, need, f"pulling {reference.shown}", config.home())
 
 
 def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:

@@ -301,19 +301,10 @@ def every() -> tuple[InstalledEngine, ...]:
     """
     found = [
         InstalledEngine(said[1], said[2], folder() / name, _problem(folder() / name, said[1]))
-        for name in _names()
+        for name in contents.names(folder())
         if (said := _FOLDER.fullmatch(name)) and (folder() / name / MANIFEST).is_file()
     ]
     return tuple(sorted(found, key=lambda each: (each.name, each.version)))
-
-
-def _names() -> list[str]:
-    try:
-        return os.listdir(folder())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise KtError(f"cannot read {folder()}: {error.strerror}") from error
 
 
 def _problem(path: Path, name: str) -> str:
@@ -415,7 +406,7 @@ def _locked(engine: InstalledEngine, how: int) -> Iterator[None]:
 
 def leftovers() -> tuple[Path, ...]:
     """Returns the paths of environments whose installation or removal was interrupted."""
-    return tuple(folder() / name for name in sorted(_names()) if _is_left(name))
+    return tuple(folder() / name for name in contents.names(folder()) if _is_left(name))
 
 
 def _is_left(name: str) -> bool:

@@ -163,9 +163,8 @@ class Entry:
     def _has_repair(self) -> bool:
         """Whether damaged files can be brought back while the others stay: its manifest tells which these are, and what
         they are made from is there or on a hub."""
-        kind = manifest.PACK if self.kind is EntryKind.PACK else manifest.CHECKPOINT
         try:
-            found = manifest.read(self.path / kind) if self.managed else None
+            found = manifest.read(self.path / self.kind.manifest) if self.managed else None
         except BadCheckpoint:
             return False
         if found is None or found.seal is manifest.Seal.BROKEN:

@@ -30,7 +30,7 @@ from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
 from ktcli.records import dataclass
 from ktcli.store import contents
-from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, read_table
+from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, opened, read_table
 
 VERSION = 1
 SUFFIX = ".pages"
@@ -439,12 +439,9 @@ def _problem(path: Path, folder: str, codec: str) -> str:
     space, entries = read_table(path)
     if not folder.startswith(space.namespace.hex()[:32]) or space.codec != codec[:CODEC_BYTES]:
         return "contains pages of another model or layout"
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with opened(path) as descriptor:
         for entry in entries:
             check_record(descriptor, entry)
-    finally:
-        os.close(descriptor)
     return ""
 
 
@@ -453,10 +450,7 @@ def _words(version: object) -> str:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    try:
-        return smallfiles.json_object(smallfiles.read_bounded(folder / _ABOUT, MAX_MARK_BYTES))
-    except (OSError, ValueError):
-        return {}
+    return smallfiles.known_object(folder / _ABOUT, MAX_MARK_BYTES)
 
 
 def _size(path: Path) -> int:

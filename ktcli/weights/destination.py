@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import smallfiles
-from ktcli.errors import BadCheckpoint, NotEnoughDisk, UsageError, hinted
+from ktcli.errors import BadCheckpoint, UsageError, hinted
 from ktcli.manifest import (
     LOCK,
     MAX_BYTES,
@@ -109,9 +109,7 @@ class Destination:
         Raises:
             NotEnoughDisk: the disk has less than what is still to be written.
         """
-        need, have = self.remaining_bytes(), smallfiles.free_bytes(self.path)
-        if need > have:
-            raise NotEnoughDisk(what, need, have, str(self.path))
+        smallfiles.require_room(self.path, self.remaining_bytes(), what)
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
