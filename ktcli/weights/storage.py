@@ -263,8 +263,20 @@ class ScalesNotKept:
         return None
 
 
+class StoredRows(ScalesNotKept):
+    """The base of storages of one part, whose rows lie one after the other."""
+
+    __slots__ = ()
+
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the one read of the span's rows."""
+        part = span.source.parts[0]
+        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
+        return (rows_of(part, row_bytes, span.start, span.stop),)
+
+
 @dataclass(frozen=True, slots=True)
-class PlainStorage(ScalesNotKept):
+class PlainStorage(StoredRows):
     """A storage of plain numbers, without codes or scales; one part."""
 
     dtype: DType
@@ -275,19 +287,13 @@ class PlainStorage(ScalesNotKept):
         """The name of the number type in lower case."""
         return self.dtype.name.lower()
 
-    def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the one read of the span's rows."""
-        part = span.source.parts[0]
-        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
-        return (rows_of(part, row_bytes, span.start, span.stop),)
-
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns the span as a matrix of its stored type."""
         return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(ScalesNotKept):
+class Whole(StoredRows):
     """A storage of whole numbers, rounded where f32 cannot hold them, for a table of experts; one part."""
 
     dtype: str
@@ -297,11 +303,6 @@ class Whole(ScalesNotKept):
     def label(self) -> str:
         """The name of the integer type."""
         return f"int{8 * np.dtype(self.dtype).itemsize}"
-
-    def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the one read of the span's rows."""
-        row_bytes = np.dtype(self.dtype).itemsize * span.source.columns
-        return (rows_of(span.source.parts[0], row_bytes, span.start, span.stop),)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns the span as a matrix, with the integers converted to f32."""
