@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -35,7 +35,6 @@ from ktcli.weights.importance import UNKNOWN
 from ktcli.weights.losses import losses, overall, weighted
 from ktcli.weights.manifest import format_names
 from ktcli.weights.pack import WeightFile, weight_files
-from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stopwatch
 from ktcli.weights.storage import Reader
@@ -44,37 +43,6 @@ from ktcli.weights.tied import remark
 from ktcli.weights.writer import FileWriter, explained
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack
-
-
-def convert(
-    source: Path,
-    out: Path,
-    recipe: Recipe,
-    pool: Pool,
-    *,
-    progress: Progress | None = None,
-    provenance: Provenance = UNRECORDED,
-    calibration: Calibration | None = None,
-) -> Report:
-    """Converts the checkpoint in `source` into a pack in the folder `out`, or finishes a conversion there; returns a
-    report.
-
-    Raises:
-        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
-        UsageError: `out` holds something else; it is left as it is.
-        Busy: another process is converting into `out`.
-        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept.
-    """
-    with closing(open_checkpoint(source)) as checkpoint:
-        return convert_source(
-            Source(source.name, checkpoint),
-            out,
-            recipe,
-            pool,
-            progress=progress,
-            provenance=provenance,
-            calibration=calibration,
-        )
 
 
 def convert_source(
@@ -87,7 +55,15 @@ def convert_source(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Converts an open checkpoint, as `convert` does; returns a report; an error of its supply ends the conversion."""
+    """Converts an open checkpoint into a pack in the folder `out`, or finishes a conversion there; returns a report.
+
+    Raises:
+        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
+        UsageError: `out` holds something else; it is left as it is.
+        Busy: another process is converting into `out`.
+        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept. Or the error of its
+            supply, which ends the conversion.
+    """
     checkpoint = source.checkpoint
     recipe = replace(recipe, calibrated=calibration is not None)
     plan = planned(checkpoint, recipe, provenance, calibration)

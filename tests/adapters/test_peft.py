@@ -25,6 +25,7 @@ from adapters.judge import (
     quietly,
     save,
 )
+from convert import convert
 
 from ktcli.adapters.adapter import Adapter
 from ktcli.adapters.export import AdapterLayout, Exporter
@@ -33,7 +34,7 @@ from ktcli.adapters.merged import MergedAdapter
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.conversion import Source
-from ktcli.weights.convert import convert, convert_source
+from ktcli.weights.convert import convert_source
 from ktcli.weights.recipe import Recipe as PackRecipe
 
 pytestmark = NEEDS_PEFT

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+from convert import convert
 from stored import column_factors, view
 from weights.fake_checkpoint import (
     DEEPSEEK3,
@@ -32,7 +33,6 @@ from ktcli.weights import strips, writer
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.coded import fp8
 from ktcli.weights.conversion import Calibration, Provenance
-from ktcli.weights.convert import convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.importance import MOST_STEPS, Importance
 from ktcli.weights.pack import Pack
