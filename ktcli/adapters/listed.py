@@ -116,14 +116,16 @@ class ListedTargets:
             )
 
     def _is_parameter(self, name: str) -> bool:
-        found = [end for end in _ends(name) if end in self._parameters]
-        self._used.update(found)
-        return bool(found)
+        return self._is_among(self._parameters, name)
 
     def _is_module(self, name: str) -> bool:
         if isinstance(self.settings.modules, str):
             return self._matches is None or self._matches(name)
-        found = [end for end in _ends(name) if end in self._modules]
+        return self._is_among(self._modules, name)
+
+    def _is_among(self, listed: frozenset[str], name: str) -> bool:
+        """Returns whether ends of a name are listed, which are then used."""
+        found = [end for end in _ends(name) if end in listed]
         self._used.update(found)
         return bool(found)
 

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -112,8 +113,7 @@ class ExternalEngine:
         """Returns all packages of the environment beside pip, those of the lock too."""
         if self.lock_file is None:
             return self.packages
-        lines = self.lock_file.read_text(encoding="utf-8").splitlines()
-        return (*self.packages, *(_pinned(line) for line in lines if "==" in line))
+        return (*self.packages, *_pinned(self.lock_file.read_text(encoding="utf-8")))
 
 
 def _has_library(name: str) -> bool:
@@ -127,37 +127,34 @@ def _has_library(name: str) -> bool:
         return find_library(name) is not None
 
 
-def _pinned(line: str) -> PinnedPackage:
-    """Returns the package of a line of a lock."""
-    requirement, *hashes = line.split()
-    name, _, version = requirement.partition("==")
-    return PinnedPackage(name, version, tuple(each.rpartition(":")[2] for each in hashes))
+def _pinned(text: str) -> tuple[PinnedPackage, ...]:
+    """The packages in the text of a requirements file, in which each has its version and its hashes."""
+    found: list[PinnedPackage] = []
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    for word in " ".join(lines).split():
+        name, pins, version = word.partition("==")
+        if pins:
+            found.append(PinnedPackage(name, version))
+        else:
+            last, sha256 = found.pop(), word.rpartition(":")[2]
+            found.append(replace(last, sha256=(*last.sha256, sha256)))
+    return tuple(found)
 
 
-# smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
 TABLE = (
     ExternalEngine(
         "smg",
         "1.13.0",
         "router for several servers (kt route)",
         "smg.cli",
-        (
-            PinnedPackage(
-                "smg",
-                "1.13.0",
-                ("cfae8171dac68a74b4822263b1864fa79952992ee472a25ba7266ccd200399b4",),
-            ),
-            PinnedPackage(
-                "setproctitle",
-                "1.3.8",
-                (
-                    "1a6f6a3b2920f4362e8d924f9e5b084f0b2692a2c140e348abd2e3a07a1def73",  # Python 3.11
-                    "4a765e0c80a2453480be27c4fc22ba1c0771867040c5f91e4221940d78a4abfb",
-                    "d4289e209e805d7d276a534f062092974fbe6814889d4c132c247205ebb49a65",
-                    "4d6a0245679b74e0fda974edb672cd1f2351b0d762279b6776ca3a065c9322a4",  # Python 3.14
-                ),
-            ),
-        ),
+        _pinned("""
+            smg==1.13.0 --hash=sha256:cfae8171dac68a74b4822263b1864fa79952992ee472a25ba7266ccd200399b4
+            setproctitle==1.3.8
+              --hash=sha256:1a6f6a3b2920f4362e8d924f9e5b084f0b2692a2c140e348abd2e3a07a1def73
+              --hash=sha256:4a765e0c80a2453480be27c4fc22ba1c0771867040c5f91e4221940d78a4abfb
+              --hash=sha256:d4289e209e805d7d276a534f062092974fbe6814889d4c132c247205ebb49a65
+              --hash=sha256:4d6a0245679b74e0fda974edb672cd1f2351b0d762279b6776ca3a065c9322a4
+        """),
         download_bytes=37_500_000,
         installed_bytes=130_000_000,
         licence="Apache-2.0",
@@ -170,17 +167,12 @@ TABLE = (
         "0.3.13.post1",
         "KV store for several servers (--kv-store)",
         "mooncake.store",
-        (
-            PinnedPackage(
-                "mooncake-transfer-engine-non-cuda",
-                "0.3.13.post1",
-                (
-                    "ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940",  # Python 3.11
-                    "892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51",
-                    "0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578",  # Python 3.13
-                ),
-            ),
-        ),
+        _pinned("""
+            mooncake-transfer-engine-non-cuda==0.3.13.post1
+              --hash=sha256:ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940
+              --hash=sha256:892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51
+              --hash=sha256:0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578
+        """),
         download_bytes=46_100_000,
         installed_bytes=170_000_000,
         licence="Apache-2.0",
@@ -194,21 +186,12 @@ TABLE = (
         "0.7.2",
         "a model over several GPUs and the CPU (kt serve --engine)",
         "sglang.launch_server",
-        (
-            PinnedPackage(
-                "sglang-kt",
-                "0.7.2",
-                ("f24dfb7c555d3d678e4fa12fc7d03edee332b41141bb42086d0af44412f38f2c",),
-            ),
-            PinnedPackage(
-                "kt-kernel",
-                "0.7.2",
-                (
-                    "23dc85058bd88eecc1452274b986c82625e182f9323fb8b647b8d42517c69801",  # Python 3.11
-                    "6345965091e3e562e21871ace08bd1d1228672ea433ad74ceafd4ae8a633eb80",
-                ),
-            ),
-        ),
+        _pinned("""
+            sglang-kt==0.7.2 --hash=sha256:f24dfb7c555d3d678e4fa12fc7d03edee332b41141bb42086d0af44412f38f2c
+            kt-kernel==0.7.2
+              --hash=sha256:23dc85058bd88eecc1452274b986c82625e182f9323fb8b647b8d42517c69801
+              --hash=sha256:6345965091e3e562e21871ace08bd1d1228672ea433ad74ceafd4ae8a633eb80
+        """),
         download_bytes=5_131_000_000,
         installed_bytes=10_500_000_000,
         licence="Apache-2.0",
