@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ktcli.adapters.adapter import LoraPair
-from ktcli.adapters.patterns import matcher
+from ktcli.adapters.patterns import ends_of, matcher
 from ktcli.adapters.settings import ALL_LINEAR, CONFIG, AdapterSettings
 from ktcli.adapters.targets import Targets, without_number
 from ktcli.errors import BadCheckpoint
@@ -59,11 +59,11 @@ class ListedTargets:
 
     def cover(self, name: str) -> None:
         """Records that a target has factors in a file of its own, whether the config lists it or not."""
-        self._used.update(_ends(name))
+        self._used.update(ends_of(name))
 
     def lists_parameter(self, name: str) -> bool:
         """Returns whether a parameter is a target."""
-        return any(end in self._parameters for end in _ends(name))
+        return any(end in self._parameters for end in ends_of(name))
 
     def notes(self, pairs: Iterable[LoraPair]) -> tuple[str, ...]:
         """Returns sentences for the user about targets without tensors; to be called after all targets have been looked
@@ -125,7 +125,7 @@ class ListedTargets:
 
     def _is_among(self, listed: frozenset[str], name: str) -> bool:
         """Returns whether ends of a name are listed, which are then used."""
-        found = [end for end in _ends(name) if end in listed]
+        found = [end for end in ends_of(name) if end in listed]
         self._used.update(found)
         return bool(found)
 
@@ -140,9 +140,3 @@ class ListedTargets:
         stem = name.removesuffix(".weight")
         end = f".{without_number(stem)[0]}"
         return any(f".{known}".endswith(end) for known in self.targets.known)
-
-
-def _ends(name: str) -> list[str]:
-    """A name and its ends behind each dot."""
-    words = name.split(".")
-    return [".".join(words[at:]) for at in range(len(words))]

@@ -39,11 +39,6 @@ class BoundedTransfer(Transfer):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    @property
-    def new_bytes(self) -> int:
-        """The number of bytes that have arrived since the transfer was made."""
-        return self._new_bytes
-
     def start(self) -> None:
         """Starts fetching the files that are allowed, in a thread of its own."""
 

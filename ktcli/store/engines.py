@@ -141,6 +141,8 @@ def _pinned(text: str) -> tuple[PinnedPackage, ...]:
     return tuple(found)
 
 
+# smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
+
 TABLE = (
     ExternalEngine(
         "smg",

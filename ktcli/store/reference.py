@@ -145,11 +145,6 @@ def is_elsewhere(text: str) -> bool:
     return ollama.is_named(text) or lmstudio.is_named(text)
 
 
-def is_short(name: str) -> bool:
-    """Returns whether `parse` reads a text as the name of a model in the library."""
-    return places.is_name(name)
-
-
 def repository_named(name: str) -> str:
     """Returns the repository whose library name is `name`, as `parse` reads it; empty if there is none."""
     stem, dash, quant = name.rpartition(_QUANT_MARK)

@@ -6,7 +6,7 @@ that is stopped at any moment leaves each file as it was or as it must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -81,7 +81,8 @@ def repair(
     files = [file for file in plan.ordered if file.name in records]
     if known is not None and kept is None:
         _refuse_searched(files, plan.recipe, damage.pack.name, known)
-    total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
+    sizes = [file.size_bytes for file in files]
+    total, largest = sum(sizes), max(sizes, default=0)
     what = f"repairing {damage.pack.name}"
     target = Destination(damage.pack, plan)
     with explained(what, damage.pack, lambda: largest), target.held(what):
@@ -129,10 +130,6 @@ def _refuse_searched(
                 "importance that was found",
                 hint="remove it, and convert the model with --calibrate FILE: the same text gives the same bytes",
             )
-
-
-def _largest(sizes: Iterable[int]) -> int:
-    return max(sizes, default=0)
 
 
 def _made(encoder: Encoder, file: WeightFile, folder: Path, record: FileRecord) -> Iterator[int]:
