@@ -142,7 +142,6 @@ def _pinned(text: str) -> tuple[PinnedPackage, ...]:
 
 
 # smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
-
 TABLE = (
     ExternalEngine(
         "smg",

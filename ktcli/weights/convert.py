@@ -19,7 +19,7 @@ from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.records import dataclass
-from ktcli.weights.check import check, kept_in_f32, needed
+from ktcli.weights.check import check, check_tables, head_remark, kept_in_f32, needed
 from ktcli.weights.conversion import (
     UNRECORDED,
     Calibration,
@@ -38,8 +38,6 @@ from ktcli.weights.pack import WeightFile, weight_files
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stopwatch
 from ktcli.weights.storage import Reader
-from ktcli.weights.tables import check_tables
-from ktcli.weights.tied import remark
 from ktcli.weights.writer import FileWriter, explained
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack
@@ -132,7 +130,7 @@ def _looked_at(files: Sequence[WeightFile], checkpoint: Reader, pool: Pool) -> l
     sentences for the user."""
     tensors = [tensor for file in files for tensor in file.tensors]
     check_tables(tensors, checkpoint, pool)
-    told = remark(tensors, checkpoint, pool)
+    told = head_remark(tensors, checkpoint, pool)
     return [told] if told else []
 
 

@@ -18,6 +18,7 @@ from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.records import dataclass
+from ktcli.weights.check import check_tables
 from ktcli.weights.conversion import UNRECORDED, Calibration, Provenance, Source
 from ktcli.weights.convert import planned
 from ktcli.weights.destination import Destination
@@ -28,7 +29,6 @@ from ktcli.weights.manifest import parse_pack
 from ktcli.weights.pack import WeightFile
 from ktcli.weights.recipe import Recipe, format_of
 from ktcli.weights.storage import Reader
-from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import FileWriter, explained
 
 Kept = Callable[[Model], Importance | None]
