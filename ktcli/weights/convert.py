@@ -71,7 +71,7 @@ def convert_source(
         return _report(target, done, len(done.files))
     what = f"converting {source.name} into {out}"
     with explained(what, out, target.remaining_bytes):
-        target.check_space(what)
+        smallfiles.require_room(out, target.remaining_bytes(), what)
         with target.held(what):
             done = target.complete()
             if done is not None:

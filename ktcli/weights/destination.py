@@ -100,17 +100,6 @@ class Destination:
         """Returns the bytes that are still to be written; files that an earlier run completed count as there."""
         return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
 
-    def check_space(self, what: str) -> None:
-        """Raises NotEnoughDisk if the disk has no room for the remaining bytes; to be called before anything is
-        written.
-
-        Args:
-            what: names the conversion in the message.
-        Raises:
-            NotEnoughDisk: the disk has less than what is still to be written.
-        """
-        smallfiles.require_room(self.path, self.remaining_bytes(), what)
-
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
         """Opens a context that holds the folder's lock for one conversion; afterwards only complete files are there,
