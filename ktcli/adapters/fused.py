@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from ktcli.adapters.adapter import LoraPair
 from ktcli.adapters.factors import Factor, FactorPacking
-from ktcli.adapters.listed import OTHER_BASE, ListedTargets
+from ktcli.adapters.listed import OTHER_BASE, ListedTargets, other_base
 from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Targets
 from ktcli.errors import BadCheckpoint
@@ -113,10 +113,9 @@ def _pair(listed: ListedTargets, target: LoraTarget, module: str, both: FactorPa
     key = listed.fused_key(module, a)
     said = settings.rank_of(key)
     if said != rank:
-        raise BadCheckpoint(
+        raise other_base(
             f"{a.name} in {a.file} has {a.entry.shape[0]} rows (rank {rank}, {count} experts), "
-            f"but {CONFIG} gives it rank {said}",
-            hint=OTHER_BASE,
+            f"but {CONFIG} gives it rank {said}"
         )
     alpha = settings.alpha_of(key)
     first, second = (count, rank, target.k), (count, target.n, rank)
@@ -137,11 +136,10 @@ def _misshapen(target: LoraTarget, both: FactorParts) -> BadCheckpoint:
     """The error that factors do not fit a parameter of the base."""
     a, b = both
     e = target.count
-    return BadCheckpoint(
+    return other_base(
         f"{a.name} and {b.name.rpartition('.lora_')[2].partition('.')[0]} in {a.file} have the shapes "
         f"{list(a.entry.shape)} and {list(b.entry.shape)}, but {target.name} of the base model requires "
-        f"[{e} r, {target.k}] and [{target.n}, {e} r]",
-        hint=OTHER_BASE,
+        f"[{e} r, {target.k}] and [{target.n}, {e} r]"
     )
 
 

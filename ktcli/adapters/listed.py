@@ -140,3 +140,8 @@ class ListedTargets:
         stem = name.removesuffix(".weight")
         end = f".{without_number(stem)[0]}"
         return any(f".{known}".endswith(end) for known in self.targets.known)
+
+
+def other_base(what: str) -> BadCheckpoint:
+    """Returns the error that an adapter does not fit its base, which may be another model."""
+    return BadCheckpoint(what, hint=OTHER_BASE)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ktcli.adapters.adapter import LoraPair, NewGain, updates_of
 from ktcli.adapters.factors import FLOATS, Factor, FactorPacking
 from ktcli.adapters.fused import FactorParts, fused_pairs
-from ktcli.adapters.listed import OTHER_BASE, ListedTargets
+from ktcli.adapters.listed import ListedTargets, other_base
 from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Targets, without_number
 from ktcli.errors import BadCheckpoint
@@ -172,15 +172,13 @@ def _of_each(listed: ListedTargets, rest: dict[str, FactorParts]) -> Iterator[Lo
         first = modules[min(modules)]
         for number in range(target.count):
             if number not in modules:
-                raise BadCheckpoint(
+                raise other_base(
                     f"{name.replace('{e}', str(number))} has no factors, but {first} does; "
-                    f"the base has {target.count} experts",
-                    hint=OTHER_BASE,
+                    f"the base has {target.count} experts"
                 )
         if len(modules) > target.count:
-            raise BadCheckpoint(
-                f"{modules[max(modules)]} is an expert that the base lacks: the base has only {target.count}",
-                hint=OTHER_BASE,
+            raise other_base(
+                f"{modules[max(modules)]} is an expert that the base lacks: the base has only {target.count}"
             )
         ordered = [modules[number] for number in range(target.count)]
         yield _stacked(listed, target, name, ordered, [rest.pop(module) for module in ordered])
@@ -234,14 +232,11 @@ def _apart(listed: ListedTargets, fused: Mapping[str, Part]) -> Iterator[LoraPai
         target = listed.targets.experts(layer, kind)
         name, part = f"layers.{layer}.experts.{kind}", next(iter(both.values()))
         if target is None:
-            raise BadCheckpoint(
-                f"{part.name} in {part.file}: the base has no {kind} of experts in layer {layer}",
-                hint=OTHER_BASE,
+            raise other_base(
+                f"{part.name} in {part.file}: the base has no {kind} of experts in layer {layer}"
             )
         if len(both) != 2:
-            raise BadCheckpoint(
-                f"{part.name} in {part.file} lacks the other factor of its pair", hint=OTHER_BASE
-            )
+            raise other_base(f"{part.name} in {part.file} lacks the other factor of its pair")
         listed.cover(target.name)
         a, b = both["a"], both["b"]
         rank = a.entry.shape[1] if len(a.entry.shape) == 3 else 0
@@ -273,9 +268,8 @@ def _rank(a: Part, b: Part, target: LoraTarget) -> int:
 def _misshapen(part: Part, shape: tuple[int, ...]) -> BadCheckpoint:
     """The error that a tensor does not fit the base."""
     wanted = ", ".join(str(each or "r") for each in shape)
-    return BadCheckpoint(
-        f"{part.name} in {part.file} has the shape {list(part.entry.shape)}, but the base model requires [{wanted}]",
-        hint=OTHER_BASE,
+    return other_base(
+        f"{part.name} in {part.file} has the shape {list(part.entry.shape)}, but the base model requires [{wanted}]"
     )
 
 
