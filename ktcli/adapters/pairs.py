@@ -17,7 +17,7 @@ from ktcli.adapters.adapter import LoraPair, NewGain, updates_of
 from ktcli.adapters.factors import FLOATS, Factor, FactorPacking
 from ktcli.adapters.fused import FactorParts, fused_pairs
 from ktcli.adapters.listed import ListedTargets, other_base
-from ktcli.adapters.settings import CONFIG, AdapterSettings
+from ktcli.adapters.settings import CONFIG, AdapterSettings, not_read
 from ktcli.adapters.targets import LoraTarget, Targets, without_number
 from ktcli.errors import BadCheckpoint
 from ktcli.ops.part import ModelPart
@@ -119,10 +119,9 @@ def _sort(name: str, part: Part, listed: ListedTargets, found: CollectedAdapter)
         found.gains.append(NewGain(tensor, module, part))
         return
     what = next((said for mark, said in _OTHERS if mark in name), "")
-    raise BadCheckpoint(
+    raise not_read(
         f"{name[:200]} in {part.file} is not a LoRA factor or a norm"
-        + (f": kt does not read {what}" if what else ""),
-        hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
+        + (f": kt does not read {what}" if what else "")
     )
 
 

@@ -138,21 +138,21 @@ def parse_settings(data: bytes) -> AdapterSettings:
     )
 
 
+def not_read(what: str) -> BadCheckpoint:
+    """Returns the error that kt does not read something of an adapter, which can be merged by others."""
+    hint = "merge it into its base with peft (merge_and_unload), then: kt convert FOLDER"
+    return BadCheckpoint(what, hint=hint)
+
+
 def _refuse_others(document: Mapping[str, Any]) -> None:
     """Refuses everything that is more than B·A, by its name."""
     kind = document.get("peft_type")
     if kind != "LORA":
-        raise BadCheckpoint(
-            f"{CONFIG}: peft_type is {str(kind)[:40]!r}, but kt reads only LORA",
-            hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
-        )
+        raise not_read(f"{CONFIG}: peft_type is {str(kind)[:40]!r}, but kt reads only LORA")
     for field, (allowed, what) in _REFUSED.items():
         value = document.get(field)
         if not any(value is each or value == each for each in allowed):
-            raise BadCheckpoint(
-                f"{CONFIG}: {field} is {str(value)[:60]!r}, but kt does not read {what}",
-                hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
-            )
+            raise not_read(f"{CONFIG}: {field} is {str(value)[:60]!r}, but kt does not read {what}")
     known = _READ | _IGNORED | _REFUSED.keys()
     for field, value in document.items():
         if field not in known and value not in (*_NONE, 0):

@@ -202,6 +202,4 @@ def _check_split(headers: Mapping[str, GgufHeader]) -> None:
         if len(headers) > 1:
             said = split.whole("split.no", low=0, high=1 << 16)
             if (said, count) != (number, len(headers)):
-                raise BadCheckpoint(
-                    f"{name} claims to be number {said + 1} of {count} files", hint=HINT
-                )
+                raise BadCheckpoint(f"{name} claims to be number {said + 1} of {count} files")
