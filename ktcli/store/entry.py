@@ -75,9 +75,8 @@ class Entry:
         """The share of its bytes that the process working on it has written so far; None: unknown."""
         if not self.running or self.work is None or not self.work.total_bytes:
             return None
-        is_pack = (
-            self.kind is EntryKind.PACK
-        )  # beside its own files may lie what they are made from
+        # Beside its own files may lie what they are made from.
+        is_pack = self.kind is EntryKind.PACK
         here = contents.written_bytes(self.path, below=not is_pack)
         return min(1.0, here / self.work.total_bytes)
 

@@ -34,9 +34,8 @@ MAX_IDS = 64  # of a record: a page has no more positions
 MAX_RECORDS = 1 << 16
 CODEC_BYTES = 16
 
-_HEADER = struct.Struct(
-    "<8sII32s16sQI4x"
-)  # the checksum stands last, and is taken with zero in its place
+# The checksum stands last, and is taken with zero in its place.
+_HEADER = struct.Struct("<8sII32s16sQI4x")
 _ENTRY = struct.Struct("<32s32sIIIIQQ")
 _LABEL = struct.Struct("<32s32sIII")
 _ALIGNMENT = 64

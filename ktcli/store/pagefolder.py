@@ -45,9 +45,8 @@ _TRIES = 20  # to empty a folder to which others write
 _FOLDER_MODE, _FILE_MODES = 0o700, 0o666
 _PAGES = re.compile(rf"[A-Za-z0-9._-]{{1,100}}{re.escape(SUFFIX)}", re.ASCII)
 _SPACE = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}", re.ASCII)  # of every version
-_LATEST_NS = (
-    1 << 62
-)  # in the year 2116; beyond it no clock was, and some file systems count no further
+# In the year 2116; beyond it no clock was, and some file systems count no further.
+_LATEST_NS = 1 << 62
 
 
 class OtherVersion(KtError):
@@ -266,9 +265,8 @@ class PageFolder:
         """Sets the time of last use of files to now: ascending in the order of the list, and after all others."""
         now = max(time.time_ns(), self._newest + 1)
         for n, path in enumerate(paths):
-            with contextlib.suppress(
-                OSError
-            ):  # evicted meanwhile, or of a library that is read only
+            # Evicted meanwhile, or of a library that is read only.
+            with contextlib.suppress(OSError):
                 os.utime(path, ns=(now + n, now + n), follow_symlinks=False)
         self._newest = now + len(paths)
 

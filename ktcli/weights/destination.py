@@ -82,9 +82,8 @@ class Destination:
             return None
         manifest = Pack.open(self.path).manifest
         found, wanted = manifest.identity, self.plan.manifest.formats
-        if (
-            found.formats and wanted and not found.formats.in_f32
-        ):  # of a kt that rounded all it kept
+        # Of a kt that rounded all it kept.
+        if found.formats and wanted and not found.formats.in_f32:
             found = replace(found, formats=replace(found.formats, in_f32=wanted.in_f32))
         if found.formats and wanted and is_of_before(found.formats):
             found = replace(found, formats=replace(found.formats, rows=wanted.rows))

@@ -230,9 +230,8 @@ def rotations(m: Metadata) -> dict[str, Any]:
 
 def mimo(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of MiMo-V2, whose layers with a window have kv heads and a rotation of their own."""
-    m.number(
-        "attention.value_scale"
-    )  # older files lack it, and their values are larger than the model's
+    # Older files lack it, and their values are larger than the model's.
+    m.number("attention.value_scale")
     pattern = m.switches("attention.sliding_window_pattern")
     heads = m.each("attention.head_count_kv", int)
     own = _by_kind(m, f"{m.architecture}.attention.head_count_kv", pattern, heads)
