@@ -23,9 +23,8 @@ from typing import Any
 from ktcli.errors import Busy, KtError, NotEnoughDisk, gib
 from ktcli.records import dataclass
 
-MAX_NESTING = (
-    64  # levels of a JSON file; a configuration has 4, and nothing may recurse without end
-)
+# Levels of a JSON file; a configuration has 4, and nothing may recurse without end.
+MAX_NESTING = 64
 MAX_LISTS = 2_000_000  # lists and objects of a JSON file, which take 80 to 230 bytes each in memory
 SUFFIX = ".tmp"  # ends the name of a file that is being written
 _UNFINISHED = re.compile(rf"(.+)\.([0-9]{{1,10}}){re.escape(SUFFIX)}", re.ASCII)

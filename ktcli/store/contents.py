@@ -13,10 +13,8 @@ from ktcli.errors import KtError
 from ktcli.numbered import numbered_set
 
 _SECTOR = 512  # bytes, in which st_blocks counts
-_PIECES, _PIECE_BYTES = (
-    8,
-    4096,
-)  # of each file that are looked at: a quarter of a second for 160 files of a new disk
+# Of each file that are looked at: a quarter of a second for 160 files of a new disk.
+_PIECES, _PIECE_BYTES = 8, 4096
 
 
 def parts(file: Path) -> list[Path]:

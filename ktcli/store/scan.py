@@ -18,9 +18,8 @@ from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path, shared_with
 
 MAX_REFERENCE_BYTES = 4096
-IMPORTING = (
-    "kt-import.part"  # in an entry's folder while it is imported: how to go on, see `bundlereader`
-)
+# In an entry's folder while it is imported: how to go on, see `bundlereader`.
+IMPORTING = "kt-import.part"
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 

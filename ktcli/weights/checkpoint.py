@@ -35,9 +35,8 @@ MAX_BIAS_BYTES = 10_000_000
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-QUANTIZATION = (
-    "hf_quant_config.json"  # modelopt's, which may be all that says how a checkpoint is quantized
-)
+# Modelopt's, which may be all that says how a checkpoint is quantized.
+QUANTIZATION = "hf_quant_config.json"
 _BODY, _EMBEDDING = "model.", "embed_tokens.weight"
 HINT = "fetch the model's files again: kt pull NAME (complete files are kept)"
 
