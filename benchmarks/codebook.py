@@ -13,11 +13,17 @@ Prints the row, and the relative errors beside those of the linear codebook. Tak
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import oracle  # type: ignore[import-not-found]
+
 from ktcli.native import Format, Scale
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
 F32 = NDArray[np.float32]

@@ -53,10 +53,12 @@ def checkpoint(folder: Path, layers: int) -> None:
 def convert(folder: Path, out: Path, experts: str, dense: str) -> None:
     """Converts it."""
     from ktcli.native import Pool
-    from ktcli.weights.convert import convert as write_pack
+    from ktcli.weights.convert import convert_source
+    from ktcli.weights.reader import source_at
     from ktcli.weights.recipe import Recipe
 
-    write_pack(folder, out, Recipe.named(experts, dense), Pool(2))
+    with source_at(folder, folder.name) as source:
+        convert_source(source, out, Recipe.named(experts, dense), Pool(2))
 
 
 # --- one program --------------------------------------------------------------------------------------

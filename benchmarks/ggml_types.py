@@ -37,10 +37,10 @@ from ktcli.resources import data_path
 from ktcli.text.dialogues import read_rendered
 from ktcli.text.passage import read_passage, read_with
 from ktcli.weights.conversion import Calibration
-from ktcli.weights.convert import convert
+from ktcli.weights.convert import convert_source
 from ktcli.weights.encode import Encoder
 from ktcli.weights.importance import Importance
-from ktcli.weights.reader import open_checkpoint, small_files_of
+from ktcli.weights.reader import open_checkpoint, small_files_of, source_at
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Raw
 from ktcli.weights.strips import Strip
@@ -141,7 +141,8 @@ def theirs(
 
     Encoder._numbers = numbers  # type: ignore[method-assign]
     try:
-        convert(checkpoint, out, Recipe.named("f32", "f32"), pool)
+        with source_at(checkpoint, checkpoint.name) as opened:
+            convert_source(opened, out, Recipe.named("f32", "f32"), pool)
     finally:
         Encoder._numbers = real  # type: ignore[method-assign]
     return out
@@ -176,7 +177,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         packs = {"f32": place / "f32"}
-        convert(checkpoint, packs["f32"], Recipe.named("f32", "f32"), pool)
+        with source_at(checkpoint, checkpoint.name) as opened:
+            convert_source(opened, packs["f32"], Recipe.named("f32", "f32"), pool)
         for name in THEIRS:
             packs[name] = theirs(
                 checkpoint, place / name, name, ggml, importance, layers, options.plain, pool
@@ -184,7 +186,8 @@ def main() -> None:
         for name in OURS:
             recipe = Recipe.named("bf16", name)
             known = Calibration("the built-in text", importance) if recipe.searches else None
-            convert(checkpoint, place / name, recipe, pool, calibration=known)
+            with source_at(checkpoint, checkpoint.name) as opened:
+                convert_source(opened, place / name, recipe, pool, calibration=known)
             packs[name] = place / name
         reading = read_with(packs["f32"], read_passage(options.text), options.tokens)
         over = windows(reading.ids, WINDOW, WINDOW, reading.begin)

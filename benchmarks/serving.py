@@ -38,7 +38,8 @@ from streaming import write_checkpoint
 
 from ktcli.hardware.probe import probe
 from ktcli.native import Pool
-from ktcli.weights.convert import convert
+from ktcli.weights.convert import convert_source
+from ktcli.weights.reader import source_at
 from ktcli.weights.recipe import Recipe
 
 MINI = Path(__file__).resolve().parent.parent / "profiles" / "kt-mini"
@@ -407,7 +408,8 @@ def written(folder: Path, config: dict[str, Any]) -> Path:
     write_checkpoint(source, config)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copyfile(MINI / name, source / name)
-    convert(source, pack, Recipe(), Pool(len(probe().cpu.cores)))
+    with source_at(source, source.name) as opened:
+        convert_source(opened, pack, Recipe(), Pool(len(probe().cpu.cores)))
     shutil.rmtree(source)
     return pack
 

@@ -32,8 +32,9 @@ from naming import result_path
 from ktcli.hardware.probe import probe
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.weights.convert import convert
+from ktcli.weights.convert import convert_source
 from ktcli.weights.header import encode_header
+from ktcli.weights.reader import source_at
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.repair import Damage, repair
 
@@ -214,14 +215,16 @@ def repairs(folder: Path) -> dict[str, Any]:
     source.mkdir()
     size = write_checkpoint(source, {**CONFIG, **LARGER})
     begun = time.perf_counter()
-    convert(source, pack, Recipe(), pool)
+    with source_at(source, source.name) as opened:
+        convert_source(opened, pack, Recipe(), pool)
     converted, taken = time.perf_counter() - begun, []
     for _ in range(REPAIRS):
         data = bytearray((pack / LAYER).read_bytes())
         data[len(data) // 2] ^= 1
         (pack / LAYER).write_bytes(data)
         begun = time.perf_counter()
-        repair(source, Damage(pack, [LAYER]), pool)
+        with source_at(source, source.name) as opened:
+            repair(opened, Damage(pack, [LAYER]), pool)
         taken.append(time.perf_counter() - begun)
     return {
         "work": "repair",

@@ -158,6 +158,11 @@ class Manifest:
         return f"{hub}{self.repository}{revision}" if self.repository else ""
 
     @property
+    def formats_label(self) -> str:
+        """The formats of a pack as "<experts>-<dense>"; empty for a checkpoint."""
+        return f"{self.formats.experts}-{self.formats.dense}" if self.formats else ""
+
+    @property
     def identity(self) -> Manifest:
         """The manifest without its list of files: equal for conversions that give equal packs."""
         return replace(self, files=())

@@ -20,12 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ktcli.errors import Busy, KtError, gib
+from ktcli.errors import Busy, KtError, NotEnoughDisk, gib
 from ktcli.records import dataclass
 
-MAX_NESTING = (
-    64  # levels of a JSON file; a configuration has 4, and nothing may recurse without end
-)
+# Levels of a JSON file; a configuration has 4, and nothing may recurse without end.
+MAX_NESTING = 64
 MAX_LISTS = 2_000_000  # lists and objects of a JSON file, which take 80 to 230 bytes each in memory
 SUFFIX = ".tmp"  # ends the name of a file that is being written
 _UNFINISHED = re.compile(rf"(.+)\.([0-9]{{1,10}}){re.escape(SUFFIX)}", re.ASCII)
@@ -107,6 +106,14 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
     if nests_beyond(value, MAX_NESTING):
         raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
     return value
+
+
+def known_object(path: Path, most: int) -> dict[str, Any]:
+    """Returns the object in a JSON file of at most `most` bytes; empty: it is missing or something else."""
+    try:
+        return json_object(read_bounded(path, most))
+    except (OSError, ValueError):
+        return {}
 
 
 def nests_beyond(value: object, limit: int) -> bool:
@@ -226,6 +233,19 @@ def free_bytes(folder: Path) -> int:
             here = here.parent
         else:
             return found.f_bavail * found.f_frsize
+
+
+def require_room(folder: Path, need_bytes: int, what: str, where: Path | None = None) -> None:
+    """Refuses what would write more bytes than the disk of `folder` has free.
+
+    Args:
+        what: what is being done, for the error's sentence: "pulling qwen3-30b-a3b".
+        where: the folder that the error names; None: `folder`.
+    Raises:
+        NotEnoughDisk: it has less.
+    """
+    if need_bytes > (free := free_bytes(folder)):
+        raise NotEnoughDisk(what, need_bytes, free, str(where or folder))
 
 
 def sync_folder(folder: Path) -> None:

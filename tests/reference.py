@@ -21,13 +21,13 @@ import torch
 import transformers
 from families.case import Case
 from numpy.typing import NDArray
+from oracle import unpack
 from safetensors.torch import load_file, save_file
 from stored import chosen, column_factors, view
 
 from ktcli.models import build
 from ktcli.native import Numbers, Pool, packed_bytes
 from ktcli.ops.tensors import Role, Tensor
-from ktcli.weights.oracle import unpack
 from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convert import convert
 from gguf_cases import CASES
 from gguf_models import write_gguf
 from safetensors.numpy import save
@@ -32,7 +33,6 @@ from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.resources import data_path
 from ktcli.text.template import ChatTemplate
-from ktcli.weights.convert import convert
 from ktcli.weights.header import read_header
 from ktcli.weights.reader import examine
 from ktcli.weights.recipe import Recipe

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ktcli.adapters.patterns import ends_of
 from ktcli.adapters.settings import AdapterSettings
 from ktcli.adapters.targets import EACH
 from ktcli.records import dataclass
@@ -94,8 +95,7 @@ def _ends(modules: Sequence[WrittenModule], known: Sequence[str]) -> list[str]:
     wanted, found = {each.name for each in modules}, dict[str, None]()
     others = [f".{name}" for name in known if name not in wanted]
     for module in modules:
-        words = module.name.split(".")
-        ends = (".".join(words[at:]) for at in range(len(words) - 1, -1, -1))
+        ends = reversed(ends_of(module.name))
         short = next(end for end in ends if not any(o.endswith(f".{end}") for o in others))
         for number in range(module.count if EACH in short else 1):
             found[short.replace(EACH, str(number))] = None

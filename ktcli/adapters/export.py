@@ -121,12 +121,11 @@ class Exporter:
         for pair in self._plain:
             name = self._spelled(pair.target.name)
             leaf = name.rpartition(".")[2]
-            tensors += _factors(f"{PREFIX}{name}", pair.dtype, *_shapes(pair), self._reader(pair))
+            shapes = (pair.rank, pair.target.k), (pair.target.n, pair.rank)
+            values = partial(self._adapter.values, pair)
+            tensors += _factors(f"{PREFIX}{name}", pair.dtype, *shapes, values)
             modules.append(WrittenModule(name, pair.rank, pair.alpha, fuses and leaf in _REMAPPED))
         return tensors, modules
-
-    def _reader(self, pair: LoraPair) -> Callable[[], tuple[F32, F32]]:
-        return lambda: self._adapter.values(pair)
 
     def _by_tensor(self) -> Iterator[list[LoraPair]]:
         """Yields the pairs of experts that change the same stored tensor."""
@@ -258,10 +257,6 @@ def _packed(whole: Regrouped) -> tuple[F32, F32]:
     """A and B of all experts as peft packs them: rows below each other, columns in turn."""
     a, b = whole.values()
     return a, b.transpose(1, 2, 0)
-
-
-def _shapes(pair: LoraPair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return (pair.rank, pair.target.k), (pair.target.n, pair.rank)
 
 
 def _factors(

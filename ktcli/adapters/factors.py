@@ -7,7 +7,7 @@ expert e. Reading B as A is packed gives another adapter that looks as plausible
 from __future__ import annotations
 
 from enum import Enum
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from ktcli.weights.storage import Part, Raw, Read
 
 F32 = NDArray[np.float32]
 
-_BLOCK = 4 << 20
 _ROUNDED = 1 << 16  # numbers that are rounded at a time
 
 # The types that a factor may have, each with that of its bytes in numpy.
@@ -156,11 +155,8 @@ def hash_of(path: Path) -> str:
     Raises:
         BadCheckpoint: it cannot be read.
     """
-    state = sha256()
     try:
         with path.open("rb", buffering=0) as stream:
-            while block := stream.read(_BLOCK):
-                state.update(block)
+            return file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
-    return state.hexdigest()

@@ -10,36 +10,18 @@ from collections.abc import Iterator, Mapping
 
 from ktcli.adapters.adapter import LoraPair
 from ktcli.adapters.factors import Factor, FactorPacking
-from ktcli.adapters.listed import ListedTargets
+from ktcli.adapters.listed import OTHER_BASE, ListedTargets, other_base
 from ktcli.adapters.settings import CONFIG, AdapterSettings
 from ktcli.adapters.targets import LoraTarget, Targets
 from ktcli.errors import BadCheckpoint
-from ktcli.records import dataclass
 from ktcli.weights.storage import Part
 
-Both = tuple[Part, Part]
+FactorParts = tuple[Part, Part]
 STRAIGHT_SINCE = (0, 19, 1)  # peft's version
-_HINT = "if it was trained on another model, name that model: --base MODEL"
-
-
-@dataclass(frozen=True, slots=True)
-class _FusedReading:
-    """How the two tensors of a parameter are to be read.
-
-    Attributes:
-        rank: of each expert.
-        swapped: whether A and B were exchanged: A is [r * E, n], B [k, r * E].
-    """
-
-    rank: int
-    swapped: bool
 
 
 def fused_pairs(
-    settings: AdapterSettings,
-    targets: Targets,
-    listed: ListedTargets,
-    nested: Mapping[str, Mapping[int, Both]],
+    listed: ListedTargets, nested: Mapping[str, Mapping[int, FactorParts]]
 ) -> Iterator[LoraPair]:
     """Yields the updates of parameters that hold all experts.
 
@@ -49,24 +31,20 @@ def fused_pairs(
         BadCheckpoint: a module is not in the base, or its factors are of another shape.
     """
     for module, by_depth in nested.items():
-        parameters = targets.fused(module)
+        parameters = listed.targets.fused(module)
         first = next(iter(by_depth.values()))[0]
         if not parameters:
-            raise _nowhere(first, module, targets)
+            raise _nowhere(first, module, listed.targets)
         for target, both in _assigned(module, parameters, listed, by_depth):
-            found = _fitting(settings, target, both)
-            if found is None:
-                raise _misshapen(target, both)
-            name = f"{module}.{target.parameter_name}"
-            yield _pair(settings, target, name, listed.fused_key(name, both[0]), both, found)
+            yield _pair(listed, target, f"{module}.{target.parameter_name}", both)
 
 
 def _assigned(
     module: str,
     parameters: tuple[LoraTarget, ...],
     listed: ListedTargets,
-    by_depth: Mapping[int, Both],
-) -> list[tuple[LoraTarget, Both]]:
+    by_depth: Mapping[int, FactorParts],
+) -> list[tuple[LoraTarget, FactorParts]]:
     """The parameters that factors belong to: the innermost to the first, or the only ones to that which they fit."""
     depths = sorted(by_depth, reverse=True)
     part = by_depth[depths[0]][0]
@@ -86,13 +64,13 @@ def _assigned(
     return [(fitting[0], by_depth[0])]
 
 
-def _fits(target: LoraTarget, both: Both) -> bool:
+def _fits(target: LoraTarget, both: FactorParts) -> bool:
     """Returns whether factors have the widths of a parameter, exchanged or not."""
     widths = _widths(both)
     return widths in ((target.k, target.n), *([] if _is_across(target) else [(target.n, target.k)]))
 
 
-def _widths(both: Both) -> tuple[int, int]:
+def _widths(both: FactorParts) -> tuple[int, int]:
     """What A reads and B gives; (0, 0): they are no matrices with one number of experts and ranks."""
     a, b = (part.entry.shape for part in both)
     if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
@@ -105,15 +83,16 @@ def _is_across(target: LoraTarget) -> bool:
     return target.pieces[0].stored.transposed
 
 
-def _fitting(settings: AdapterSettings, target: LoraTarget, both: Both) -> _FusedReading | None:
-    """How to read factors of a target; None: they do not fit.
+def _reading(settings: AdapterSettings, target: LoraTarget, both: FactorParts) -> tuple[int, bool]:
+    """How to read factors of a target: the rank of each expert, and whether A and B were exchanged (A is [r * E, n],
+    B [k, r * E]).
 
     Raises:
-        BadCheckpoint: they fit either way.
+        BadCheckpoint: they do not fit, or fit either way.
     """
     height = both[0].entry.shape[0]
     if not _fits(target, both) or not height or height % target.count:
-        return None
+        raise _misshapen(target, both)
     straight = _widths(both) == (target.k, target.n)
     if target.k == target.n and not _is_across(target):
         if not settings.version:
@@ -124,29 +103,23 @@ def _fitting(settings: AdapterSettings, target: LoraTarget, both: Both) -> _Fuse
                 hint=f'add "peft_version" to {CONFIG}',
             )
         straight = settings.version >= STRAIGHT_SINCE
-    return _FusedReading(height // target.count, swapped=not straight)
+    return height // target.count, not straight
 
 
-def _pair(
-    settings: AdapterSettings,
-    target: LoraTarget,
-    module: str,
-    key: str,
-    both: Both,
-    found: _FusedReading,
-) -> LoraPair:
+def _pair(listed: ListedTargets, target: LoraTarget, module: str, both: FactorParts) -> LoraPair:
     """The update of a parameter."""
-    count, rank, (a, b) = target.count, found.rank, both
+    settings, count, (a, b) = listed.settings, target.count, both
+    rank, swapped = _reading(settings, target, both)
+    key = listed.fused_key(module, a)
     said = settings.rank_of(key)
     if said != rank:
-        raise BadCheckpoint(
+        raise other_base(
             f"{a.name} in {a.file} has {a.entry.shape[0]} rows (rank {rank}, {count} experts), "
-            f"but {CONFIG} gives it rank {said}",
-            hint=_HINT,
+            f"but {CONFIG} gives it rank {said}"
         )
     alpha = settings.alpha_of(key)
     first, second = (count, rank, target.k), (count, target.n, rank)
-    if found.swapped:
+    if swapped:
         factors = (
             Factor((b,), FactorPacking.IN_TURN, first, flipped=True),
             Factor((a,), FactorPacking.BELOW, second, flipped=True),
@@ -159,15 +132,14 @@ def _pair(
     return LoraPair(target, module, *factors, alpha, settings.scale_of(alpha, rank))
 
 
-def _misshapen(target: LoraTarget, both: Both) -> BadCheckpoint:
+def _misshapen(target: LoraTarget, both: FactorParts) -> BadCheckpoint:
     """The error that factors do not fit a parameter of the base."""
     a, b = both
     e = target.count
-    return BadCheckpoint(
+    return other_base(
         f"{a.name} and {b.name.rpartition('.lora_')[2].partition('.')[0]} in {a.file} have the shapes "
         f"{list(a.entry.shape)} and {list(b.entry.shape)}, but {target.name} of the base model requires "
-        f"[{e} r, {target.k}] and [{target.n}, {e} r]",
-        hint=_HINT,
+        f"[{e} r, {target.k}] and [{target.n}, {e} r]"
     )
 
 
@@ -176,5 +148,5 @@ def _nowhere(part: Part, module: str, targets: Targets) -> BadCheckpoint:
     near = targets.nearest(module)
     return BadCheckpoint(
         f"{part.name[:300]} in {part.file} belongs to {module[:200]!r}, which the base model does not have",
-        hint=(f"the nearest name there is {near}; " if near else "") + _HINT,
+        hint=(f"the nearest name there is {near}; " if near else "") + OTHER_BASE,
     )

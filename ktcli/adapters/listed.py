@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ktcli.adapters.adapter import LoraPair
-from ktcli.adapters.patterns import matcher
+from ktcli.adapters.patterns import ends_of, matcher
 from ktcli.adapters.settings import ALL_LINEAR, CONFIG, AdapterSettings
 from ktcli.adapters.targets import Targets, without_number
 from ktcli.errors import BadCheckpoint
@@ -15,13 +15,14 @@ from ktcli.weights.storage import Part
 # What peft adds to rank_pattern when it takes gate_proj and up_proj, wherever they are, for those of routed experts.
 _REMAPPED = r".*\.gate_up_proj"
 _SHARED = "shared_expert"
+OTHER_BASE = "if it was trained on another model, name that model: --base MODEL"
 
 
 class ListedTargets:
     """The targets of a config, with a record of which of them have tensors."""
 
     def __init__(self, settings: AdapterSettings, targets: Targets) -> None:
-        self._settings, self._targets = settings, targets
+        self.settings, self.targets = settings, targets
         self._modules = frozenset(() if isinstance(settings.modules, str) else settings.modules)
         self._parameters = frozenset(settings.parameters)
         self._used: set[str] = set()
@@ -58,11 +59,11 @@ class ListedTargets:
 
     def cover(self, name: str) -> None:
         """Records that a target has factors in a file of its own, whether the config lists it or not."""
-        self._used.update(_ends(name))
+        self._used.update(ends_of(name))
 
     def lists_parameter(self, name: str) -> bool:
         """Returns whether a parameter is a target."""
-        return any(end in self._parameters for end in _ends(name))
+        return any(end in self._parameters for end in ends_of(name))
 
     def notes(self, pairs: Iterable[LoraPair]) -> tuple[str, ...]:
         """Returns sentences for the user about targets without tensors; to be called after all targets have been looked
@@ -92,10 +93,10 @@ class ListedTargets:
 
     def _remapped(self, fused: list[LoraPair], pairs: list[LoraPair]) -> list[str]:
         """What peft's reading of gate_proj as routed experts left out."""
-        if not fused or _REMAPPED not in self._settings.ranks.keys:
+        if not fused or _REMAPPED not in self.settings.ranks.keys:
             return []
         beside = ModelPart.SHARED, ModelPart.DENSE_MLP
-        there = {target.part for target in self._targets.by_name.values()}
+        there = {target.part for target in self.targets.by_name.values()}
         trained = {pair.target.part for pair in pairs}
         left = [part.value for part in beside if part in there - trained]
         if not left:
@@ -115,14 +116,16 @@ class ListedTargets:
             )
 
     def _is_parameter(self, name: str) -> bool:
-        found = [end for end in _ends(name) if end in self._parameters]
-        self._used.update(found)
-        return bool(found)
+        return self._is_among(self._parameters, name)
 
     def _is_module(self, name: str) -> bool:
-        if isinstance(self._settings.modules, str):
+        if isinstance(self.settings.modules, str):
             return self._matches is None or self._matches(name)
-        found = [end for end in _ends(name) if end in self._modules]
+        return self._is_among(self._modules, name)
+
+    def _is_among(self, listed: frozenset[str], name: str) -> bool:
+        """Returns whether ends of a name are listed, which are then used."""
+        found = [end for end in ends_of(name) if end in listed]
         self._used.update(found)
         return bool(found)
 
@@ -136,10 +139,9 @@ class ListedTargets:
         """Returns whether a target is in the base, as a module, a parameter or a module of each expert."""
         stem = name.removesuffix(".weight")
         end = f".{without_number(stem)[0]}"
-        return any(f".{known}".endswith(end) for known in self._targets.known)
+        return any(f".{known}".endswith(end) for known in self.targets.known)
 
 
-def _ends(name: str) -> list[str]:
-    """A name and its ends behind each dot."""
-    words = name.split(".")
-    return [".".join(words[at:]) for at in range(len(words))]
+def other_base(what: str) -> BadCheckpoint:
+    """Returns the error that an adapter does not fit its base, which may be another model."""
+    return BadCheckpoint(what, hint=OTHER_BASE)

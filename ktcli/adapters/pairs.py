@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ktcli.adapters.adapter import LoraPair, NewGain, updates_of
 from ktcli.adapters.factors import FLOATS, Factor, FactorPacking
-from ktcli.adapters.fused import fused_pairs
-from ktcli.adapters.listed import ListedTargets
-from ktcli.adapters.settings import CONFIG, AdapterSettings
+from ktcli.adapters.fused import FactorParts, fused_pairs
+from ktcli.adapters.listed import ListedTargets, other_base
+from ktcli.adapters.settings import CONFIG, AdapterSettings, not_read
 from ktcli.adapters.targets import LoraTarget, Targets, without_number
 from ktcli.errors import BadCheckpoint
 from ktcli.ops.part import ModelPart
@@ -44,7 +44,6 @@ _COPIED = (
     "the adapter contains a copy of its base's output head, as peft saves it where the head is trained; "
     "kt does not read it"
 )
-OTHER_BASE = "if it was trained on another model, name that model: --base MODEL"
 
 
 @dataclass(slots=True)
@@ -84,12 +83,12 @@ def pair_up(
                 f"{part.name} in {part.file} is stored as {part.entry.dtype}; kt reads adapters of {', '.join(FLOATS)}"
             )
     for name, part in parts.items():
-        _sort(name, part, settings, targets, found)
+        _sort(name, part, listed, found)
     rest = dict(_partnered(found.modules))
-    found.pairs += _plain(settings, targets, listed, rest)
-    found.pairs += _of_each(settings, targets, listed, rest)
-    found.pairs += fused_pairs(settings, targets, listed, _nested(rest))
-    found.pairs += _apart(settings, targets, listed, fused)
+    found.pairs += _plain(listed, rest)
+    found.pairs += _of_each(listed, rest)
+    found.pairs += fused_pairs(listed, _nested(rest))
+    found.pairs += _apart(listed, fused)
     order = {tensor.name: at for at, tensor in enumerate(targets.tensors)}
     found.pairs.sort(key=lambda pair: order[pair.target.pieces[0].tensor.name])
     _refuse_twice(found.pairs)
@@ -99,21 +98,19 @@ def pair_up(
     return tuple(found.pairs), tuple(found.gains), (_COPIED, *notes) if found.copies else notes
 
 
-def _sort(
-    name: str, part: Part, settings: AdapterSettings, targets: Targets, found: CollectedAdapter
-) -> None:
+def _sort(name: str, part: Part, listed: ListedTargets, found: CollectedAdapter) -> None:
     """Puts a tensor where it belongs: A or B of a module, or a norm's gain."""
     module = name.removeprefix(PREFIX)
     if match := _LORA.fullmatch(module):
         found.modules.setdefault(match[1], {})[match[2]] = part
         return
-    if _is_copied_head(module, part, targets):
+    if _is_copied_head(module, part, listed.targets):
         found.copies = True
         return
     module = module.removesuffix(".weight").removesuffix(".modules_to_save.default")
-    tensor = targets.norm(module)
+    tensor = listed.targets.norm(module)
     if tensor is not None and name.endswith(".weight"):
-        if not any(module.endswith(each) for each in settings.saved):
+        if not any(module.endswith(each) for each in listed.settings.saved):
             raise BadCheckpoint(
                 f"{name} in {part.file} is not in the list modules_to_save of {CONFIG}"
             )
@@ -122,10 +119,9 @@ def _sort(
         found.gains.append(NewGain(tensor, module, part))
         return
     what = next((said for mark, said in _OTHERS if mark in name), "")
-    raise BadCheckpoint(
+    raise not_read(
         f"{name[:200]} in {part.file} is not a LoRA factor or a norm"
-        + (f": kt does not read {what}" if what else ""),
-        hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
+        + (f": kt does not read {what}" if what else "")
     )
 
 
@@ -139,7 +135,7 @@ def _is_copied_head(module: str, part: Part, targets: Targets) -> bool:
     return part.entry.shape == {"weight": (target.n, target.k), "bias": (target.n,)}.get(which)
 
 
-def _partnered(modules: Mapping[str, dict[str, Part]]) -> Iterator[tuple[str, tuple[Part, Part]]]:
+def _partnered(modules: Mapping[str, dict[str, Part]]) -> Iterator[tuple[str, FactorParts]]:
     """Yields A and B of each module."""
     for module, both in modules.items():
         if len(both) != 2:
@@ -152,66 +148,49 @@ def _partnered(modules: Mapping[str, dict[str, Part]]) -> Iterator[tuple[str, tu
         yield module, (both["A"], both["B"])
 
 
-def _plain(
-    settings: AdapterSettings,
-    targets: Targets,
-    listed: ListedTargets,
-    rest: dict[str, tuple[Part, Part]],
-) -> Iterator[LoraPair]:
+def _plain(listed: ListedTargets, rest: dict[str, FactorParts]) -> Iterator[LoraPair]:
     """Yields the updates of modules that are one matrix, which are taken from `rest`."""
     for module, (a, b) in list(rest.items()):
-        target = targets.find(module)
+        target = listed.targets.find(module)
         if target is None or target.is_fused or target.is_each:
             continue
         del rest[module]
-        key = listed.key(module, a)
-        rank = _rank(a, b, target)
-        yield _pair(settings, target, module, key, (a,), (b,), rank)
+        yield _pair(listed.settings, target, module, listed.key(module, a), (a,), (b,))
 
 
-def _of_each(
-    settings: AdapterSettings,
-    targets: Targets,
-    listed: ListedTargets,
-    rest: dict[str, tuple[Part, Part]],
-) -> Iterator[LoraPair]:
+def _of_each(listed: ListedTargets, rest: dict[str, FactorParts]) -> Iterator[LoraPair]:
     """Yields the updates of experts that have modules of their own, which are taken from `rest`."""
     experts: dict[str, dict[int, str]] = {}
     for module in rest:
         name, number = without_number(module)
-        if number >= 0 and (target := targets.find(name)) is not None and target.is_each:
+        if number >= 0 and (target := listed.targets.find(name)) is not None and target.is_each:
             experts.setdefault(name, {})[number] = module
     for name, modules in experts.items():
-        target = targets.find(name)
+        target = listed.targets.find(name)
         assert target is not None
         first = modules[min(modules)]
         for number in range(target.count):
             if number not in modules:
-                raise BadCheckpoint(
+                raise other_base(
                     f"{name.replace('{e}', str(number))} has no factors, but {first} does; "
-                    f"the base has {target.count} experts",
-                    hint=OTHER_BASE,
+                    f"the base has {target.count} experts"
                 )
         if len(modules) > target.count:
-            raise BadCheckpoint(
-                f"{modules[max(modules)]} is an expert that the base lacks: the base has only {target.count}",
-                hint=OTHER_BASE,
+            raise other_base(
+                f"{modules[max(modules)]} is an expert that the base lacks: the base has only {target.count}"
             )
-        yield _stacked(
-            settings, listed, target, name, [modules[i] for i in range(target.count)], rest
-        )
+        ordered = [modules[number] for number in range(target.count)]
+        yield _stacked(listed, target, name, ordered, [rest.pop(module) for module in ordered])
 
 
 def _stacked(
-    settings: AdapterSettings,
     listed: ListedTargets,
     target: LoraTarget,
     name: str,
     modules: list[str],
-    rest: dict[str, tuple[Part, Part]],
+    pairs: list[FactorParts],
 ) -> LoraPair:
     """The update of all experts, from the factors of each."""
-    pairs = [rest.pop(module) for module in modules]
     rank = _rank(*pairs[0], target)
     made = []
     for module, (a, b) in zip(modules, pairs, strict=True):
@@ -220,16 +199,16 @@ def _stacked(
                 f"{module} has rank {_rank(a, b, target)}, but {modules[0]} has {rank}: "
                 "kt requires one rank for all experts of a layer",
             )
-        made.append(_pair(settings, target, name, listed.key(module, a), (a,), (b,), rank))
+        made.append(_pair(listed.settings, target, name, listed.key(module, a), (a,), (b,)))
     if len({each.scale for each in made}) > 1:
         raise BadCheckpoint(f"{CONFIG} gives the experts of {modules[0]} different values of alpha")
     all_a, all_b = zip(*pairs, strict=True)
-    return _pair(settings, target, name, listed.key(modules[0], all_a[0]), all_a, all_b, rank)
+    return _pair(listed.settings, target, name, listed.key(modules[0], all_a[0]), all_a, all_b)
 
 
-def _nested(rest: Mapping[str, tuple[Part, Part]]) -> dict[str, dict[int, tuple[Part, Part]]]:
+def _nested(rest: Mapping[str, FactorParts]) -> dict[str, dict[int, FactorParts]]:
     """The modules that are left, by their names without peft's nesting, and how deep each lies."""
-    found: dict[str, dict[int, tuple[Part, Part]]] = {}
+    found: dict[str, dict[int, FactorParts]] = {}
     for module, pair in rest.items():
         depth, stem = 0, module
         while stem.endswith(_LAYER):
@@ -238,9 +217,7 @@ def _nested(rest: Mapping[str, tuple[Part, Part]]) -> dict[str, dict[int, tuple[
     return found
 
 
-def _apart(
-    settings: AdapterSettings, targets: Targets, listed: ListedTargets, fused: Mapping[str, Part]
-) -> Iterator[LoraPair]:
+def _apart(listed: ListedTargets, fused: Mapping[str, Part]) -> Iterator[LoraPair]:
     """Yields the updates of kt-kernel's file of all experts."""
     found: dict[tuple[int, str], dict[str, Part]] = {}
     for name, part in fused.items():
@@ -251,17 +228,14 @@ def _apart(
             )
         found.setdefault((int(match[1]), match[2]), {})[match[3]] = part
     for (layer, kind), both in found.items():
-        target = targets.experts(layer, kind)
+        target = listed.targets.experts(layer, kind)
         name, part = f"layers.{layer}.experts.{kind}", next(iter(both.values()))
         if target is None:
-            raise BadCheckpoint(
-                f"{part.name} in {part.file}: the base has no {kind} of experts in layer {layer}",
-                hint=OTHER_BASE,
+            raise other_base(
+                f"{part.name} in {part.file}: the base has no {kind} of experts in layer {layer}"
             )
         if len(both) != 2:
-            raise BadCheckpoint(
-                f"{part.name} in {part.file} lacks the other factor of its pair", hint=OTHER_BASE
-            )
+            raise other_base(f"{part.name} in {part.file} lacks the other factor of its pair")
         listed.cover(target.name)
         a, b = both["a"], both["b"]
         rank = a.entry.shape[1] if len(a.entry.shape) == 3 else 0
@@ -269,12 +243,12 @@ def _apart(
         for each, shape in zip((a, b), shapes, strict=True):
             if each.entry.shape != shape or not rank:
                 raise _misshapen(each, shape)
-        alpha = settings.alpha
-        if rank != settings.rank:
-            raise _other_rank(a, rank, settings.rank)
+        if rank != listed.settings.rank:
+            raise _other_rank(a, rank, listed.settings.rank)
+        alpha = listed.settings.alpha
         first = Factor((a,), FactorPacking.STACKED, shapes[0])
         second = Factor((b,), FactorPacking.STACKED, shapes[1])
-        yield LoraPair(target, name, first, second, alpha, settings.scale_of(alpha, rank))
+        yield LoraPair(target, name, first, second, alpha, listed.settings.scale_of(alpha, rank))
 
 
 def _rank(a: Part, b: Part, target: LoraTarget) -> int:
@@ -293,9 +267,8 @@ def _rank(a: Part, b: Part, target: LoraTarget) -> int:
 def _misshapen(part: Part, shape: tuple[int, ...]) -> BadCheckpoint:
     """The error that a tensor does not fit the base."""
     wanted = ", ".join(str(each or "r") for each in shape)
-    return BadCheckpoint(
-        f"{part.name} in {part.file} has the shape {list(part.entry.shape)}, but the base model requires [{wanted}]",
-        hint=OTHER_BASE,
+    return other_base(
+        f"{part.name} in {part.file} has the shape {list(part.entry.shape)}, but the base model requires [{wanted}]"
     )
 
 
@@ -313,10 +286,9 @@ def _pair(
     key: str,
     a: tuple[Part, ...],
     b: tuple[Part, ...],
-    rank: int,
 ) -> LoraPair:
     """The update of a target whose matrices have tensors of their own; its rank must be what the config says."""
-    said = settings.rank_of(key)
+    rank, said = _rank(a[0], b[0], target), settings.rank_of(key)
     if said != rank:
         raise _other_rank(a[0], rank, said)
     alpha = settings.alpha_of(key)

@@ -24,6 +24,12 @@ _ELEMENT = rf"(?:{_WILDCARD}|\\d|\[0-9\]|\\\.|\.|[\w-]|\(\?:|\(|\)|\|)"
 _EXPRESSION = re.compile(rf"\^?{_ELEMENT}+\$?", re.ASCII)
 
 
+def ends_of(name: str) -> list[str]:
+    """Returns a name and its ends behind each dot, the longest first."""
+    words = name.split(".")
+    return [".".join(words[at:]) for at in range(len(words))]
+
+
 class Patterns(Generic[T]):
     """Values for modules by name or pattern, from one field of adapter_config.json.
 
@@ -58,9 +64,7 @@ class Patterns(Generic[T]):
 
     def of(self, name: str) -> T | None:
         """Returns the value of the first key that matches a module's name; None: none does."""
-        words = name.split(".")
-        ends = (".".join(words[i:]) for i in range(len(words)))
-        found = [self._plain[end] for end in ends if end in self._plain]
+        found = [self._plain[end] for end in ends_of(name) if end in self._plain]
         found += [at for at, pattern in self._expressions if pattern.match(name)]
         return self._values[min(found)] if found else None
 

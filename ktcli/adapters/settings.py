@@ -7,11 +7,11 @@ unless it is empty. What only says how the adapter was trained is not read.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli import smallfiles
-from ktcli.adapters.patterns import Patterns
+from ktcli.adapters.patterns import Patterns, T
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import Fields
 from ktcli.records import dataclass
@@ -128,8 +128,8 @@ def parse_settings(data: bytes) -> AdapterSettings:
         rank=rank,
         alpha=_alpha(fields, "lora_alpha", 8.0),
         rslora=fields.flag("use_rslora", False),
-        ranks=Patterns(f"{CONFIG}: rank_pattern", _ranks(fields)),
-        alphas=Patterns(f"{CONFIG}: alpha_pattern", _alphas(fields)),
+        ranks=_patterns(fields, "rank_pattern", _rank),
+        alphas=_patterns(fields, "alpha_pattern", _alpha),
         modules=_modules(fields),
         parameters=_names(fields, "target_parameters"),
         saved=_names(fields, "modules_to_save"),
@@ -138,21 +138,21 @@ def parse_settings(data: bytes) -> AdapterSettings:
     )
 
 
+def not_read(what: str) -> BadCheckpoint:
+    """Returns the error that kt does not read something of an adapter, which can be merged by others."""
+    hint = "merge it into its base with peft (merge_and_unload), then: kt convert FOLDER"
+    return BadCheckpoint(what, hint=hint)
+
+
 def _refuse_others(document: Mapping[str, Any]) -> None:
     """Refuses everything that is more than B·A, by its name."""
     kind = document.get("peft_type")
     if kind != "LORA":
-        raise BadCheckpoint(
-            f"{CONFIG}: peft_type is {str(kind)[:40]!r}, but kt reads only LORA",
-            hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
-        )
+        raise not_read(f"{CONFIG}: peft_type is {str(kind)[:40]!r}, but kt reads only LORA")
     for field, (allowed, what) in _REFUSED.items():
         value = document.get(field)
         if not any(value is each or value == each for each in allowed):
-            raise BadCheckpoint(
-                f"{CONFIG}: {field} is {str(value)[:60]!r}, but kt does not read {what}",
-                hint="merge it into its base with peft (merge_and_unload), then: kt convert FOLDER",
-            )
+            raise not_read(f"{CONFIG}: {field} is {str(value)[:60]!r}, but kt does not read {what}")
     known = _READ | _IGNORED | _REFUSED.keys()
     for field, value in document.items():
         if field not in known and value not in (*_NONE, 0):
@@ -162,14 +162,13 @@ def _refuse_others(document: Mapping[str, Any]) -> None:
             )
 
 
-def _ranks(fields: Fields) -> dict[str, int]:
-    inner = Fields(_object(fields, "rank_pattern"), f"{CONFIG}: rank_pattern")
-    return {key: inner.whole(key, high=MAX_RANK) for key in inner.values}
+def _patterns(fields: Fields, name: str, read: Callable[[Fields, str], T]) -> Patterns[T]:
+    inner = Fields(_object(fields, name), f"{CONFIG}: {name}")
+    return Patterns(inner.where, {key: read(inner, key) for key in inner.values})
 
 
-def _alphas(fields: Fields) -> dict[str, float]:
-    inner = Fields(_object(fields, "alpha_pattern"), f"{CONFIG}: alpha_pattern")
-    return {key: _alpha(inner, key) for key in inner.values}
+def _rank(fields: Fields, name: str) -> int:
+    return fields.whole(name, high=MAX_RANK)
 
 
 def _alpha(fields: Fields, name: str, default: float | None = None) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import field
 from difflib import get_close_matches
 
 import numpy as np
@@ -120,16 +119,6 @@ class LoraTarget:
         return self.pieces[0].tensor.part
 
 
-@dataclass(slots=True)
-class _Collected:
-    """A target while its pieces are found."""
-
-    count: int
-    n: int
-    k: int
-    pieces: list[TargetPiece] = field(default_factory=list)
-
-
 class Targets:
     """The targets of a model, and the norms that an adapter may replace, by name."""
 
@@ -227,7 +216,7 @@ def rows_in(tensor: Tensor, pieces: Iterable[Stored]) -> tuple[Rows, ...]:
 
 def _targets(tensors: Iterable[Tensor]) -> Iterator[tuple[str, LoraTarget]]:
     """Yields the targets by name."""
-    found: dict[str, _Collected] = {}
+    found: dict[str, list[TargetPiece]] = {}
     for tensor in tensors:
         if tensor.role in (Role.VECTOR, Role.TABLE) or _is_tied(tensor):
             continue
@@ -236,11 +225,10 @@ def _targets(tensors: Iterable[Tensor]) -> Iterator[tuple[str, LoraTarget]]:
             placed = list(_named(tensor, pieces))
             for name, piece in placed:
                 if name not in known:  # of several layouts with one name, the first counts
-                    own = found.setdefault(name, _Collected(*_sizes(tensor, piece.stored)))
-                    own.pieces.append(piece)
+                    found.setdefault(name, []).append(piece)
             known |= {name for name, _ in placed}
-    for name, each in found.items():
-        yield name, LoraTarget(name, each.count, each.n, each.k, tuple(each.pieces))
+    for name, its in found.items():
+        yield name, LoraTarget(name, *_sizes(its[0].tensor, its[0].stored), tuple(its))
 
 
 def _is_tied(tensor: Tensor) -> bool:

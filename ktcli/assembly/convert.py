@@ -22,7 +22,7 @@ from ktcli.weights.scheme import loss_of, usual_experts
 
 if TYPE_CHECKING:
     from ktcli.assembly.merging import MergedBase
-    from ktcli.weights.conversion import Calibration, Provenance, Report, Source
+    from ktcli.weights.conversion import Calibration, Provenance, Report
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
@@ -67,6 +67,7 @@ def convert_entry(
     _require_calibration(entry, recipe, calibration)
     from ktcli.assembly.host import team_to_convert
     from ktcli.weights import convert as weights
+    from ktcli.weights.reader import source_at
 
     if said := loss_of(_config(entry), recipe.experts.name):
         listener.note(f"{entry.shown}: {said}")
@@ -83,7 +84,7 @@ def convert_entry(
         held,
         listener.progress(f"Converting {entry.shown}") as bar,
         interrupted("completed files are kept; run the same command again to continue"),
-        merged.opened(recipe) if merged else _opened(entry) as source,
+        merged.opened(recipe) if merged else source_at(entry.path, entry.path.name) as source,
     ):
         report = weights.convert_source(
             source,
@@ -105,16 +106,6 @@ def _require_calibration(entry: Entry, recipe: Recipe, calibration: Calibration 
             f"{recipe.experts_name} needs a calibration, and the library has none of {entry.shown}",
             hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
         )
-
-
-@contextlib.contextmanager
-def _opened(entry: Entry) -> Iterator[Source]:
-    """Opens the checkpoint of an entry as it is."""
-    from ktcli.weights.conversion import Source
-    from ktcli.weights.reader import open_checkpoint
-
-    with contextlib.closing(open_checkpoint(entry.path)) as checkpoint:
-        yield Source(entry.path.name, checkpoint)
 
 
 @contextlib.contextmanager

@@ -189,14 +189,7 @@ class _Filling:
             try:
                 return child.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
-                self._bar.update(done=_bytes_in(self._path))
-
-
-def _bytes_in(path: Path) -> int:
-    try:
-        return sum(status.st_size for _, status in contents.walk(path))
-    except OSError:  # files come and go
-        return 0
+                self._bar.update(done=contents.bytes_below(self._path))
 
 
 def _failed(module: str, said: str, row: ExternalEngine) -> KtError:

@@ -9,6 +9,7 @@ from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
 from ktcli.errors import interrupted
 from ktcli.store import library
 from ktcli.store.choice import look
+from ktcli.store.download import Watcher
 from ktcli.store.entry import Entry
 from ktcli.store.hubs import Snapshot
 from ktcli.store.places import EntryKind
@@ -49,7 +50,7 @@ def looking(reference: Reference) -> str:
     return f"Looking up {where} on {HUBS[reference.hub]} …"
 
 
-class Bars:
+class Bars(Watcher):
     """A watcher that shows each part of a pull as a progress bar; as a context it closes the last one at its end."""
 
     def __init__(self, listener: Listener) -> None:

@@ -83,7 +83,7 @@ def _on_cpu(
 
 def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
     """Opens the progress bar of a load; nothing is shown for a model that loads in a blink."""
-    size = sum(status.st_size for _, status in contents.walk(ready.pack))
+    size = contents.bytes_below(ready.pack)
     quick = size < QUICK_BYTES
     return (SILENT if quick else listener).progress(f"Loading {ready.name}")
 

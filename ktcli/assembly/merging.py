@@ -16,7 +16,7 @@ from ktcli.ops.tensors import Tensor
 from ktcli.records import dataclass
 from ktcli.store import catalog, places
 from ktcli.store.entry import Entry
-from ktcli.weights.changed import ChangedCheckpoint, stored_as
+from ktcli.weights.changed import stored_as
 from ktcli.weights.conversion import Source
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, format_of
@@ -53,7 +53,7 @@ class MergedBase:
             model = build(checkpoint.config)
             with open_adapter(self.folder, model) as adapter:
                 change = MergedAdapter(adapter, model.tensors, checkpoint)
-                merged = ChangedCheckpoint(checkpoint, change)
+                merged = checkpoint.changed(change)
                 changed = {update.tensor.name for update in adapter.updates}
                 tensors = [each for each in model.tensors if each.name in changed]
                 _refuse_rounding(tensors, merged, recipe)

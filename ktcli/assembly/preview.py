@@ -20,7 +20,7 @@ from ktcli.ggufname import GGUF
 from ktcli.models import build
 from ktcli.records import dataclass
 from ktcli.store.choice import look
-from ktcli.store.download import Unwatched, Watcher, fetch_beginnings, fetch_files, wanted
+from ktcli.store.download import Watcher, fetch_beginnings, fetch_files, wanted
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot
 from ktcli.store.reference import Reference
 from ktcli.store.retrying import Tell, silent
@@ -93,12 +93,12 @@ def preview_of(
         folder = Path(name)
         try:
             if quant:
-                _fetch_gguf_headers(client, snapshot, files, folder, watcher or Unwatched())
+                _fetch_gguf_headers(client, snapshot, files, folder, watcher or Watcher())
             else:
                 _fetch_small(client, snapshot, files, folder)
                 build(config_of(folder))  # of a family that kt does not know nothing more is asked
                 files = read_of(folder, files)
-                fetch_headers(client, snapshot, files, folder, watcher or Unwatched())
+                fetch_headers(client, snapshot, files, folder, watcher or Watcher())
                 for file in files:
                     if file.name.endswith(WEIGHTS):
                         os.truncate(folder / file.name, file.size_bytes)
@@ -143,7 +143,7 @@ def _fetch_small(
             raise BadCheckpoint(
                 f"{file.name} of {snapshot.repository} is {size}, which is too large for such a file"
             )
-    fetch_files(client, snapshot, small, folder, Unwatched())
+    fetch_files(client, snapshot, small, folder, Watcher())
 
 
 def fetch_headers(

@@ -49,15 +49,19 @@ def _fetch(entry: Entry, names: Collection[str], listener: Listener) -> None:
 
 def _make(entry: Entry, names: Collection[str], listener: Listener) -> None:
     from ktcli.assembly.calibration import kept_for
+    from ktcli.weights.reader import source_at
     from ktcli.weights.repair import Damage, repair
 
     source = _source(entry)
     if source is None:
         _make_from_hub(entry, names, listener)
         return
-    with listener.progress(f"Repairing {entry.label}") as bar:
+    with (
+        listener.progress(f"Repairing {entry.label}") as bar,
+        source_at(source, str(source)) as opened,
+    ):
         repair(
-            source,
+            opened,
             Damage(entry.path, names),
             team_to_convert(None),
             provenance=provenance_of(source),
@@ -70,7 +74,7 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
     """Makes files of a pack again whose checkpoint is not here: only what they are made from is fetched."""
     from ktcli.assembly.calibration import kept_for
     from ktcli.weights.conversion import Source
-    from ktcli.weights.repair import Damage, repair_from
+    from ktcli.weights.repair import Damage, repair
 
     head = entry.path / manifest.STREAM
     with Bars(listener) as watcher:
@@ -83,7 +87,7 @@ def _make_from_hub(entry: Entry, names: Collection[str], listener: Listener) -> 
             ask = partial(client.look, made.repository, made.revision)
             found = fetch_head(client, with_retries(ask, listener.note), head, watcher)
         with closing(HubSupply(found, head, watcher)) as supply:
-            repair_from(
+            repair(
                 Source(found.repository, supply.checkpoint, supply),
                 Damage(entry.path, names),
                 team_to_convert(None),

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ktcli import config, smallfiles
 from ktcli.assembly.released import ReleasedRanges
-from ktcli.errors import NotEnoughDisk
 from ktcli.manifest import CHECKPOINT, Manifest
 from ktcli.store import contents
 from ktcli.store.bounded import BoundedTransfer
@@ -78,8 +77,7 @@ class HubSupply:
         scratch.mkdir(parents=True, exist_ok=True)
         self._schedule = steps = self._planned(plan, made)
         need = max(0, steps.peak_bytes - contents.written_bytes(pack)) + SPARE_BYTES
-        if need > (free := smallfiles.free_bytes(pack)):
-            raise NotEnoughDisk(f"converting {self._snapshot.repository}", need, free, str(pack))
+        smallfiles.require_room(pack, need, f"converting {self._snapshot.repository}")
         self._coming = [name for name in steps.files if not (folder / name).is_file()]
         with self._explained():
             places = [self._hub.locate(self._snapshot, self._remote[name]) for name in self._coming]

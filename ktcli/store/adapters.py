@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, NotFound, UsageError
+from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 from ktcli.manifest import FileRecord
 from ktcli.records import dataclass
 from ktcli.store import contents, places
@@ -97,12 +97,7 @@ def every() -> tuple[AdapterEntry, ...]:
     Raises:
         KtError: the folder cannot be read.
     """
-    try:
-        names = sorted(os.listdir(folder()))
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise KtError(f"cannot read {folder()}: {error.strerror}") from error
+    names = contents.names(folder())
     return tuple(_entry(folder() / name) for name in names if places.is_name(name))
 
 
@@ -255,8 +250,7 @@ def copy(
         NotEnoughDisk: they do not fit. OSError: one cannot be read or written.
     """
     need = sum((source / name).stat().st_size for name in names)
-    if need > (free := smallfiles.free_bytes(target)):
-        raise NotEnoughDisk("importing the adapter", need, free, str(target.parent))
+    smallfiles.require_room(target, need, "importing the adapter", target.parent)
     return tuple(_copied(source / name, target / name, advance) for name in names)
 
 
@@ -317,15 +311,7 @@ def remove(entry: AdapterEntry) -> int:
     """
     lock = places.lock_path(f"adapter-{entry.name.lower()}")
     with smallfiles.lock(lock, f"removing adapter {entry.name}", frees=True):
-        try:
-            freed = sum(status.st_size for _, status in contents.walk(entry.path))
-            # Renamed first: whatever interrupts the deletion, no half adapter keeps a whole one's name.
-            trash = entry.path.with_name(f".{entry.name}.{_REMOVED}.{os.getpid()}")
-            entry.path.rename(trash)
-            shutil.rmtree(trash)
-        except OSError as error:
-            raise KtError(
-                f"cannot remove {error.filename or entry.path}: {error.strerror}",
-                hint=f"check the permissions of {folder()}",
-            ) from error
+        freed = contents.bytes_below(entry.path)
+        with contents.removing(entry.path, f"check the permissions of {folder()}"):
+            contents.discard(entry.path)
     return freed

@@ -94,7 +94,7 @@ def preset_of(model: str) -> Preset:
             raise _faulty(step)
         _require_end(known, name)
         found, name = found.over(step.preset), _stem(step.target)
-    return found.over(ollama.preset_of(name)) if ollama.is_named(name) else found
+    return found.over(ollama.find(name).preset) if ollama.is_named(name) else found
 
 
 def _stem(model: str) -> str:

@@ -5,13 +5,12 @@ It runs beside whoever uses the files. A file that arrives damaged is fetched on
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ktcli.store.partial import Located, PartialFile
 from ktcli.store.transfer import Arrived, Transfer, open_chunks
-from ktcli.threads import Daemon
+from ktcli.threads import BackgroundCall
 
 POLL_S = 0.1
 
@@ -36,25 +35,11 @@ class BoundedTransfer(Transfer):
         self._allowed = 0
         self._here: set[str] = set()
         self._spared: set[str] = set()  # arrived damaged once
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def new_bytes(self) -> int:
-        """The number of bytes that have arrived since the transfer was made."""
-        return self._new_bytes
+        self._fetching: BackgroundCall[None] | None = None
 
     def start(self) -> None:
         """Starts fetching the files that are allowed, in a thread of its own."""
-
-        def run() -> None:
-            try:
-                self.run(lambda n: None)
-            except BaseException as error:  # raised again by `wait_for`
-                self._error = error
-
-        self._thread = Daemon(run, name="kt-stream")
-        self._thread.start()
+        self._fetching = BackgroundCall(lambda: self.run(lambda n: None), "kt-stream")
 
     def allow(self, count: int) -> None:
         """Allows the first `count` files to be fetched."""
@@ -70,10 +55,10 @@ class BoundedTransfer(Transfer):
         Raises:
             HubError, OSError: as of `run`; what stopped the transfer.
         """
-        assert self._thread is not None, "nothing arrives before the start"
+        assert self._fetching is not None, "nothing arrives before the start"
         while name not in self._here:
-            if not self._thread.is_alive() and name not in self._here:
-                raise self._error or RuntimeError(f"{name} is not part of this transfer")
+            if self._fetching.ended and name not in self._here:
+                raise self._fetching.error or RuntimeError(f"{name} is not part of this transfer")
             with self._moved:
                 self._moved.wait(POLL_S)
             waiting()
@@ -81,8 +66,8 @@ class BoundedTransfer(Transfer):
     def stop(self) -> None:
         """Stops the transfer; files that arrived are kept."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
+        if self._fetching is not None:
+            self._fetching.wait(2.0)
 
     def _note(self, arrived: Arrived) -> None:
         with self._moved:

@@ -5,7 +5,7 @@
     packs/NAME@EXPERTS-DENSE/kt.json      the manifest of each part, then the part's other files
     checkpoints/NAME/kt-source.json
 
-Members are called as they lie in a library, so that tar itself can read an archive. Here a bundle is data: its list
+FileRecords are called as they lie in a library, so that tar itself can read an archive. Here a bundle is data: its list
 is encoded, and parsed as hostile input. `bundlewriter` writes archives, `bundlereader` reads them.
 """
 
@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ktcli import manifest, smallfiles
-from ktcli.manifest import FileRecord, Manifest, Seal
+from ktcli.manifest import FileRecord, Seal
 from ktcli.records import dataclass
 from ktcli.store import scan
 from ktcli.store.places import EntryKind
@@ -69,23 +69,14 @@ class BundlePart:
         Raises:
             ValueError: it does not; the message completes "it …".
         """
-        found = manifest.parse(data, manifest_name(self.kind))
+        found = manifest.parse(data, self.kind.manifest)
         listed = {(each.name, each.size_bytes, each.sha256) for each in found.records}
         if listed != {(each.name, each.size_bytes, each.sha256) for each in self.files[1:]}:
             raise ValueError("lists different files from the bundle")
-        if formats_of(found) != self.formats:
-            raise ValueError(f"has the formats {formats_of(found)[:60]!r}, not {self.formats}")
+        if found.formats_label != self.formats:
+            raise ValueError(f"has the formats {found.formats_label[:60]!r}, not {self.formats}")
         if found.seal is Seal.BROKEN:
             raise ValueError("has a checksum mismatch")
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A file of an archive: its name there, and its expected size and hash."""
-
-    name: str
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +102,15 @@ class Bundle:
         """The hash of everything but the heat map, which changes whenever somebody talks to the model."""
         return hashlib.sha256(Bundle(self.name, self.parts).encode()).hexdigest()
 
-    def members(self) -> Iterator[Member]:
-        """Yields every member behind the list, in the order of the archive."""
+    def members(self) -> Iterator[FileRecord]:
+        """Yields every member behind the list, by its name there, in the order of the archive."""
         if self.heat is not None:
-            yield Member(f"heat/{self.name}.json", self.heat.size_bytes, self.heat.sha256)
+            yield FileRecord(f"heat/{self.name}.json", self.heat.size_bytes, self.heat.sha256)
         for part in self.parts:
             for file in part.files:
-                yield Member(f"{part.folder(self.name)}/{file.name}", file.size_bytes, file.sha256)
+                yield FileRecord(
+                    f"{part.folder(self.name)}/{file.name}", file.size_bytes, file.sha256
+                )
 
     def encode(self) -> bytes:
         """Returns the bundle as the bytes of the list at its beginning."""
@@ -156,16 +149,6 @@ def parse(data: bytes) -> Bundle:
     return Bundle(name, parts, record)
 
 
-def manifest_name(kind: EntryKind) -> str:
-    """Returns the file name of the manifest of entries of this kind."""
-    return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
-
-
-def formats_of(found: Manifest) -> str:
-    """Returns the formats of a conversion as "<experts>-<dense>"; empty for a checkpoint."""
-    return f"{found.formats.experts}-{found.formats.dense}" if found.formats else ""
-
-
 def is_name(text: str) -> bool:
     """Returns whether a text is valid as the name of a model in a bundle."""
     return _NAME.fullmatch(text) is not None
@@ -194,8 +177,8 @@ def _part(row: object) -> BundlePart:
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"has a {kind.value} without files")
     first, *others = files = tuple(map(manifest.parse_record, rows))
-    if first.name != manifest_name(kind) or first.size_bytes > manifest.MAX_BYTES:
-        raise ValueError(f"has a {kind.value} whose first file is not a {manifest_name(kind)}")
+    if first.name != kind.manifest or first.size_bytes > manifest.MAX_BYTES:
+        raise ValueError(f"has a {kind.value} whose first file is not a {kind.manifest}")
     for each in others:
         refuse_name(each.name)
     if len({each.name for each in files}) != len(files):

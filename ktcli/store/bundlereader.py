@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk, UsageError
+from ktcli.errors import BadCheckpoint, KtError, UsageError
 from ktcli.manifest import FileRecord
 from ktcli.records import dataclass
 from ktcli.store import heat, places, scan
 from ktcli.store.archive import Archive, Flusher, padding
-from ktcli.store.bundle import LIST, SCRATCH, Bundle, BundlePart, Member, manifest_name, parse
+from ktcli.store.bundle import LIST, SCRATCH, Bundle, BundlePart, parse
 from ktcli.store.download import Watcher
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
@@ -88,7 +88,7 @@ class Arrival:
         """Returns the names of the files in its folder that exist only during an import, remains of killed ones
         included.
         """
-        own = f"{manifest_name(self.part.kind)}."
+        own = f"{self.part.kind.manifest}."
         return {
             name
             for name in os.listdir(self.folder)
@@ -101,7 +101,7 @@ class Arrival:
         arrived.
         """
         there, own = set(os.listdir(self.folder)), self.leftovers()
-        if manifest_name(self.part.kind) in there or there == own:
+        if self.part.kind.manifest in there or there == own:
             for name in own:
                 (self.folder / name).unlink(missing_ok=True)
         if there == own:
@@ -135,9 +135,8 @@ def receive(
     try:
         with smallfiles.lock(places.lock_path(name), f"importing {name}"):
             arrivals = [_arrival(part, name, bundle.identity) for part in bundle.parts]
-            need, free = sum(each.missing_bytes for each in arrivals), smallfiles.free_bytes(home)
-            if need > free:
-                raise NotEnoughDisk(f"importing {name}", need, free, str(home))
+            need = sum(each.missing_bytes for each in arrivals)
+            smallfiles.require_room(home, need, f"importing {name}")
             watcher.begin(f"Importing {name}", bundle.size_bytes, bundle.size_bytes - need)
             mark = {"bundle": bundle.identity, "arguments": list(arguments)}
             with ExitStack() as held:
@@ -190,11 +189,7 @@ def _arrival(part: BundlePart, name: str, identity: str) -> Arrival:
 
 def _identity(mark: Path) -> str:
     """The identity of the bundle whose import was interrupted; empty: nobody knows."""
-    try:
-        found = smallfiles.json_object(smallfiles.read_bounded(mark, scan.MAX_REFERENCE_BYTES))
-    except (OSError, ValueError):
-        return ""
-    return str(found.get("bundle", ""))
+    return str(smallfiles.known_object(mark, scan.MAX_REFERENCE_BYTES).get("bundle", ""))
 
 
 def _hold(arrival: Arrival, name: str, mark: str, held: ExitStack) -> None:
@@ -237,13 +232,13 @@ def _unpack(
         raise archive.bad(f"contains {extra.name[:60]!r}, which is not in its list,")
     for each, data in zip(arrivals, manifests, strict=True):
         if not each.known:
-            smallfiles.write(each.folder / manifest_name(each.part.kind), data)
+            smallfiles.write(each.folder / each.part.kind.manifest, data)
     if chosen and not os.path.lexists(counts):
         smallfiles.make_folder(counts.parent)
         smallfiles.write(counts, chosen)
 
 
-def _expect(archive: Archive, member: Member) -> None:
+def _expect(archive: Archive, member: FileRecord) -> None:
     """Reads the header of a member, which must be the next one.
 
     Raises:
@@ -261,7 +256,7 @@ def _expect(archive: Archive, member: Member) -> None:
         raise archive.bad(what)
 
 
-def _small(archive: Archive, member: Member) -> bytes:
+def _small(archive: Archive, member: FileRecord) -> bytes:
     """The bytes of a member whose size the list bounds."""
     _expect(archive, member)
     data = archive.exactly(member.size_bytes)
@@ -272,7 +267,7 @@ def _small(archive: Archive, member: Member) -> bytes:
 
 
 def _extract(
-    archive: Archive, member: Member, target: Path, beside: Path, watcher: Watcher
+    archive: Archive, member: FileRecord, target: Path, beside: Path, watcher: Watcher
 ) -> None:
     """Writes the bytes of a member beside its name, proves them, and gives them the name."""
     state, left = hashlib.sha256(), member.size_bytes

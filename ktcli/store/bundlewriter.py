@@ -17,7 +17,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from ktcli import manifest, smallfiles
-from ktcli.errors import BadCheckpoint, BadPack, KtError, NotEnoughDisk, NotFound, UsageError
+from ktcli.errors import BadCheckpoint, BadPack, KtError, NotFound, UsageError
 from ktcli.manifest import FileRecord
 from ktcli.records import dataclass
 from ktcli.store import heat
@@ -27,17 +27,13 @@ from ktcli.store.bundle import (
     MOST_HEAT_BYTES,
     Bundle,
     BundlePart,
-    Member,
-    formats_of,
     head,
     is_name,
-    manifest_name,
     parse,
     refuse_name,
 )
 from ktcli.store.download import Watcher
 from ktcli.store.entry import Entry
-from ktcli.store.places import EntryKind
 
 _BLOCK = 4 << 20
 _END = bytes(2 * tarfile.BLOCKSIZE)  # of an archive
@@ -64,13 +60,13 @@ class Export:
         """The size of the archive in bytes."""
         return sum(_room(each) for each in self.pieces()) + len(_END)
 
-    def pieces(self) -> Iterator[Member]:
+    def pieces(self) -> Iterator[FileRecord]:
         """Yields the members of the archive, the list among them."""
         text = self.bundle.encode()
-        yield Member(LIST, len(text), hashlib.sha256(text).hexdigest())
+        yield FileRecord(LIST, len(text), hashlib.sha256(text).hexdigest())
         yield from self.bundle.members()
 
-    def source(self, member: Member) -> Path | bytes:
+    def source(self, member: FileRecord) -> Path | bytes:
         """Returns the bytes of a member, or the path of the file that has them."""
         if member.name == LIST:
             return self.bundle.encode()
@@ -107,7 +103,7 @@ def gather(entries: Sequence[Entry]) -> Export:
 
 
 def _part(entry: Entry) -> BundlePart:
-    path = entry.path / manifest_name(entry.kind)
+    path = entry.path / entry.kind.manifest
     found = manifest.read(path)
     if found is None:
         raise NotFound(
@@ -123,8 +119,7 @@ def _part(entry: Entry) -> BundlePart:
     except ValueError as error:
         raise BadCheckpoint(f"{path} {error}") from None
     own = FileRecord(path.name, len(data), hashlib.sha256(data).hexdigest())
-    formats = formats_of(found) if entry.kind is EntryKind.PACK else ""
-    return BundlePart(formats, (own, *found.records))
+    return BundlePart(found.formats_label, (own, *found.records))
 
 
 # --- writing ----------------------------------------------------------------------------------------
@@ -161,7 +156,8 @@ def write_file(what: Export, target: Path, watcher: Watcher) -> None:
             )
         try:
             what, begun = _begun(what, beside)
-            _check_space(what, target, begun)
+            need = what.total_bytes - begun
+            smallfiles.require_room(target.parent, need, f"exporting {what.label}")
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(beside, flags, 0o644)
             try:
@@ -225,12 +221,6 @@ def _earlier(what: Export, start: bytes) -> Export | None:
     return what  # it stopped in the heat map, and all that it wrote is written again
 
 
-def _check_space(what: Export, target: Path, begun: int) -> None:
-    need, free = what.total_bytes - begun, smallfiles.free_bytes(target.parent)
-    if need > free:
-        raise NotEnoughDisk(f"exporting {what.label}", need, free, str(target.parent))
-
-
 def _fill(what: Export, descriptor: int, begun: int, watcher: Watcher) -> None:
     os.ftruncate(descriptor, begun)
     os.lseek(descriptor, begun, os.SEEK_SET)
@@ -245,7 +235,7 @@ def _fill(what: Export, descriptor: int, begun: int, watcher: Watcher) -> None:
     os.fsync(descriptor)
 
 
-def _write(what: Export, member: Member, file: Flusher, watcher: Watcher) -> None:
+def _write(what: Export, member: FileRecord, file: Flusher, watcher: Watcher) -> None:
     """Writes one member; its padding only when its bytes are proved."""
     file.put(head(member.name, member.size_bytes))
     source = what.source(member)
@@ -258,7 +248,7 @@ def _write(what: Export, member: Member, file: Flusher, watcher: Watcher) -> Non
     watcher.advance(_room(member) - member.size_bytes)
 
 
-def _copy(what: Export, source: Path, member: Member, file: Flusher, watcher: Watcher) -> None:
+def _copy(what: Export, source: Path, member: FileRecord, file: Flusher, watcher: Watcher) -> None:
     state, left = hashlib.sha256(), member.size_bytes
     problem = "has a checksum mismatch"
     try:
@@ -288,7 +278,7 @@ def _repair(what: Export) -> str:
     return f"kt verify --repair {what.label}"
 
 
-def _room(member: Member) -> int:
+def _room(member: FileRecord) -> int:
     """The bytes that a member takes in an archive."""
     return (
         len(head(member.name, member.size_bytes)) + member.size_bytes + padding(member.size_bytes)

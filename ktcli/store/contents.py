@@ -1,19 +1,20 @@
-"""The contents of folders: plain files, including numbered sets, and their bytes; links are not followed."""
+"""The contents of folders: plain files, including numbered sets, their bytes, their removal; links are not followed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from ktcli.errors import KtError
 from ktcli.numbered import numbered_set
 
 _SECTOR = 512  # bytes, in which st_blocks counts
-_PIECES, _PIECE_BYTES = (
-    8,
-    4096,
-)  # of each file that are looked at: a quarter of a second for 160 files of a new disk
+# Of each file that are looked at: a quarter of a second for 160 files of a new disk.
+_PIECES, _PIECE_BYTES = 8, 4096
 
 
 def parts(file: Path) -> list[Path]:
@@ -27,6 +28,20 @@ def parts(file: Path) -> list[Path]:
         for name in numbered_set(file.name)
         if name in there and (path := file.parent / name).is_file()
     ]
+
+
+def names(folder: Path) -> list[str]:
+    """Returns the names in a folder, in order; none if there is no such folder.
+
+    Raises:
+        KtError: it cannot be read.
+    """
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise KtError(f"cannot read {folder}: {error.strerror}") from error
 
 
 def weights(folder: Path) -> list[Path]:
@@ -92,3 +107,24 @@ def bytes_below(folder: str | Path) -> int:
     except OSError:  # renamed or removed meanwhile
         return total
     return total
+
+
+@contextlib.contextmanager
+def removing(path: Path, hint: str = "") -> Iterator[None]:
+    """Opens a context in which an error of the system is the refusal to remove `path`.
+
+    Raises:
+        KtError: the system refuses.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot remove {error.filename or path}: {error.strerror}"
+        raise KtError(what, hint=hint) from error
+
+
+def discard(folder: Path) -> None:
+    """Deletes a folder; it is renamed first: whatever interrupts the deletion, nothing incomplete keeps its name."""
+    trash = folder.with_name(f".{folder.name}.removed.{os.getpid()}")
+    folder.rename(trash)
+    shutil.rmtree(trash)

@@ -15,10 +15,9 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
+from ktcli.errors import BadCheckpoint, HubError, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import contents, integrity, library, places, scan
 from ktcli.store.choice import look
@@ -69,8 +68,8 @@ class HoldsAdapter(BadCheckpoint):
         self.snapshot = snapshot
 
 
-class Watcher(Protocol):
-    """The interface of a listener for the progress of a pull; every method may do nothing."""
+class Watcher:
+    """A listener for the progress of a pull; this one ignores everything."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
         """Called when a transfer of `total_bytes` begins, of which `done_bytes` are here."""
@@ -80,19 +79,6 @@ class Watcher(Protocol):
 
     def end(self) -> None:
         """Called when the transfer has ended."""
-
-
-class Unwatched:
-    """A watcher that ignores everything."""
-
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        """Does nothing."""
-
-    def advance(self, n_bytes: int) -> None:
-        """Does nothing."""
-
-    def end(self) -> None:
-        """Does nothing."""
 
 
 def pull(
@@ -163,9 +149,9 @@ def _fetch_index(client: Hub, snapshot: Snapshot, files: Files, log: _HashLog) -
     """Fetches the index of weights in several files, and the configuration, where there is an index."""
     if any(file.name == _INDEX for file in files):
         first = [file for file in files if file.name in (_CONFIG, _INDEX)]
-        _take_over(client, snapshot, first, log, Unwatched())
+        _take_over(client, snapshot, first, log, Watcher())
         rest = _missing(first, log)
-        fetch_files(client, snapshot, rest, log.folder, Unwatched(), finished=log.add)
+        fetch_files(client, snapshot, rest, log.folder, Watcher(), finished=log.add)
 
 
 def is_begun(name: str) -> bool:
@@ -409,9 +395,7 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
     need = max(0, total - contents.written_bytes(folder)) + SPARE_BYTES
-    free = smallfiles.free_bytes(folder)
-    if need > free:
-        raise NotEnoughDisk(f"pulling {reference.shown}", need, free, str(config.home()))
+    smallfiles.require_room(folder, need, f"pulling {reference.shown}", config.home())
 
 
 def _record(snapshot: Snapshot, files: tuple[RemoteFile, ...], log: _HashLog) -> None:

@@ -14,9 +14,10 @@ import fcntl
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from ctypes.util import find_library
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -112,8 +113,7 @@ class ExternalEngine:
         """Returns all packages of the environment beside pip, those of the lock too."""
         if self.lock_file is None:
             return self.packages
-        lines = self.lock_file.read_text(encoding="utf-8").splitlines()
-        return (*self.packages, *(_pinned(line) for line in lines if "==" in line))
+        return (*self.packages, *_pinned(self.lock_file.read_text(encoding="utf-8")))
 
 
 def _has_library(name: str) -> bool:
@@ -127,11 +127,18 @@ def _has_library(name: str) -> bool:
         return find_library(name) is not None
 
 
-def _pinned(line: str) -> PinnedPackage:
-    """Returns the package of a line of a lock."""
-    requirement, *hashes = line.split()
-    name, _, version = requirement.partition("==")
-    return PinnedPackage(name, version, tuple(each.rpartition(":")[2] for each in hashes))
+def _pinned(text: str) -> tuple[PinnedPackage, ...]:
+    """The packages in the text of a requirements file, in which each has its version and its hashes."""
+    found: list[PinnedPackage] = []
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    for word in " ".join(lines).split():
+        name, pins, version = word.partition("==")
+        if pins:
+            found.append(PinnedPackage(name, version))
+        else:
+            last, sha256 = found.pop(), word.rpartition(":")[2]
+            found.append(replace(last, sha256=(*last.sha256, sha256)))
+    return tuple(found)
 
 
 # smg says that it needs grpcio, protobuf and PyYAML, too; in front of HTTP servers it imports none of them.
@@ -141,23 +148,14 @@ TABLE = (
         "1.13.0",
         "router for several servers (kt route)",
         "smg.cli",
-        (
-            PinnedPackage(
-                "smg",
-                "1.13.0",
-                ("cfae8171dac68a74b4822263b1864fa79952992ee472a25ba7266ccd200399b4",),
-            ),
-            PinnedPackage(
-                "setproctitle",
-                "1.3.8",
-                (
-                    "1a6f6a3b2920f4362e8d924f9e5b084f0b2692a2c140e348abd2e3a07a1def73",  # Python 3.11
-                    "4a765e0c80a2453480be27c4fc22ba1c0771867040c5f91e4221940d78a4abfb",
-                    "d4289e209e805d7d276a534f062092974fbe6814889d4c132c247205ebb49a65",
-                    "4d6a0245679b74e0fda974edb672cd1f2351b0d762279b6776ca3a065c9322a4",  # Python 3.14
-                ),
-            ),
-        ),
+        _pinned("""
+            smg==1.13.0 --hash=sha256:cfae8171dac68a74b4822263b1864fa79952992ee472a25ba7266ccd200399b4
+            setproctitle==1.3.8
+              --hash=sha256:1a6f6a3b2920f4362e8d924f9e5b084f0b2692a2c140e348abd2e3a07a1def73
+              --hash=sha256:4a765e0c80a2453480be27c4fc22ba1c0771867040c5f91e4221940d78a4abfb
+              --hash=sha256:d4289e209e805d7d276a534f062092974fbe6814889d4c132c247205ebb49a65
+              --hash=sha256:4d6a0245679b74e0fda974edb672cd1f2351b0d762279b6776ca3a065c9322a4
+        """),
         download_bytes=37_500_000,
         installed_bytes=130_000_000,
         licence="Apache-2.0",
@@ -170,17 +168,12 @@ TABLE = (
         "0.3.13.post1",
         "KV store for several servers (--kv-store)",
         "mooncake.store",
-        (
-            PinnedPackage(
-                "mooncake-transfer-engine-non-cuda",
-                "0.3.13.post1",
-                (
-                    "ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940",  # Python 3.11
-                    "892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51",
-                    "0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578",  # Python 3.13
-                ),
-            ),
-        ),
+        _pinned("""
+            mooncake-transfer-engine-non-cuda==0.3.13.post1
+              --hash=sha256:ca9f668a04ffe648b250fda28b97d0a7da149cb110dec5cf3d166a9e68afc940
+              --hash=sha256:892fd0ee77d736fc8d625981c485a43282dbdbc0926b95f05c1cadd8b0debe51
+              --hash=sha256:0f97a95a3af7ac7532affe5badc4128c71d7bff8740118fea9a8bbbbc65dd578
+        """),
         download_bytes=46_100_000,
         installed_bytes=170_000_000,
         licence="Apache-2.0",
@@ -194,21 +187,12 @@ TABLE = (
         "0.7.2",
         "a model over several GPUs and the CPU (kt serve --engine)",
         "sglang.launch_server",
-        (
-            PinnedPackage(
-                "sglang-kt",
-                "0.7.2",
-                ("f24dfb7c555d3d678e4fa12fc7d03edee332b41141bb42086d0af44412f38f2c",),
-            ),
-            PinnedPackage(
-                "kt-kernel",
-                "0.7.2",
-                (
-                    "23dc85058bd88eecc1452274b986c82625e182f9323fb8b647b8d42517c69801",  # Python 3.11
-                    "6345965091e3e562e21871ace08bd1d1228672ea433ad74ceafd4ae8a633eb80",
-                ),
-            ),
-        ),
+        _pinned("""
+            sglang-kt==0.7.2 --hash=sha256:f24dfb7c555d3d678e4fa12fc7d03edee332b41141bb42086d0af44412f38f2c
+            kt-kernel==0.7.2
+              --hash=sha256:23dc85058bd88eecc1452274b986c82625e182f9323fb8b647b8d42517c69801
+              --hash=sha256:6345965091e3e562e21871ace08bd1d1228672ea433ad74ceafd4ae8a633eb80
+        """),
         download_bytes=5_131_000_000,
         installed_bytes=10_500_000_000,
         licence="Apache-2.0",
@@ -258,7 +242,7 @@ class InstalledEngine:
 
     def size_bytes(self) -> int:
         """Returns the bytes of its files."""
-        return sum(status.st_size for _, status in contents.walk(self.path))
+        return contents.bytes_below(self.path)
 
 
 def row_of(name: str) -> ExternalEngine:
@@ -301,19 +285,10 @@ def every() -> tuple[InstalledEngine, ...]:
     """
     found = [
         InstalledEngine(said[1], said[2], folder() / name, _problem(folder() / name, said[1]))
-        for name in _names()
+        for name in contents.names(folder())
         if (said := _FOLDER.fullmatch(name)) and (folder() / name / MANIFEST).is_file()
     ]
     return tuple(sorted(found, key=lambda each: (each.name, each.version)))
-
-
-def _names() -> list[str]:
-    try:
-        return os.listdir(folder())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise KtError(f"cannot read {folder()}: {error.strerror}") from error
 
 
 def _problem(path: Path, name: str) -> str:
@@ -378,15 +353,9 @@ def require(name: str) -> InstalledEngine:
     return found
 
 
-@contextlib.contextmanager
-def in_use(engine: InstalledEngine) -> Iterator[None]:
+def in_use(engine: InstalledEngine) -> AbstractContextManager[None]:
     """Opens a context in which an environment is not removed."""
-    descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
+    return _locked(engine, fcntl.LOCK_SH)
 
 
 def remove(engine: InstalledEngine) -> int:
@@ -395,40 +364,33 @@ def remove(engine: InstalledEngine) -> int:
     Raises:
         Busy: a program of it runs. KtError: the system refuses.
     """
-    try:
-        freed = engine.size_bytes()
-        with _alone(engine):
-            # Renamed first: whatever interrupts the deletion, no half environment counts.
-            trash = engine.path.with_name(f".{engine.path.name}.removed.{os.getpid()}")
-            engine.path.rename(trash)
-        shutil.rmtree(trash)
-    except OSError as error:
-        raise KtError(
-            f"cannot remove {error.filename or engine.path}: {error.strerror}",
-            hint="check the permissions of the folder",
-        ) from error
+    freed = engine.size_bytes()
+    with contents.removing(engine.path, "check the permissions of the folder"):
+        try:
+            with _locked(engine, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                contents.discard(engine.path)
+        except BlockingIOError:
+            raise Busy(
+                f"{engine.label} is running",
+                hint="kt ps lists what runs; kt stop stops it",
+            ) from None
     return freed
 
 
 @contextlib.contextmanager
-def _alone(engine: InstalledEngine) -> Iterator[None]:
-    """Holds an environment that nobody uses. Raises: Busy: somebody does."""
+def _locked(engine: InstalledEngine, how: int) -> Iterator[None]:
+    """Opens a context in which the manifest of an environment is locked: shared while it is used, else exclusively."""
     descriptor = os.open(engine.path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how)
         yield
-    except BlockingIOError:
-        raise Busy(
-            f"{engine.label} is running",
-            hint="kt ps lists what runs; kt stop stops it",
-        ) from None
     finally:
         os.close(descriptor)
 
 
 def leftovers() -> tuple[Path, ...]:
     """Returns the paths of environments whose installation or removal was interrupted."""
-    return tuple(folder() / name for name in sorted(_names()) if _is_left(name))
+    return tuple(folder() / name for name in contents.names(folder()) if _is_left(name))
 
 
 def _is_left(name: str) -> bool:

@@ -75,9 +75,8 @@ class Entry:
         """The share of its bytes that the process working on it has written so far; None: unknown."""
         if not self.running or self.work is None or not self.work.total_bytes:
             return None
-        is_pack = (
-            self.kind is EntryKind.PACK
-        )  # beside its own files may lie what they are made from
+        # Beside its own files may lie what they are made from.
+        is_pack = self.kind is EntryKind.PACK
         here = contents.written_bytes(self.path, below=not is_pack)
         return min(1.0, here / self.work.total_bytes)
 
@@ -163,9 +162,8 @@ class Entry:
     def _has_repair(self) -> bool:
         """Whether damaged files can be brought back while the others stay: its manifest tells which these are, and what
         they are made from is there or on a hub."""
-        kind = manifest.PACK if self.kind is EntryKind.PACK else manifest.CHECKPOINT
         try:
-            found = manifest.read(self.path / kind) if self.managed else None
+            found = manifest.read(self.path / self.kind.manifest) if self.managed else None
         except BadCheckpoint:
             return False
         if found is None or found.seal is manifest.Seal.BROKEN:

@@ -200,7 +200,4 @@ def _key(conversion: str, where: str) -> str:
 
 
 def _read(name: str) -> dict[str, Any]:
-    try:
-        return smallfiles.json_object(smallfiles.read_bounded(config.home() / name, _MAX_BYTES))
-    except (OSError, ValueError):
-        return {}
+    return smallfiles.known_object(config.home() / name, _MAX_BYTES)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from ktcli.errors import Gated, HubError, KtError, NotFound
 from ktcli.store import catalog, tokens
-from ktcli.store.profile import HUBS
+from ktcli.store.profile import HUBS, typed
 from ktcli.store.retrying import LONGEST_S, STATUSES, retry_after
 
 
@@ -122,9 +122,8 @@ def _gated(hub: str, repository: str) -> Gated:
 
 def _not_there(hub: str, repository: str) -> NotFound:
     near = catalog.repositories_like(hub, repository)
-    prefix = "" if hub == "hf" else f"{hub}:"
     hint = (
-        f"did you mean: {', '.join(f'{prefix}{each}' for each in near)}"
+        f"did you mean: {', '.join(typed(hub, each) for each in near)}"
         if near
         else f"check the spelling; kt search {repository.rpartition('/')[2]} --hub looks for it"
     )

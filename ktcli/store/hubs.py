@@ -60,9 +60,8 @@ class Hub(Protocol):
         """Returns the path of a file in the cache of the hub's own client on this machine; None: it is not there."""
 
 
-_COMMIT = re.compile(
-    r"[0-9a-f]{7,64}"
-)  # what is anything else goes into no address and onto no screen
+# What is anything else goes into no address and onto no screen.
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 def _listed(name: object, size: object, sha256: object, blob: object = None) -> list[RemoteFile]:
@@ -129,9 +128,8 @@ class HuggingFace:
             files = []
             for sibling in info.siblings or ():
                 lfs: Any = sibling.lfs
-                blob = (
-                    None if lfs else sibling.blob_id
-                )  # of a large file only its pointer is a blob
+                # Of a large file only its pointer is a blob.
+                blob = None if lfs else sibling.blob_id
                 sha256 = getattr(lfs, "sha256", None)
                 files += _listed(sibling.rfilename, sibling.size, sha256, blob)
             tags = [tag for tag in info.tags or () if tag.startswith("license:")]

@@ -13,7 +13,7 @@ from ktcli.store import tokens
 from ktcli.store.huberrors import asking, explained
 from ktcli.store.hubs import HuggingFace, ModelScope, RemoteFile, Snapshot, hub_named
 from ktcli.store.partial import Located
-from ktcli.store.profile import HUBS
+from ktcli.store.profile import HUBS, typed
 from ktcli.store.reference import parse
 from ktcli.store.retrying import STATUSES, Tell, silent, with_retries
 from ktcli.threadpool import Threads
@@ -45,7 +45,7 @@ class Hit:
     @property
     def reference(self) -> str:
         """The text that means this repository in any command."""
-        return self.repository if self.hub == "hf" else f"{self.hub}:{self.repository}"
+        return typed(self.hub, self.repository)
 
 
 @dataclass(frozen=True, slots=True)

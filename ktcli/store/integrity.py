@@ -15,10 +15,7 @@ _BLOCK = 1 << 22
 def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
     """Returns the SHA-256 of a file, hexadecimal; `advance` is called with the bytes of each read."""
     state = hashlib.sha256()
-    with path.open("rb", buffering=0) as stream:
-        while block := stream.read(_BLOCK):
-            state.update(block)
-            advance(len(block))
+    _feed(path, advance, state)
     return state.hexdigest()
 
 
@@ -26,12 +23,17 @@ def digests(path: Path, advance: Callable[[int], None] = lambda n: None) -> tupl
     """Returns the SHA-256 of a file, and its hash as a git blob, hexadecimal; `advance` as for `digest`."""
     state = hashlib.sha256()
     blob = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    _feed(path, advance, state, blob)
+    return state.hexdigest(), blob.hexdigest()
+
+
+def _feed(path: Path, advance: Callable[[int], None], *states: hashlib._Hash) -> None:
+    """Updates hashes with the bytes of a file."""
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(_BLOCK):
-            state.update(block)
-            blob.update(block)
+            for state in states:
+                state.update(block)
             advance(len(block))
-    return state.hexdigest(), blob.hexdigest()
 
 
 def check(

@@ -25,8 +25,8 @@ from ktcli import manifest, smallfiles
 from ktcli.errors import BadPack, Busy, KtError, NotFound
 from ktcli.store import aliases, catalog, origins
 from ktcli.store.entry import Entry, is_recommended
-from ktcli.store.places import LOCAL, EntryKind, folder_of, shared_with
-from ktcli.store.reference import Reference, is_short, parse
+from ktcli.store.places import LOCAL, EntryKind, folder_of, is_name, shared_with
+from ktcli.store.reference import Reference, parse
 from ktcli.store.scan import builtin_entry, entries_of, entry_at, local_entry
 
 
@@ -69,7 +69,7 @@ def _spoken(found: list[Entry]) -> list[Entry]:
     ]
     often = Counter(name.lower() for name in taken)
     clear = {
-        name: stem for name, stem in stems.items() if is_short(stem) and often[stem.lower()] == 1
+        name: stem for name, stem in stems.items() if is_name(stem) and often[stem.lower()] == 1
     }
     return [
         replace(each, spoken=clear[each.name]) if each.name in clear else each for each in found

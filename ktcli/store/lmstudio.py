@@ -103,11 +103,7 @@ def _items(folder: Path) -> list[Path]:
 
 def _models_folder() -> Path:
     home = _home()
-    try:
-        data = smallfiles.read_bounded(home / "settings.json", _SETTINGS_BYTES)
-        said = smallfiles.json_object(data).get("downloadsFolder")
-    except (OSError, ValueError):
-        said = None
+    said = smallfiles.known_object(home / "settings.json", _SETTINGS_BYTES).get("downloadsFolder")
     return Path(said) if isinstance(said, str) and _is_path(said) else home / "models"
 
 

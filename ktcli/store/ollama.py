@@ -91,11 +91,6 @@ def find(text: str) -> OllamaModel:
     raise _absent(said)
 
 
-def preset_of(text: str) -> Preset:
-    """Returns the preset in the system text and the parameters of a model; raises as `find`."""
-    return find(text).preset
-
-
 def names() -> Iterator[str]:
     """Yields the names of the models in Ollama's store, as `find` reads them, up to a limit."""
     for models in _places():

@@ -12,9 +12,10 @@ are compared, as the checksum is, which covers the label as well.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -33,9 +34,8 @@ MAX_IDS = 64  # of a record: a page has no more positions
 MAX_RECORDS = 1 << 16
 CODEC_BYTES = 16
 
-_HEADER = struct.Struct(
-    "<8sII32s16sQI4x"
-)  # the checksum stands last, and is taken with zero in its place
+# The checksum stands last, and is taken with zero in its place.
+_HEADER = struct.Struct("<8sII32s16sQI4x")
 _ENTRY = struct.Struct("<32s32sIIIIQQ")
 _LABEL = struct.Struct("<32s32sIII")
 _ALIGNMENT = 64
@@ -152,6 +152,20 @@ def label_head(label: PageLabel) -> bytes:
     return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
 
 
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Opens a file or folder for reading, but not what a link leads to; a pipe does not block.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[PageEntry, ...]]:
     """Returns the space of a file and the entries of its records.
 
@@ -161,12 +175,9 @@ def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[Pag
         Damaged: it is no such file, or not whole, or of another space.
         OSError: it cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
         return parse_table(lambda n, at: os.pread(descriptor, n, at), size, space)
-    finally:
-        os.close(descriptor)
 
 
 def parse_table(
@@ -247,11 +258,8 @@ def read_ids(path: Path, entry: PageEntry) -> tuple[I32Array, U8Array]:
     Raises:
         Damaged: they are not all there. OSError: they cannot be read.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with opened(path) as descriptor:
         head = os.pread(descriptor, entry.head_bytes, entry.offset)
-    finally:
-        os.close(descriptor)
     if len(head) != entry.head_bytes:
         raise Damaged("is truncated")
     n = entry.n_ids

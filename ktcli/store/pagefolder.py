@@ -29,7 +29,8 @@ from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
 from ktcli.records import dataclass
-from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, read_table
+from ktcli.store import contents
+from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, check_record, opened, read_table
 
 VERSION = 1
 SUFFIX = ".pages"
@@ -44,9 +45,8 @@ _TRIES = 20  # to empty a folder to which others write
 _FOLDER_MODE, _FILE_MODES = 0o700, 0o666
 _PAGES = re.compile(rf"[A-Za-z0-9._-]{{1,100}}{re.escape(SUFFIX)}", re.ASCII)
 _SPACE = re.compile(r"[0-9a-f]{32}-[a-z0-9]{1,16}", re.ASCII)  # of every version
-_LATEST_NS = (
-    1 << 62
-)  # in the year 2116; beyond it no clock was, and some file systems count no further
+# In the year 2116; beyond it no clock was, and some file systems count no further.
+_LATEST_NS = 1 << 62
 
 
 class OtherVersion(KtError):
@@ -265,9 +265,8 @@ class PageFolder:
         """Sets the time of last use of files to now: ascending in the order of the list, and after all others."""
         now = max(time.time_ns(), self._newest + 1)
         for n, path in enumerate(paths):
-            with contextlib.suppress(
-                OSError
-            ):  # evicted meanwhile, or of a library that is read only
+            # Evicted meanwhile, or of a library that is read only.
+            with contextlib.suppress(OSError):
                 os.utime(path, ns=(now + n, now + n), follow_symlinks=False)
         self._newest = now + len(paths)
 
@@ -367,20 +366,15 @@ class PageFolder:
         if not self.path.is_dir():
             return 0
         freed = 0
-        with self.lock(frees=True):
-            try:
-                for item in sorted(self.path.iterdir()):
-                    if name not in (None, item.name) or not self.removes(item.name):
-                        continue
-                    freed += _size(item)
-                    if item.is_dir() and not item.is_symlink():
-                        _remove_folder(item)
-                    else:
-                        item.unlink(missing_ok=True)
-            except OSError as error:
-                raise KtError(
-                    f"cannot remove {error.filename or self.path}: {error.strerror}"
-                ) from error
+        with self.lock(frees=True), contents.removing(self.path):
+            for item in sorted(self.path.iterdir()):
+                if name not in (None, item.name) or not self.removes(item.name):
+                    continue
+                freed += _size(item)
+                if item.is_dir() and not item.is_symlink():
+                    _remove_folder(item)
+                else:
+                    item.unlink(missing_ok=True)
         return freed
 
     def removes(self, name: str) -> bool:
@@ -443,12 +437,9 @@ def _problem(path: Path, folder: str, codec: str) -> str:
     space, entries = read_table(path)
     if not folder.startswith(space.namespace.hex()[:32]) or space.codec != codec[:CODEC_BYTES]:
         return "contains pages of another model or layout"
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with opened(path) as descriptor:
         for entry in entries:
             check_record(descriptor, entry)
-    finally:
-        os.close(descriptor)
     return ""
 
 
@@ -457,10 +448,7 @@ def _words(version: object) -> str:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    try:
-        return smallfiles.json_object(smallfiles.read_bounded(folder / _ABOUT, MAX_MARK_BYTES))
-    except (OSError, ValueError):
-        return {}
+    return smallfiles.known_object(folder / _ABOUT, MAX_MARK_BYTES)
 
 
 def _size(path: Path) -> int:

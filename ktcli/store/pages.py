@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from ktcli.errors import Busy, KtError
 from ktcli.pagelabel import Fill, PageKind, PageLabel, U8Array
 from ktcli.records import dataclass
-from ktcli.store.pagefile import Damaged, Image, PageEntry, Space, read_record, read_table
+from ktcli.store.pagefile import Damaged, Image, PageEntry, Space, opened, read_record, read_table
 from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
 from ktcli.store.pagewriter import NICE, PageWriter, Target
 from ktcli.store.readrate import ASSUMED_BPS, ReadRate
@@ -192,10 +191,10 @@ class PageStore:
         are intact."""
         with ExitStack() as closing:
             jobs = []
-            opened: dict[Path, int] = {}
+            descriptors: dict[Path, int] = {}
             for label, memory in zip(labels, into, strict=True):
-                place = self._place(label, opened, closing)
-                if place is None or len(opened) > _MOST_OPEN:
+                place = self._place(label, descriptors, closing)
+                if place is None or len(descriptors) > _MOST_OPEN:
                     break
                 jobs.append((*place, label, memory))
             return self._run(jobs)
@@ -207,23 +206,20 @@ class PageStore:
         self._folder.use(list(self._paths(keys))[::-1])
 
     def _place(
-        self, label: PageLabel, opened: dict[Path, int], closing: ExitStack
+        self, label: PageLabel, descriptors: dict[Path, int], closing: ExitStack
     ) -> tuple[Path, int, PageEntry] | None:
         """The file of a record, open, and its entry; None: it is not there."""
         found = self._find(label.kind, label.key)
         if found is None:
             return None
         path, entry = found
-        if path not in opened:
+        if path not in descriptors:
             try:
-                opened[path] = os.open(
-                    path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-                )
+                descriptors[path] = closing.enter_context(opened(path))
             except OSError:  # evicted meanwhile
                 self._forget(path)
                 return None
-            closing.callback(os.close, opened[path])
-        return path, opened[path], entry
+        return path, descriptors[path], entry
 
     def _run(self, jobs: list[tuple[Path, int, PageEntry, PageLabel, U8Array]]) -> list[bool]:
         problems = in_parallel(self._read, jobs, _READERS, "kt-read")

@@ -27,9 +27,8 @@ _MAGIC = b"kt-part2"
 _COUNTER = struct.Struct("<Q")
 _START_BYTES = 36
 _NO_START = bytes(_START_BYTES)
-_ROWS = (
-    len(_MAGIC) + 32 + _START_BYTES
-)  # where the counters begin, behind magic, identity and start
+# Where the counters begin, behind magic, identity and start.
+_ROWS = len(_MAGIC) + 32 + _START_BYTES
 _START = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the machine
 
 

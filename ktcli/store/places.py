@@ -10,7 +10,7 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
-from ktcli import config
+from ktcli import config, manifest
 from ktcli.errors import KtError, UsageError
 
 LONGEST_NAME = 96  # characters of a name that a person may give
@@ -25,6 +25,11 @@ class EntryKind(Enum):
 
     CHECKPOINT = "checkpoint"
     PACK = "pack"
+
+    @property
+    def manifest(self) -> str:
+        """The file name of the manifest of entries of this kind."""
+        return manifest.PACK if self is EntryKind.PACK else manifest.CHECKPOINT
 
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH

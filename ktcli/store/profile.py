@@ -129,6 +129,11 @@ class _ProfileText:
         return table
 
 
+def typed(hub: str, repository: str) -> str:
+    """Returns a repository as a user writes it: without the hub if that is the first."""
+    return repository if hub == "hf" else f"{hub}:{repository}"
+
+
 def read_profile(path: Path, *, shipped: bool) -> ModelProfile:
     """Returns the profile in a file, which is named after its model.
 

@@ -16,6 +16,7 @@ from ktcli.errors import NotFound, UsageError, gib
 from ktcli.numbered import numbered_set
 from ktcli.records import dataclass
 from ktcli.store.hubs import RemoteFile, Snapshot
+from ktcli.store.profile import typed
 from ktcli.store.reference import quant_of
 
 _PART = r"[A-Za-z0-9_][\w.-]{0,149}"
@@ -88,10 +89,10 @@ def choose(snapshot: Snapshot, quants: tuple[Quant, ...], free_bytes: int) -> Us
         f"{', more than is free' if each.size_bytes > free_bytes else ''})"
         for each in quants
     )
-    prefix = "" if snapshot.hub == "hf" else f"{snapshot.hub}:"
+    typed_name = typed(snapshot.hub, snapshot.repository)
     return UsageError(
         f"{snapshot.repository} has several quants of GGUF files: {listed}",
-        hint=f"choose one; the best for this disk: kt pull {prefix}{snapshot.repository}:{best.name}",
+        hint=f"choose one; the best for this disk: kt pull {typed_name}:{best.name}",
     )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import time
 
-ASSUMED_BPS = (
-    100e6  # of a store on other machines, before a read was measured: about what 1 Gbit/s gives
-)
+# Of a store on other machines, before a read was measured: about what 1 Gbit/s gives.
+ASSUMED_BPS = 100e6
 _DECAY, _OLD_DECAY = 0.8, 0.1  # of what earlier reads weigh, and reads of longer ago than holds
 _SPREAD = 0.2  # of the mean size: reads of sizes that differ less say nothing of the fixed time
 _KNOWN_BYTES = 8 << 20  # after which the rate is known although all reads were of one size

@@ -29,7 +29,7 @@ from ktcli.errors import UsageError
 from ktcli.ggufname import GGUF, VISION, is_model
 from ktcli.records import dataclass
 from ktcli.store import aliases, catalog, lmstudio, ollama, places
-from ktcli.store.profile import HUBS, REPOSITORY
+from ktcli.store.profile import HUBS, REPOSITORY, typed
 
 _PART = places.NAME
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
@@ -82,9 +82,10 @@ class Reference:
             return self.stored or str(self.folder)
         if not self.repository or catalog.find(self.name) is not None:
             return self.name
-        hub = "" if self.hub == "hf" else f"{self.hub}:"
         revision = f"@{self.revision}" if self.revision else ""
-        return f"{hub}{self.repository}{revision}{f':{self.quant}' if self.quant else ''}"
+        return (
+            f"{typed(self.hub, self.repository)}{revision}{f':{self.quant}' if self.quant else ''}"
+        )
 
     @property
     def shown(self) -> str:
@@ -142,11 +143,6 @@ def split_adapter(text: str) -> tuple[str, str]:
 def is_elsewhere(text: str) -> bool:
     """Returns whether a text names a model in another program's store, existing or not."""
     return ollama.is_named(text) or lmstudio.is_named(text)
-
-
-def is_short(name: str) -> bool:
-    """Returns whether `parse` reads a text as the name of a model in the library."""
-    return places.is_name(name)
 
 
 def repository_named(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import Busy, KtError, UsageError
+from ktcli.errors import Busy, UsageError
 from ktcli.store import (
     adapters,
     contents,
@@ -42,25 +42,18 @@ def remove(entry: Entry) -> int:
             f"{entry.path} is not in the library, so kt will not remove it", hint="use rm"
         )
     freed = 0
-    try:
+    hint = f"check the permissions of the folder: kt path {entry.label}"
+    with contents.removing(entry.path, hint):
         if entry.path.is_symlink():
             entry.path.unlink()
             return 0
         for _, status in contents.walk(entry.path):
             freed += status.st_size if status.st_nlink == 1 else 0
-        # Renamed first: whatever interrupts the deletion, no half model keeps a whole one's name.
-        trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
-        entry.path.rename(trash)
-        shutil.rmtree(trash)
+        contents.discard(entry.path)
         if entry.kind is EntryKind.PACK:
             usage.forget(entry.path.name)
         if not any(each.name == entry.name for each in library.entries()):
             origins.forget(entry.name)
-    except OSError as error:
-        raise KtError(
-            f"cannot remove {error.filename or entry.path}: {error.strerror}",
-            hint="check the permissions of the folder: kt path " + entry.label,
-        ) from error
     return freed
 
 
@@ -72,13 +65,11 @@ def forget(model: str) -> bool:
         KtError: the system refuses.
     """
     path = heat.path_of(model)
-    try:
+    with contents.removing(path):
         if known := path.is_file():
             with heat.lock(frees=True):  # whoever writes maps looks for a pack first
                 path.unlink(missing_ok=True)
         importances.forget(model)
-    except OSError as error:
-        raise KtError(f"cannot remove {error.filename or path}: {error.strerror}") from error
     return known
 
 
@@ -158,7 +149,7 @@ def remove_leftovers() -> int:
     """Deletes the leftovers; returns the bytes freed."""
     freed = 0
     for path in leftovers():
-        freed += sum(status.st_size for _, status in contents.walk(path))
+        freed += contents.bytes_below(path)
         if path.is_symlink():
             path.unlink(missing_ok=True)
         else:

@@ -18,9 +18,8 @@ from ktcli.store.entry import BUILTIN, INTERRUPTED, Entry
 from ktcli.store.places import LOCAL, EntryKind, folder_of, lock_path, shared_with
 
 MAX_REFERENCE_BYTES = 4096
-IMPORTING = (
-    "kt-import.part"  # in an entry's folder while it is imported: how to go on, see `bundlereader`
-)
+# In an entry's folder while it is imported: how to go on, see `bundlereader`.
+IMPORTING = "kt-import.part"
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -74,7 +73,7 @@ def entry_at(path: Path, kind: EntryKind, shared: Path | None = None) -> Entry:
 def _entry_at(path: Path, kind: EntryKind, lock: Path) -> Entry:
     name, _, formats = path.name.partition("@")
     try:
-        source = manifest.read(path / _manifest_name(kind))
+        source = manifest.read(path / kind.manifest)
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
     if kind is EntryKind.PACK and name.startswith(LOCAL):
@@ -95,13 +94,7 @@ def _entry_at(path: Path, kind: EntryKind, lock: Path) -> Entry:
 
 def _importing(path: Path) -> str:
     """The arguments of the import that was interrupted; empty if none was."""
-    try:
-        found = smallfiles.json_object(
-            smallfiles.read_bounded(path / IMPORTING, MAX_REFERENCE_BYTES)
-        )
-    except (OSError, ValueError):
-        return ""
-    words = found.get("arguments")
+    words = smallfiles.known_object(path / IMPORTING, MAX_REFERENCE_BYTES).get("arguments")
     return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
 
@@ -112,10 +105,6 @@ def _pulling(path: Path) -> str:
         return data.decode("utf-8", "replace").strip()
     except OSError:
         return ""
-
-
-def _manifest_name(kind: EntryKind) -> str:
-    return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
 
 
 def builtin_entry() -> Entry | None:
@@ -163,11 +152,9 @@ def local_entry(folder: Path) -> Entry:
         )
         raise NotFound(what, hint=hint)
     kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT
-    source = manifest.read(folder / _manifest_name(kind))
+    source = manifest.read(folder / kind.manifest)
     shared = shared_with(folder)
     if shared or folder.parent == folder_of(kind):
         return entry_at(folder, kind, shared)
-    names = source.formats if source else None
-    formats = f"{names.experts}-{names.dense}" if names else ""
-    origin = source.origin if source else ""
+    formats, origin = (source.formats_label, source.origin) if source else ("", "")
     return Entry(folder.name, kind, folder, "", formats, origin, managed=False)

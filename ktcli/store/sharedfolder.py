@@ -24,7 +24,7 @@ from typing import Any
 from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.pagelabel import U8Array
-from ktcli.store.pagefile import Space
+from ktcli.store.pagefile import Space, opened
 from ktcli.store.pagefolder import (
     MARK,
     MAX_MARK_BYTES,
@@ -275,19 +275,13 @@ class SharedFolder(PageFolder):
 
 def _set_mode(path: Path, mode: int) -> None:
     """Sets the permissions of a file or folder, but not of what a link leads to that somebody put in its place."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with opened(path) as descriptor:
         os.fchmod(descriptor, mode | (os.fstat(descriptor).st_mode & stat.S_ISGID))
-    finally:
-        os.close(descriptor)
 
 
 def _is_of_library(mark: Path) -> bool:
     """Returns whether a mark of this version is that of a library's folder, not of a shared one."""
-    try:
-        said = smallfiles.json_object(smallfiles.read_bounded(mark, MAX_MARK_BYTES))
-    except (OSError, ValueError):
-        return False
+    said = smallfiles.known_object(mark, MAX_MARK_BYTES)
     return said.get("kt_kv") == VERSION and said.get(_SHARED) is not True
 
 

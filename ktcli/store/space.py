@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 from ktcli import config
 from ktcli.records import dataclass
 from ktcli.store import contents, library, removal
@@ -27,42 +29,33 @@ class Taken:
 
 def by_model() -> tuple[Taken, ...]:
     """Returns the bytes of every model with files in the library, the largest first."""
-    sizes: dict[str, dict[str, int]] = {}
-
-    def add(name: str, kind: str, size_bytes: int) -> None:
-        kinds = sizes.setdefault(name, {})
-        kinds[kind] = kinds.get(kind, 0) + size_bytes
-
+    sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     spoken = {}
     for entry in library.entries():
         if entry.managed:
             spoken[entry.name] = entry.spoken or entry.name
-            add(entry.name, entry.kind.value, entry.size_bytes)
+            sizes[entry.name][entry.kind.value] += entry.size_bytes
     try:
         for pages in PageFolder.of_library().stored():
-            add(pages.model, "pages", pages.size_bytes)
+            sizes[pages.model]["pages"] += pages.size_bytes
     except OtherVersion:
         pass  # `rest` counts them
+    kinds = (EntryKind.CHECKPOINT.value, EntryKind.PACK.value, "pages")
     found = (
-        Taken(
-            spoken.get(name, name),
-            kinds.get(EntryKind.CHECKPOINT.value, 0),
-            kinds.get(EntryKind.PACK.value, 0),
-            kinds.get("pages", 0),
-        )
-        for name, kinds in sizes.items()
+        Taken(spoken.get(name, name), *(each[kind] for kind in kinds))
+        for name, each in sizes.items()
     )
     return tuple(sorted(found, key=lambda each: (-each.total_bytes, each.name)))
 
 
 def left_bytes() -> int:
     """Returns the bytes of the files left by killed processes, which `kt prune` removes."""
-    return sum(status.st_size for path in removal.leftovers() for _, status in contents.walk(path))
+    return sum(map(contents.bytes_below, removal.leftovers()))
 
 
 def all_bytes() -> int:
     """Returns the bytes of every file in the library folder: models, and chats, settings and records."""
-    return sum(status.st_size for _, status in contents.walk(config.home()))
+    return contents.bytes_below(config.home())
 
 
 def converted() -> tuple[Entry, ...]:

@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 _PORTS = {"http": 80, "https": 443}
 _SECRET = ("Authorization", "Cookie")
-_LEFT = (
-    "_kt_left_its_server"  # set on a request of a chain of redirects that has left the first server
-)
+# Set on a request of a chain of redirects that has left the first server.
+_LEFT = "_kt_left_its_server"
 
 
 def is_same_server(url: str, other: str) -> bool:

@@ -88,6 +88,8 @@ class Transfer:
         folder: where the complete files go; partial ones lie in `scratch`.
         finished: called for each complete file, after it got its name, by one thread.
         limit_bps: the most bytes per second; None: no limit.
+    Attributes:
+        new_bytes: the bytes that have arrived since it was made.
     """
 
     def __init__(
@@ -108,7 +110,7 @@ class Transfer:
         self._damaged: list[str] = []
         self._asking_again_at = 0.0  # before it nobody asks again: the server said so
         self.present_bytes = sum(file.arrived_bytes for file in self._files)
-        self._new_bytes = 0
+        self.new_bytes = 0
 
     def run(self, advance: Callable[[int], None]) -> None:
         """Downloads the missing parts of all files; returns when every file is complete and verified.
@@ -129,7 +131,7 @@ class Transfer:
         try:
             while verifier.is_alive():
                 verifier.join(_POLL_S)
-                now = self._new_bytes
+                now = self.new_bytes
                 advance(now - told)
                 told = now
         finally:
@@ -247,7 +249,7 @@ class Transfer:
             new = file.write(start, data)
             start += len(data)
             with self._moved:
-                self._new_bytes += new
+                self.new_bytes += new
                 self._moved.notify_all()
             since += self._throttle.wait(len(data), self._stop)
             now = time.monotonic()

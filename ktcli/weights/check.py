@@ -1,20 +1,27 @@
-"""Checks a checkpoint before its conversion: it has all tensors of the model, in the right shapes, and no more."""
+"""Checks a checkpoint before its conversion: its tensors are those of the model in the right shapes, and some values.
+
+Values are those of tables of experts, which are indexed by a token's id, and of an output head that config.json ties
+to the embedding although the checkpoint has a separate tensor for it.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from ktcli.errors import BadCheckpoint
 from ktcli.models import Model
-from ktcli.native import Format
+from ktcli.native import Format, Pool
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.changed import stored_as
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.formats import FORMATS
+from ktcli.weights.ids import first_outside
 from ktcli.weights.ranges import Ranges, union
-from ktcli.weights.storage import PLAIN, Reader
+from ktcli.weights.storage import PLAIN, Reader, StorageSource, read_rows
 from ktcli.weights.strips import pieces_of
 from ktcli.weights.unread import left_over
 
@@ -123,3 +130,55 @@ def _listed(names: list[str]) -> str:
     least = "at least " if len(names) == COUNTED else ""
     more = f" and {least}{len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(repr(name) for name in names[:LISTED]) + more
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> None:
+    """Raises BadCheckpoint if one of the tensors that hold ids of experts holds anything else: otherwise that would be
+    found when the model is loaded, long after its conversion.
+
+    Raises:
+        BadCheckpoint: one does not, is missing, or a file cannot be read.
+    """
+    for tensor in tensors:
+        for piece in pieces_of(tensor, checkpoint) if tensor.below else ():
+            source = checkpoint.find(piece.name, piece.shape)
+            for start, values in read_rows(source, checkpoint, pool):
+                if (at := first_outside(values, tensor.below)) is not None:
+                    row, value = start + at // source.columns, values.reshape(-1)[at]
+                    raise BadCheckpoint(
+                        f"{source.name} in {source.file} assigns token {row} to expert {value:g}, but there are only "
+                        f"{tensor.below}",
+                        hint=HINT,
+                    )
+
+
+def head_remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | None:
+    """Returns a sentence for the user about a tied head with weights of its own; None: there is none, or they are
+    equal.
+
+    Raises:
+        BadCheckpoint: a file cannot be read.
+    """
+    heads = [
+        tensor for tensor in tensors if tensor.part is ModelPart.HEAD and len(tensor.sources) > 1
+    ]
+    for head in heads:
+        names = [piece.name for pieces in head.sources for piece in pieces]
+        if not all(name in checkpoint.names for name in names):
+            continue
+        first, second = (checkpoint.find(name, head.sources[0][0].shape) for name in names)
+        if _differ(first, second, checkpoint, pool):
+            return (
+                f"config.json says tie_word_embeddings, but {first.name} differs from {second.name}; "
+                "both are stored"
+            )
+    return None
+
+
+def _differ(first: StorageSource, second: StorageSource, checkpoint: Reader, pool: Pool) -> bool:
+    """Returns whether any number differs; reading ends at the first piece in which one does."""
+    pieces = zip(*(read_rows(each, checkpoint, pool) for each in (first, second)), strict=True)
+    return any(not np.array_equal(ours, theirs) for (_, ours), (_, theirs) in pieces)

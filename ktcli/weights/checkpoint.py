@@ -21,7 +21,7 @@ from ktcli.numbered import numbered_set
 from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.documents import inside, parse_object
 from ktcli.weights.extras import extra_limit
-from ktcli.weights.files import OpenFiles
+from ktcli.weights.files import CheckpointFiles
 from ktcli.weights.header import MAX_TENSORS, TensorEntry, is_regular, read_bounded, read_header
 from ktcli.weights.scheme import read_scheme
 from ktcli.weights.sentence import with_pooling
@@ -35,14 +35,13 @@ MAX_BIAS_BYTES = 10_000_000
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-QUANTIZATION = (
-    "hf_quant_config.json"  # modelopt's, which may be all that says how a checkpoint is quantized
-)
+# Modelopt's, which may be all that says how a checkpoint is quantized.
+QUANTIZATION = "hf_quant_config.json"
 _BODY, _EMBEDDING = "model.", "embed_tokens.weight"
 HINT = "fetch the model's files again: kt pull NAME (complete files are kept)"
 
 
-class Checkpoint(OpenFiles):
+class Checkpoint(CheckpointFiles):
     """An open model folder, a `Reader`. Close it, or use it in a `with` statement.
 
     Attributes:
@@ -109,20 +108,14 @@ class Checkpoint(OpenFiles):
             return json.dumps(self.config, indent=1).encode()
         return read_bounded(inside(self.path, name), extra_limit(name))
 
-    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the source tensor called `name`.
-
-        Raises:
-            BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
-        """
+    def _stored(self, name: str, shape: tuple[int, ...] | None) -> StorageSource:
         if name not in self._names:
-            raise BadCheckpoint(f"the checkpoint in {self.path} has no tensor {name!r}", hint=HINT)
-        source = source_named(name, self.parts, self._scheme, HINT)
+            raise BadCheckpoint(f"the checkpoint in {self.path} has no tensor {name!r}")
+        source = source_named(name, self.parts, self._scheme)
         if shape is not None and source.shape != shape:
             raise BadCheckpoint(
                 f"{name} in {source.file} has the shape {list(source.shape)}, "
-                f"but config.json requires {list(shape)}",
-                hint=HINT,
+                f"but config.json requires {list(shape)}"
             )
         return source
 

@@ -18,12 +18,13 @@ from ktcli.weights.coded import (
     INT8_ROWS,
     MXFP4,
     MXFP8,
+    NVFP4_COLUMNS,
     SCALES,
+    NvFp4,
     fp8,
     integers,
     lossless_int4,
 )
-from ktcli.weights.nvfp4 import GROUP, NvFp4
 from ktcli.weights.scheme import FP4_GROUP, Integers, Scheme
 from ktcli.weights.storage import PLAIN, WHOLE, Part, Storage, StorageSource
 
@@ -52,7 +53,7 @@ def source_names(parts: Parts) -> set[str]:
     return names
 
 
-def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageSource:
+def source_named(name: str, parts: Parts, scheme: Scheme) -> StorageSource:
     """Returns the source called `name`, which `source_names` has.
 
     Raises:
@@ -62,27 +63,27 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageS
     if part is None:
         packed = parts.get(f"{stem}.weight_packed")
         if packed is None:
-            return StorageSource(name, *_across(stem, parts, scheme, hint))
+            return StorageSource(name, *_across(stem, parts, scheme))
         read = _floats if packed.entry.dtype == "U8" else _packed
-        return StorageSource(name, *read(stem, packed, parts, scheme, hint))
+        return StorageSource(name, *read(stem, packed, parts, scheme))
     dtype, shape = part.entry.dtype, part.entry.shape
     if dtype in PLAIN:
         return StorageSource(name, shape, PLAIN[dtype], (part,))
     if dtype in WHOLE and name.endswith(".tid2eid"):  # others are no numbers of their own
         return StorageSource(name, shape, WHOLE[dtype], (part,))
     if dtype == "F8_E4M3" and len(shape) > 1:
-        return StorageSource(name, shape, *_fp8(part, parts, scheme, hint))
+        return StorageSource(name, shape, *_fp8(part, parts, scheme))
     fp4 = scheme.experts == "fp4" and ROUTED.fullmatch(name) is not None
     if dtype == "I8" and len(shape) == 2 and (fp4 or _short(name) in parts):
-        return StorageSource(name, *_fp4(part, parts, scheme, hint))
+        return StorageSource(name, *_fp4(part, parts, scheme))
     if dtype == "I8" and len(shape) == 2 and f"{name}_scale" in parts:
-        scales = _companion(part, f"{name}_scale", parts, hint, [(shape[0],), (shape[0], 1)])
+        scales = _companion(part, f"{name}_scale", parts, [(shape[0],), (shape[0], 1)])
         return StorageSource(name, shape, INT8_ROWS, (part, scales))
     if dtype == "U8" and len(shape) == 2 and f"{name}_scale" in parts:
-        return StorageSource(name, *_floats(stem, part, parts, scheme, hint))
+        return StorageSource(name, *_floats(stem, part, parts, scheme))
     if dtype == "U8" and name.endswith("_blocks") and len(shape) > 2 and shape[-1] == 16:
         scale_name = name.removesuffix("_blocks") + "_scales"
-        scales = _companion(part, scale_name, parts, hint, [shape[:-1]])
+        scales = _companion(part, scale_name, parts, [shape[:-1]])
         return StorageSource(name, (*shape[:-2], 32 * shape[-2]), MXFP4, (part, scales))
     raise BadCheckpoint(
         f"{name} in {part.file} is stored as {dtype}, which kt cannot convert",
@@ -94,36 +95,32 @@ def _companion(
     part: Part,
     name: str,
     parts: Parts,
-    hint: str,
     shapes: list[tuple[int, ...]],
     dtypes: Collection[str] = SCALES,
 ) -> Part:
     """The tensor `name` that `part` cannot be read without, of one of these shapes and types."""
     found = parts.get(name)
     if found is None:
-        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {name}", hint=hint)
+        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {name}")
     if found.entry.dtype not in dtypes:
         known = ", ".join(sorted(dtypes))
         raise BadCheckpoint(
-            f"{name} in {found.file} is stored as {found.entry.dtype}; kt reads {known} there",
-            hint=hint,
+            f"{name} in {found.file} is stored as {found.entry.dtype}; kt reads {known} there"
         )
     if found.entry.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise BadCheckpoint(
             f"{name} in {found.file} has the shape {list(found.entry.shape)}, "
-            f"but {part.name} requires {wanted}",
-            hint=hint,
+            f"but {part.name} requires {wanted}"
         )
     return found
 
 
-def _fp8(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Found:
+def _fp8(part: Part, parts: Parts, scheme: Scheme) -> Found:
     """The storage of an FP8 tensor; the number of scales tells which rows and columns share one."""
     if scheme.experts == "fp4" and ROUTED.fullmatch(part.name):
         raise BadCheckpoint(
-            f"{part.name} in {part.file} is stored as F8_E4M3, but config.json says that experts are fp4",
-            hint=hint,
+            f"{part.name} in {part.file} is stored as F8_E4M3, but config.json says that experts are fp4"
         )
     *outer, n, k = part.entry.shape
     several = tuple(outer)
@@ -145,16 +142,15 @@ def _fp8(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Found:
         if fine.dtype in E8M0 and fine.shape == (*several, n, k // FP4_GROUP):
             return MXFP8, (part, parts[name])
     if short not in parts:
-        scales = _companion(part, name, parts, hint, list(shapes))
+        scales = _companion(part, name, parts, list(shapes))
     elif name in parts:
-        raise BadCheckpoint(f"{part.name} in {part.file} has both {name} and {short}", hint=hint)
+        raise BadCheckpoint(f"{part.name} in {part.file} has both {name} and {short}")
     else:
-        scales = _companion(part, short, parts, hint, [blocks], ("F32", E8M0[0]))
+        scales = _companion(part, short, parts, [blocks], ("F32", E8M0[0]))
     if scheme.scales == "float" and scales.entry.dtype in E8M0:
         raise BadCheckpoint(
             f"{scales.name} in {scales.file} is stored as {scales.entry.dtype}, but config.json says that scale_fmt "
-            "is float",
-            hint=hint,
+            "is float"
         )
     return fp8(shapes[scales.entry.shape]), (part, scales)
 
@@ -164,7 +160,7 @@ def _short(name: str) -> str:
     return name.removesuffix("weight") + "scale"
 
 
-def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+def _fp4(part: Part, parts: Parts, scheme: Scheme) -> Shaped:
     """The storage of DeepSeek-V4's experts. Signed bytes could be other numbers too, so config.json must say that
     they are FP4."""
     n, row_bytes = part.entry.shape
@@ -172,61 +168,57 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     if scheme.experts != "fp4" or not ROUTED.fullmatch(part.name):
         what = "no routed expert" if scheme.experts == "fp4" else "not fp4 according to config.json"
         raise BadCheckpoint(
-            f"{part.name} in {part.file} is stored as I8 next to {scale}, like fp4 experts, but is {what}",
-            hint=hint,
+            f"{part.name} in {part.file} is stored as I8 next to {scale}, like fp4 experts, but is {what}"
         )
     k = 2 * row_bytes
     if k % FP4_GROUP:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} fp4 numbers; kt reads only multiples of {FP4_GROUP}",
-            hint=hint,
+            f"{part.name} in {part.file} holds rows of {k} fp4 numbers; kt reads only multiples of {FP4_GROUP}"
         )
-    scales = _companion(part, scale, parts, hint, [(n, k // FP4_GROUP)], E8M0[:1])
+    scales = _companion(part, scale, parts, [(n, k // FP4_GROUP)], E8M0[:1])
     return (n, k), MXFP4, (part, scales)
 
 
-def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+def _floats(stem: str, part: Part, parts: Parts, scheme: Scheme) -> Shaped:
     """The storage of packed E2M1 codes: the type of their scales tells which kind it is, and the config has to name
     that kind."""
     name = f"{stem}.weight_scale"
     scales, shape = parts.get(name), part.entry.shape
     if len(shape) != 2 or scales is None:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} is U8 {list(shape)} {'without its' if scales is None else 'beside'} {name}",
-            hint=hint,
+            f"{part.name} in {part.file} is U8 {list(shape)} {'without its' if scales is None else 'beside'} {name}"
         )
     n, k = shape[0], 2 * shape[1]
-    kind, group = ("nvfp4", GROUP) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
+    kind, group = (
+        ("nvfp4", NVFP4_COLUMNS) if scales.entry.dtype == "F8_E4M3" else ("mxfp4", FP4_GROUP)
+    )
     if kind not in scheme.floats:
         raise BadCheckpoint(
             f"{part.name} in {part.file} has scales of {scales.entry.dtype}, as {kind} does, but config.json "
-            "does not say so",
-            hint=hint,
+            "does not say so"
         )
     if k % group:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds rows of {k} {kind} numbers; kt reads only multiples of {group}",
-            hint=hint,
+            f"{part.name} in {part.file} holds rows of {k} {kind} numbers; kt reads only multiples of {group}"
         )
     known = ("F8_E4M3",) if kind == "nvfp4" else E8M0
-    scales = _companion(part, name, parts, hint, [(n, k // group)], known)
+    scales = _companion(part, name, parts, [(n, k // group)], known)
     if kind == "mxfp4":
         return (n, k), MXFP4, (part, scales)
     divisor = f"{stem}.weight_global_scale"
     divides = divisor in parts
     factor = divisor if divides else f"{stem}.weight_scale_2"
-    whole = _companion(part, factor, parts, hint, [(), (1,)], ("F32",))
+    whole = _companion(part, factor, parts, [(), (1,)], ("F32",))
     return (n, k), NvFp4(divides), (part, scales, whole)
 
 
-def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme) -> Shaped:
     """The storage of a compressed-tensors matrix: bits and group are those in the config that fit the shapes."""
     scales = parts.get(f"{stem}.weight_scale")
     if part.entry.dtype != "I32" or len(part.entry.shape) != 2 or scales is None:
         raise BadCheckpoint(
             f"{part.name} in {part.file} is {part.entry.dtype} {list(part.entry.shape)} "
-            f"{'without its weight_scale' if scales is None else 'and not I32 of two dimensions'}",
-            hint=hint,
+            f"{'without its weight_scale' if scales is None else 'and not I32 of two dimensions'}"
         )
     n, words = part.entry.shape
     for bits, group, symmetric in scheme.groups if scales.entry.dtype in PLAIN else ():
@@ -237,7 +229,7 @@ def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
         zeros: tuple[Part, ...] = ()
         if not symmetric:
             shape = (-(-n * bits // 32), columns)
-            zeros = (_companion(part, f"{stem}.weight_zero_point", parts, hint, [shape], INTEGERS),)
+            zeros = (_companion(part, f"{stem}.weight_zero_point", parts, [shape], INTEGERS),)
         storage = integers(bits, group, scales.entry.dtype, symmetric=symmetric)
         return (n, k), storage, (part, scales, *zeros)
     known = ", ".join(
@@ -245,12 +237,11 @@ def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
     )
     raise BadCheckpoint(
         f"{scales.name} in {scales.file} is {scales.entry.dtype} {list(scales.entry.shape)}, but config.json gives "
-        f"{part.name} {known or 'no packed integers'}",
-        hint=hint,
+        f"{part.name} {known or 'no packed integers'}"
     )
 
 
-def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+def _across(stem: str, parts: Parts, scheme: Scheme) -> Shaped:
     """The storage of a GPTQ or AWQ matrix: of the kinds of integers in the config the one that fits the shapes."""
     part = parts[f"{stem}.qweight"]
     if (
@@ -260,8 +251,7 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     ):
         raise BadCheckpoint(
             f"{part.name} in {part.file} is {part.entry.dtype} {list(part.entry.shape)}, but config.json does not "
-            "call the checkpoint gptq or awq",
-            hint=hint,
+            "call the checkpoint gptq or awq"
         )
     outputs = scheme.method == "awq"
     fitting = [kind for kind in scheme.groups if _fits(stem, kind, parts, outputs)]
@@ -269,16 +259,15 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     (n, k), groups, zeros_shape = _sizes(part, bits, group, outputs)
     if not k or not n or k % 8 or n % 8:
         raise BadCheckpoint(
-            f"{part.name} in {part.file} holds {k} x {n} codes; kt reads only multiples of 8",
-            hint=hint,
+            f"{part.name} in {part.file} holds {k} x {n} codes; kt reads only multiples of 8"
         )
-    scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)], PLAIN)
-    zeros = _companion(part, f"{stem}.qzeros", parts, hint, [zeros_shape], INTEGERS)
+    scales = _companion(part, f"{stem}.scales", parts, [(groups, n)], PLAIN)
+    zeros = _companion(part, f"{stem}.qzeros", parts, [zeros_shape], INTEGERS)
     order: tuple[Part, ...] = ()
     if f"{stem}.g_idx" in parts:
-        order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)], INTEGERS),)
+        order = (_companion(part, f"{stem}.g_idx", parts, [(k,)], INTEGERS),)
     elif scheme.reordered:
-        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {stem}.g_idx", hint=hint)
+        raise BadCheckpoint(f"{part.name} in {part.file} lacks its {stem}.g_idx")
     exact = bits == 4 and all(kind[2] for kind in fitting) and not scheme.reordered
     lossless = lossless_int4(group, scales.entry.dtype) if exact else None
     label = f"{scheme.method} of {bits} bits with groups of {group or k}"

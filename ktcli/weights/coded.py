@@ -1,4 +1,4 @@
-"""Storage types with codes and scales, row by row: FP8, packed integers, MXFP4.
+"""Storage types with codes and scales, row by row: FP8, packed integers, MXFP4, NVFP4.
 
 The codes of a row lie together; 4-bit ones two in a byte, the first in its low nibble (so that eight fill an
 int32 from its low end on). A scale belongs to a block of rows and columns of a matrix, and scales lie in the
@@ -17,12 +17,15 @@ order of their blocks.
                    source has the shape [n, k]
     MXFP4, others  X.weight_packed (compressed-tensors) or X.weight (modelopt, Quark) U8 [n, k / 2] of E2M1 codes, and
                    X.weight_scale E8M0 [n, k / 32]
+    NVFP4          X.weight_packed (compressed-tensors) or X.weight (modelopt) U8 [n, k / 2] of E2M1 codes,
+                   X.weight_scale F8_E4M3 [n, k / 16], and one F32 number: X.weight_global_scale, by which scales are
+                   divided, or X.weight_scale_2, by which they are multiplied; the source is X.weight, [n, k]
 
 E8M0 is a power of two: the byte b means 2^(b - 127), 255 is NaN.
 
-Sources: compressed-tensors (compressors/quantized_compressors), transformers 5.23 (integrations/mxfp4.py and
-finegrained_fp8.py), DeepSeek-V4's inference/convert.py and model.py, the OCP microscaling formats 1.0, the published
-checkpoints of DeepSeek-V3, Kimi-K2-Thinking and gpt-oss.
+Sources: compressed-tensors 0.20 (compressors/quantized_compressors and nvfp4), transformers 5.23 (integrations/mxfp4.py
+and finegrained_fp8.py), modelopt 0.47 (quantization/qtensor/nvfp4_tensor.py), DeepSeek-V4's inference/convert.py and
+model.py, the OCP microscaling formats 1.0, the published checkpoints of DeepSeek-V3, Kimi-K2-Thinking and gpt-oss.
 """
 
 from __future__ import annotations
@@ -34,10 +37,19 @@ import numpy as np
 
 from ktcli.native import Blocked, Codes, Format, Numbers, Pool, Scale
 from ktcli.records import dataclass
-from ktcli.weights.oracle import E4M3_VALUES
-from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, Raw, Read, StorageSource, rows_of
+from ktcli.weights.storage import (
+    PLAIN,
+    ByteSpan,
+    Matrix,
+    Raw,
+    Read,
+    ScalesNotKept,
+    StorageSource,
+    rows_of,
+)
 
 FP8_BLOCK = 128  # rows and columns that share one scale
+NVFP4_COLUMNS = 16  # that share an E4M3 scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_VALUES = (*E2M1, *(-value for value in E2M1))
 E8M0 = ("F8_E8M0", "U8")  # types of powers of two, a byte each
@@ -152,10 +164,20 @@ class Coded:
         return prod(source.shape[:-2]) * -(-source.shape[-2] // self._block(source)[0])
 
 
+def _e4m3(code: int) -> float:
+    """Returns the value of an E4M3 byte, computed from sign, exponent and fraction."""
+    exponent, mantissa = code >> 3 & 15, code & 7
+    if code & 127 == 127:
+        return float("nan")
+    size = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa / 8 * 2.0**-6
+    return -size if code & 128 else size
+
+
 def _integers(bits: int) -> tuple[float, ...]:
     return tuple(float(code - (1 << bits - 1)) for code in range(1 << bits))
 
 
+E4M3_VALUES = np.array([_e4m3(code) for code in range(256)], np.float32)
 _E4M3 = tuple(map(float, E4M3_VALUES))
 _SIGNED = tuple(float(code - 256 * (code > 127)) for code in range(256))
 
@@ -193,3 +215,39 @@ def lossless_int4(group: int, scale: str) -> str | None:
     if group == 64 and not exact:
         return "int4"
     return "".join(["int4-g32", *exact]) if group % 32 == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class NvFp4(ScalesNotKept):
+    """The storage of an NVFP4 matrix; parts: codes, scales and the number of the matrix. No format has such scales:
+    the nearest of any format holds it.
+
+    Attributes:
+        divides: whether scales are divided by the number of the matrix, not multiplied.
+    """
+
+    divides: bool
+    label: str = "nvfp4"
+    lossless: None = None
+
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the reads of a span: its codes, their scales, and the number of the matrix."""
+        codes, scales, whole = span.source.parts
+        k = span.source.columns
+        return (
+            rows_of(codes, k // 2, span.start, span.stop),
+            rows_of(scales, k // NVFP4_COLUMNS, span.start, span.stop),
+            rows_of(whole, whole.entry.size_bytes, 0, 1),
+        )
+
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
+        """Returns the span as a matrix of 4-bit codes with one f32 scale for 16 columns."""
+        with np.errstate(all="ignore"):  # what is NaN or Inf is refused below
+            whole = raws[2].view("<f4")[0]
+            stored = E4M3_VALUES[raws[1]].reshape(span.rows, -1)
+            values = stored / whole if self.divides else stored * whole
+        scale = pool.decode(Numbers.of(values).whole)
+        table = np.array(E2M1_VALUES, np.float32)
+        return Numbers(
+            Blocked(4, table, (1, NVFP4_COLUMNS), scale), raws[0], span.rows, span.source.columns
+        )

@@ -16,8 +16,7 @@ import numpy as np
 from ktcli.native import Codes, Format, Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.weights.storage import ByteSpan, Matrix, Reader
-from ktcli.weights.strips import cut, sample
-from ktcli.weights.vectors import vector_of
+from ktcli.weights.strips import cut, sample, vector_of
 
 MOST = 256.0  # the largest factor, and the inverse of the smallest
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +19,7 @@ from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.records import dataclass
-from ktcli.weights.changed import change_of
-from ktcli.weights.check import check, kept_in_f32, needed
+from ktcli.weights.check import check, check_tables, head_remark, kept_in_f32, needed
 from ktcli.weights.conversion import (
     UNRECORDED,
     Calibration,
@@ -36,46 +35,12 @@ from ktcli.weights.importance import UNKNOWN
 from ktcli.weights.losses import losses, overall, weighted
 from ktcli.weights.manifest import format_names
 from ktcli.weights.pack import WeightFile, weight_files
-from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stopwatch
 from ktcli.weights.storage import Reader
-from ktcli.weights.tables import check_tables
-from ktcli.weights.tied import remark
 from ktcli.weights.writer import FileWriter, explained
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack
-
-
-def convert(
-    source: Path,
-    out: Path,
-    recipe: Recipe,
-    pool: Pool,
-    *,
-    progress: Progress | None = None,
-    provenance: Provenance = UNRECORDED,
-    calibration: Calibration | None = None,
-) -> Report:
-    """Converts the checkpoint in `source` into a pack in the folder `out`, or finishes a conversion there; returns a
-    report.
-
-    Raises:
-        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
-        UsageError: `out` holds something else; it is left as it is.
-        Busy: another process is converting into `out`.
-        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept.
-    """
-    with closing(open_checkpoint(source)) as checkpoint:
-        return convert_source(
-            Source(source.name, checkpoint),
-            out,
-            recipe,
-            pool,
-            progress=progress,
-            provenance=provenance,
-            calibration=calibration,
-        )
 
 
 def convert_source(
@@ -88,7 +53,15 @@ def convert_source(
     provenance: Provenance = UNRECORDED,
     calibration: Calibration | None = None,
 ) -> Report:
-    """Converts an open checkpoint, as `convert` does; returns a report; an error of its supply ends the conversion."""
+    """Converts an open checkpoint into a pack in the folder `out`, or finishes a conversion there; returns a report.
+
+    Raises:
+        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
+        UsageError: `out` holds something else; it is left as it is.
+        Busy: another process is converting into `out`.
+        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept. Or the error of its
+            supply, which ends the conversion.
+    """
     checkpoint = source.checkpoint
     recipe = replace(recipe, calibrated=calibration is not None)
     plan = planned(checkpoint, recipe, provenance, calibration)
@@ -98,7 +71,7 @@ def convert_source(
         return _report(target, done, len(done.files))
     what = f"converting {source.name} into {out}"
     with explained(what, out, target.remaining_bytes):
-        target.check_space(what)
+        smallfiles.require_room(out, target.remaining_bytes(), what)
         with target.held(what):
             done = target.complete()
             if done is not None:
@@ -136,7 +109,7 @@ def planned(
         digest=checkpoint.digest,
         formats=format_names(recipe),
         calibration=calibration.identity if calibration else "",
-        adapter=change_of(checkpoint),
+        adapter=checkpoint.change.digest if checkpoint.change else "",
         extras=tuple(_extras(checkpoint)),
     )
     files = weight_files(model.tensors, recipe)
@@ -157,7 +130,7 @@ def _looked_at(files: Sequence[WeightFile], checkpoint: Reader, pool: Pool) -> l
     sentences for the user."""
     tensors = [tensor for file in files for tensor in file.tensors]
     check_tables(tensors, checkpoint, pool)
-    told = remark(tensors, checkpoint, pool)
+    told = head_remark(tensors, checkpoint, pool)
     return [told] if told else []
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli import smallfiles
-from ktcli.errors import BadCheckpoint, NotEnoughDisk, UsageError, hinted
+from ktcli.errors import BadCheckpoint, UsageError, hinted
 from ktcli.manifest import (
     LOCK,
     MAX_BYTES,
@@ -82,9 +82,8 @@ class Destination:
             return None
         manifest = Pack.open(self.path).manifest
         found, wanted = manifest.identity, self.plan.manifest.formats
-        if (
-            found.formats and wanted and not found.formats.in_f32
-        ):  # of a kt that rounded all it kept
+        # Of a kt that rounded all it kept.
+        if found.formats and wanted and not found.formats.in_f32:
             found = replace(found, formats=replace(found.formats, in_f32=wanted.in_f32))
         if found.formats and wanted and is_of_before(found.formats):
             found = replace(found, formats=replace(found.formats, rows=wanted.rows))
@@ -99,19 +98,6 @@ class Destination:
     def remaining_bytes(self) -> int:
         """Returns the bytes that are still to be written; files that an earlier run completed count as there."""
         return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
-
-    def check_space(self, what: str) -> None:
-        """Raises NotEnoughDisk if the disk has no room for the remaining bytes; to be called before anything is
-        written.
-
-        Args:
-            what: names the conversion in the message.
-        Raises:
-            NotEnoughDisk: the disk has less than what is still to be written.
-        """
-        need, have = self.remaining_bytes(), smallfiles.free_bytes(self.path)
-        if need > have:
-            raise NotEnoughDisk(what, need, have, str(self.path))
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:

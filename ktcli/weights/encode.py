@@ -22,8 +22,7 @@ from ktcli.weights.read_ahead import ReadAhead, Slots
 from ktcli.weights.recipe import BF16_BYTES, Recipe, TensorKind, format_of, kind_of, plain_bytes
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Matrix, Raw, Reader
-from ktcli.weights.strips import Strip, cut
-from ktcli.weights.vectors import vector_of
+from ktcli.weights.strips import Strip, cut, vector_of
 
 LEAST_IMPORTANCE = 2.0**-20  # the smallest that kt_pack takes; its inverse is the largest
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +13,8 @@ import numpy as np
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import BadNumber, Numbers, Pool
-from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, StorageSource
+from ktcli.weights.changed import ChangedStorage
+from ktcli.weights.storage import ByteSpan, Matrix, NumberChange, Raw, Read, StorageSource
 
 
 class OpenFiles:
@@ -111,3 +114,45 @@ class OpenFiles:
         """Returns `error` about the numbers of a source with the source's name and file added."""
         what = "contains NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
         return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)
+
+
+class CheckpointFiles(OpenFiles):
+    """The open files of a checkpoint, whose numbers may be changed as they are read: the common part of `Reader`s."""
+
+    change: NumberChange | None = None
+
+    def __init__(self, paths: Mapping[str, Path], hint: str) -> None:
+        super().__init__(paths, hint)
+        self._changed: Mapping[str, StorageSource] = {}
+
+    def changed(self, change: NumberChange) -> Self:
+        """Returns the same open files with a change to their numbers; closing either closes both.
+
+        Raises:
+            BadCheckpoint: a tensor to be changed is not there.
+        """
+        made = copy(self)
+        made.change = change
+        sources = {name: self.find(name) for name in change.names}
+        made._changed = {
+            name: replace(source, storage=ChangedStorage(source, change))
+            for name, source in sources.items()
+        }
+        return made
+
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
+        """Returns the tensor called `name`, changed if the change applies to it.
+
+        Raises:
+            BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the shape.
+        """
+        try:
+            found = self._stored(name, shape)
+        except BadCheckpoint as error:
+            error.hint = error.hint or self._hint
+            raise
+        return self._changed.get(name, found)
+
+    def _stored(self, name: str, shape: tuple[int, ...] | None) -> StorageSource:
+        """Returns the tensor called `name` as it is stored; `find` gives errors their hint."""
+        raise NotImplementedError

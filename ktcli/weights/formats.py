@@ -1,6 +1,6 @@
 """The number formats in which a weight can be stored: the rows of one table.
 
-A row says everything the kernels, the packer and the oracle need to know (see `Format` and kt.h), and what
+A row says everything the kernels, the packer and the tests' oracle need to know (see `Format` and kt.h), and what
 recipes and the planner decide by it. All 4-bit formats are a codebook of 16 values times a scale per group of
 columns; `Format.bits_per_weight` counts both.
 """

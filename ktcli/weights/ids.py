@@ -1,4 +1,4 @@
-"""Finds numbers that name no expert; whoever loads a conversion looks for them as whoever makes one, see `tables`."""
+"""Finds numbers that name no expert; whoever loads a conversion looks for them as whoever makes one, see `check`."""
 
 from __future__ import annotations
 

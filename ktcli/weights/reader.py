@@ -13,6 +13,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
+from ktcli.weights.conversion import Source
 from ktcli.weights.gguf.header import gguf_at
 from ktcli.weights.storage import Reader
 
@@ -28,6 +29,17 @@ def open_checkpoint(path: Path) -> Reader:
 
         return Gguf(file)
     return Checkpoint(path)
+
+
+@contextmanager
+def source_at(path: Path, name: str) -> Iterator[Source]:
+    """Opens the checkpoint at a path as the source of a conversion, with its name for people.
+
+    Raises:
+        BadCheckpoint: it cannot be read.
+    """
+    with closing(open_checkpoint(path)) as checkpoint:
+        yield Source(name, checkpoint)
 
 
 def config_of(path: Path) -> Mapping[str, Any]:

@@ -6,18 +6,19 @@ that is stopped at any moment leaves each file as it was or as it must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 
 from ktcli import smallfiles
-from ktcli.errors import BadPack, NotEnoughDisk, UsageError
+from ktcli.errors import BadPack, UsageError
 from ktcli.manifest import MAX_BYTES, FileRecord, Manifest, Seal
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import Model, build
 from ktcli.native import Pool
 from ktcli.records import dataclass
+from ktcli.weights.check import check_tables
 from ktcli.weights.conversion import UNRECORDED, Calibration, Provenance, Source
 from ktcli.weights.convert import planned
 from ktcli.weights.destination import Destination
@@ -26,10 +27,8 @@ from ktcli.weights.header import read_bounded
 from ktcli.weights.importance import UNKNOWN, Importance
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.pack import WeightFile
-from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, format_of
 from ktcli.weights.storage import Reader
-from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import FileWriter, explained
 
 Kept = Callable[[Model], Importance | None]
@@ -49,30 +48,6 @@ class Damage:
 
 
 def repair(
-    source: Path,
-    damage: Damage,
-    pool: Pool,
-    *,
-    provenance: Provenance = UNRECORDED,
-    importance: Kept = lambda model: None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Converts the damaged files of a pack again from the checkpoint in `source`.
-
-    Args:
-        provenance: of the checkpoint.
-        importance: returns that by which it was calibrated; None: it is not here.
-        progress: called with the bytes that are written and their total.
-    Raises: as `repair_from`.
-    """
-    with closing(open_checkpoint(source)) as checkpoint:
-        opened = Source(str(source), checkpoint)
-        repair_from(
-            opened, damage, pool, provenance=provenance, importance=importance, progress=progress
-        )
-
-
-def repair_from(
     source: Source,
     damage: Damage,
     pool: Pool,
@@ -81,8 +56,12 @@ def repair_from(
     importance: Kept = lambda model: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Converts the damaged files of a pack again from an open checkpoint, as `repair` does.
+    """Converts the damaged files of a pack again from the open checkpoint that it was made from.
 
+    Args:
+        provenance: of the checkpoint.
+        importance: returns that by which it was calibrated; None: it is not here.
+        progress: called with the bytes that are written and their total.
     Raises:
         BadPack: its manifest is damaged, it was made from another checkpoint, or a file became another one than it
             was; that file is as it was before.
@@ -102,12 +81,12 @@ def repair_from(
     files = [file for file in plan.ordered if file.name in records]
     if known is not None and kept is None:
         _refuse_searched(files, plan.recipe, damage.pack.name, known)
-    total, largest = (f(each.size_bytes for each in files) for f in (sum, _largest))
+    sizes = [file.size_bytes for file in files]
+    total, largest = sum(sizes), max(sizes, default=0)
     what = f"repairing {damage.pack.name}"
     target = Destination(damage.pack, plan)
     with explained(what, damage.pack, lambda: largest), target.held(what):
-        if (free := smallfiles.free_bytes(damage.pack)) < largest:
-            raise NotEnoughDisk(what, largest, free, str(damage.pack))
+        smallfiles.require_room(damage.pack, largest, what)
         if supply:
             supply.begin(plan, {file.name for file in plan.files} - records.keys())
         encoder, done = Encoder(checkpoint, plan.recipe, pool, kept or UNKNOWN), 0
@@ -151,10 +130,6 @@ def _refuse_searched(
                 "importance that was found",
                 hint="remove it, and convert the model with --calibrate FILE: the same text gives the same bytes",
             )
-
-
-def _largest(sizes: Iterable[int]) -> int:
-    return max(sizes, default=0)
 
 
 def _made(encoder: Encoder, file: WeightFile, folder: Path, record: FileRecord) -> Iterator[int]:

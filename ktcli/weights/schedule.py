@@ -10,7 +10,7 @@ little of the pack is written, much may be fetched ahead; so neither side waits 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -79,8 +79,7 @@ class Schedule:
         held = list(self._written)  # pack and checkpoint during each step
         for file in self.files:
             since = 0 if file in self.source.present else self._first_use[file]
-            for i, n_bytes in self._held(file, since):
-                held[i] += n_bytes
+            self._hold(held, file, since)
         sizes = sorted((self.source.sizes[file] for file in self.files), reverse=True)
         whole = self.written_bytes + sum(step.size_bytes for step in self.steps)
         return max([whole + min(sum(sizes), AT_ONCE * max(sizes, default=0)), *held])
@@ -93,25 +92,23 @@ class Schedule:
         """
         held = list(self._written)
         for file in self.source.present:
-            for i, n_bytes in self._held(file, done):
-                held[i] += n_bytes
+            self._hold(held, file, done)
         for count, file in enumerate(self.files):
             if file in self.source.present:
                 continue
-            for i, n_bytes in self._held(file, done):
-                held[i] += n_bytes
+            self._hold(held, file, done)
             until = self._first_use[file]
             if until > done and max(held[done : until + 1]) > self.peak_bytes:
                 return count
         return len(self.files)
 
-    def _held(self, file: str, since: int) -> Iterator[tuple[int, int]]:
-        """Yields the steps from `since` on with the bytes that a file takes during each: all of it until it is opened,
-        for the first step that needs it."""
+    def _hold(self, held: list[int], file: str, since: int) -> None:
+        """Adds to each step from `since` on the bytes that a file takes during it: all of it until it is opened, which
+        is for the first step that needs it."""
         source = self.source
         for i in range(since, self.last_use[file] + 1):
             is_cut = file in source.cut or (source.punched and i > self._first_use[file])
-            yield i, total(self.kept(file, i)) if is_cut else source.sizes[file]
+            held[i] += total(self.kept(file, i)) if is_cut else source.sizes[file]
 
     @cached_property
     def _kept(self) -> Mapping[str, list[Ranges]]:

@@ -171,10 +171,6 @@ def _mxfp8(found: Json) -> Scheme:
     return Scheme("mxfp8")
 
 
-def _mxfp4(found: Json) -> Scheme:
-    return Scheme("mxfp4")
-
-
 # --- GPTQ, AWQ and those who write their layouts ------------------------------------------------------------------
 
 
@@ -391,7 +387,7 @@ _METHODS: dict[str, Callable[[Json], Scheme]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "mxfp8": _mxfp8,
-    "mxfp4": _mxfp4,
+    "mxfp4": lambda found: Scheme("mxfp4"),
     "gptq": _gptq,
     "awq": _awq,
     "auto-round": _auto_round,

@@ -145,6 +145,23 @@ class Storage(Protocol):
         """
 
 
+class NumberChange(Protocol):
+    """The interface of a change to the numbers of some of a checkpoint's tensors. Several threads may call it at
+    once.
+    """
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all its inputs, hexadecimal."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the checkpoint's tensors that it changes."""
+
+    def apply(self, name: str, start: int, values: Matrix) -> Matrix:
+        """Returns the new values of rows [start, start + len(values)) of a tensor, f32; `values` may be changed."""
+
+
 class Reader(Protocol):
     """An open checkpoint. Its values are not believed: the caller checks them."""
 
@@ -167,6 +184,13 @@ class Reader(Protocol):
     @property
     def names(self) -> Collection[str]:
         """The names of all sources; some may be of kinds that `find` refuses."""
+
+    @property
+    def change(self) -> NumberChange | None:
+        """The change to the numbers; None: they are read as they are stored."""
+
+    def changed(self, change: NumberChange) -> Reader:
+        """Returns the same open files with a change to their numbers."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
         """Returns the names of the parts besides `taken`, without their companions, such as scales."""
@@ -239,8 +263,20 @@ class ScalesNotKept:
         return None
 
 
+class StoredRows(ScalesNotKept):
+    """The base of storages of one part, whose rows lie one after the other."""
+
+    __slots__ = ()
+
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
+        """Returns the one read of the span's rows."""
+        part = span.source.parts[0]
+        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
+        return (rows_of(part, row_bytes, span.start, span.stop),)
+
+
 @dataclass(frozen=True, slots=True)
-class PlainStorage(ScalesNotKept):
+class PlainStorage(StoredRows):
     """A storage of plain numbers, without codes or scales; one part."""
 
     dtype: DType
@@ -251,19 +287,13 @@ class PlainStorage(ScalesNotKept):
         """The name of the number type in lower case."""
         return self.dtype.name.lower()
 
-    def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the one read of the span's rows."""
-        part = span.source.parts[0]
-        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
-        return (rows_of(part, row_bytes, span.start, span.stop),)
-
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns the span as a matrix of its stored type."""
         return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(ScalesNotKept):
+class Whole(StoredRows):
     """A storage of whole numbers, rounded where f32 cannot hold them, for a table of experts; one part."""
 
     dtype: str
@@ -273,11 +303,6 @@ class Whole(ScalesNotKept):
     def label(self) -> str:
         """The name of the integer type."""
         return f"int{8 * np.dtype(self.dtype).itemsize}"
-
-    def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the one read of the span's rows."""
-        row_bytes = np.dtype(self.dtype).itemsize * span.source.columns
-        return (rows_of(span.source.parts[0], row_bytes, span.start, span.stop),)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns the span as a matrix, with the integers converted to f32."""

@@ -16,7 +16,7 @@ from ktcli.native import PANEL_ROWS
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.records import dataclass
 from ktcli.weights.coded import FP8_BLOCK
-from ktcli.weights.storage import STRIP_ELEMENTS, ByteSpan, Reader, StorageSource
+from ktcli.weights.storage import STRIP_ELEMENTS, ByteSpan, Matrix, Reader, StorageSource
 
 SAMPLE = 1024  # rows of a head, which are read twice
 
@@ -168,3 +168,31 @@ def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
     between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
     starts = range(0, tensor.n, between)
     return [ByteSpan(source, start, min(start + PANEL_ROWS, tensor.n)) for start in starts]
+
+
+def vector_of(strip: Strip, values: Sequence[Matrix]) -> Matrix:
+    """Returns the vector [k] that a strip stores, from the values of its spans.
+
+    Args:
+        values: the values of each span, [rows, columns] f32.
+    """
+    parts = [_taken(values[rows.span], rows) for rows in strip.rows]
+    if not parts:
+        return np.zeros(strip.tensor.k, np.float32)
+    joined = _in_turn(parts) if strip.tensor.alternate else np.concatenate(parts)
+    return joined.reshape(-1)
+
+
+def _taken(values: Matrix, rows: StripRows) -> Matrix:
+    """The chosen elements or rows of a span."""
+    if len(rows.stored.one) < 2:
+        values = values.reshape(-1, 1)
+    taken = (values.T if rows.stored.transposed else values)[rows.chosen]
+    return taken + np.float32(rows.stored.plus) if rows.stored.plus else taken
+
+
+def _in_turn(parts: Sequence[Matrix]) -> Matrix:
+    """Interleaves two vectors [I, 1], padded with zeros to whole runs of 16: a run of the first, one of the second …"""
+    gap = -len(parts[0]) % PANEL_ROWS
+    runs = [np.pad(each, ((0, gap), (0, 0))).reshape(-1, 1, PANEL_ROWS) for each in parts]
+    return np.concatenate(runs, axis=1)

@@ -16,9 +16,8 @@ from ktcli.records import dataclass
 
 SPACE = "\u2581"  # stands for a space in a piece
 MAX_LETTERS = 512  # of a token; behind so many no merge is tried
-MAX_ALL_LETTERS = (
-    4_000_000  # of all tokens that are merged; a vocabulary of 200,000 tokens has 1.4 million
-)
+# Of all tokens that are merged; a vocabulary of 200,000 tokens has 1.4 million.
+MAX_ALL_LETTERS = 4_000_000
 MAX_MERGES = 700_000  # a vocabulary of 256,000 pieces makes 580,000
 MAX_MERGE_LETTERS = 12_000_000  # of all merges; a vocabulary of 200,000 tokens makes 3.2 million
 

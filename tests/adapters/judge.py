@@ -21,7 +21,6 @@ from ktcli.adapters.adapter import Adapter
 from ktcli.adapters.merged import MergedAdapter
 from ktcli.models import Model, build
 from ktcli.native import Pool
-from ktcli.weights.changed import ChangedCheckpoint
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.storage import ByteSpan, Reader
 
@@ -185,7 +184,7 @@ def difference(adapter: Adapter, base: Base, expected: Path) -> tuple[float, int
     worst, changed = 0.0, 0
     with Checkpoint(base.folder) as plain, Checkpoint(expected) as theirs:
         change = MergedAdapter(adapter, base.model.tensors, plain)
-        ours = ChangedCheckpoint(plain, change)
+        ours = plain.changed(change)
         assert set(theirs.names) <= set(plain.names)
         for name in theirs.names:
             found, wanted = numbers(ours, name), numbers(theirs, name)

@@ -21,6 +21,7 @@ from adapters.judge import (
     everything,
     save,
 )
+from convert import convert
 from cores import TWO
 from reference import ONE_OF_EACH, case_named, write_checkpoint
 from timelines import logits_of
@@ -31,7 +32,6 @@ from ktcli.adapters.packed import PackedAdapter, pack_adapter
 from ktcli.assembly.request import Wanted
 from ktcli.engine import Engine
 from ktcli.planner.memory import AdapterRoom
-from ktcli.weights.convert import convert
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe as PackRecipe
 

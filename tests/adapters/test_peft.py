@@ -25,16 +25,16 @@ from adapters.judge import (
     quietly,
     save,
 )
+from convert import convert
 
 from ktcli.adapters.adapter import Adapter
 from ktcli.adapters.export import AdapterLayout, Exporter
 from ktcli.adapters.folder import open_adapter
 from ktcli.adapters.merged import MergedAdapter
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.changed import ChangedCheckpoint
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.conversion import Source
-from ktcli.weights.convert import convert, convert_source
+from ktcli.weights.convert import convert_source
 from ktcli.weights.recipe import Recipe as PackRecipe
 
 pytestmark = NEEDS_PEFT
@@ -137,9 +137,7 @@ def test_a_merged_pack_is_that_of_peft_s_merged_checkpoint(
         ours, theirs = (tmp_path / f"{which}-{formats[0]}" for which in ("ours", "theirs"))
         with Checkpoint(base.folder) as plain, open_adapter(folder, base.model) as adapter:
             change = MergedAdapter(adapter, base.model.tensors, plain)
-            report = convert_source(
-                Source("x", ChangedCheckpoint(plain, change)), ours, recipe, POOL
-            )
+            report = convert_source(Source("x", plain.changed(change)), ours, recipe, POOL)
             assert report.manifest.adapter == adapter.digest
         convert(expected, theirs, recipe, POOL)
         for path in theirs.glob("*.safetensors"):

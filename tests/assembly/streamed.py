@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from convert import convert
 from store.fake_hub import COMMIT, Hub, serve
 from weights.fake_checkpoint import QWEN3, Stored, sources, write_file
 
 from ktcli.native import Pool
 from ktcli.store import transfer
 from ktcli.weights.conversion import Provenance
-from ktcli.weights.convert import convert
 from ktcli.weights.recipe import Recipe
 
 LAYERS, N_SHARDS = 6, 5

@@ -22,6 +22,7 @@ from assembly.streamed import (
     streaming_hub,
     weights,
 )
+from convert import convert
 from store.fake_hub import COMMIT, Fault, Hub
 from weights.quantised import quark
 
@@ -41,7 +42,6 @@ from ktcli.store.partial import PartialFile
 from ktcli.store.places import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.conversion import Calibration
-from ktcli.weights.convert import convert
 from ktcli.weights.importance import Importance, measured
 from ktcli.weights.importance_file import ImportanceFile
 from ktcli.weights.recipe import Recipe

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands.test_convert import stopped_at
+from convert import convert
 from imatrices import write_imatrix
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
@@ -18,7 +19,6 @@ from ktcli.main import main
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.weights.conversion import Calibration
-from ktcli.weights.convert import convert
 from ktcli.weights.importance_file import SUFFIX, read_importance
 from ktcli.weights.recipe import Recipe
 

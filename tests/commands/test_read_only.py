@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from commands.test_library_commands import READERS as READERS_OF_ALL
+from convert import convert
 from store.fake_hub import serve
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
@@ -22,7 +23,6 @@ from ktcli.manifest import FileRecord, Manifest
 from ktcli.native import Pool
 from ktcli.resources import data_path
 from ktcli.store import integrity
-from ktcli.weights.convert import convert
 from ktcli.weights.recipe import Recipe
 
 Said = tuple[int, str, str]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -28,7 +29,6 @@ from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.ops.torch.packed import PlainMatrix
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
 HIDDEN, STREAMS, GROUPS, LORA, EXPERTS, TOP_K, VOCAB = 24, 3, 2, 5, 9, 4, 30

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import oracle
 import pytest
 from convert import convert_checkpoint
 from loading import load_engine
@@ -16,7 +17,6 @@ from timelines import logits_of
 from ktcli.errors import NativeError
 from ktcli.native import Arena, Batch, Codes, Format, Pool, Program, Run, Weight
 from ktcli.ops.table.rowwise import Reads
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
 

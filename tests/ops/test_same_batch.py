@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from oracle import unpack
 
 from ktcli.native import (
     Arena,
@@ -31,7 +32,6 @@ from ktcli.native import (
 )
 from ktcli.ops.table.rowwise import Reads
 from ktcli.weights.formats import FORMATS
-from ktcli.weights.oracle import unpack
 
 PAGE = 64
 LINES, CONTEXT, MOST = 3, 256, 160  # sequences, their positions, rows of a step

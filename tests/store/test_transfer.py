@@ -386,7 +386,7 @@ def _note(receive: Callable[[Any, int], bytes], sizes: list[int], answer: Any, m
 
 
 def _give_up(run: Transfer, at: int | None, n: int) -> None:
-    if at is not None and run._new_bytes >= at:
+    if at is not None and run.new_bytes >= at:
         raise KeyboardInterrupt
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-
-from ktcli.weights.oracle import E4M3_VALUES
+from oracle import E4M3_VALUES
 
 Parts = dict[str, tuple[str, tuple[int, ...], bytes]]
 Made = tuple[Parts, np.ndarray]

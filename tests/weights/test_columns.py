@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from oracle import pack, unpack
 
 from ktcli.weights.columns import MOST, factors_of, suffers
 from ktcli.weights.formats import FORMATS
-from ktcli.weights.oracle import pack, unpack
 
 N, K = 96, 64
 

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import oracle
 import pytest
+from convert import convert
 from stored import column_factors, view
 from weights.fake_checkpoint import (
     DEEPSEEK3,
@@ -27,11 +29,10 @@ from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor, ceil_to
-from ktcli.weights import oracle, strips, writer
+from ktcli.weights import strips, writer
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.coded import fp8
 from ktcli.weights.conversion import Calibration, Provenance
-from ktcli.weights.convert import convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.importance import MOST_STEPS, Importance
 from ktcli.weights.pack import Pack

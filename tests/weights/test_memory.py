@@ -32,7 +32,8 @@ MEASURE = """
 import re, sys, threading
 from pathlib import Path
 from ktcli.native import Pool
-from ktcli.weights.convert import convert
+from ktcli.weights.convert import convert_source
+from ktcli.weights.reader import source_at
 from ktcli.weights.recipe import Recipe
 peak, over = 0, threading.Event()
 def look():
@@ -42,7 +43,8 @@ def look():
         peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+)", status)[1]) * 1024)
 watcher = threading.Thread(target=look)
 watcher.start()
-convert(Path(sys.argv[1]), Path(sys.argv[2]), Recipe.named("int8", "int8"), Pool(2, spin_us=0))
+with source_at(Path(sys.argv[1]), "x") as source:
+    convert_source(source, Path(sys.argv[2]), Recipe.named("int8", "int8"), Pool(2, spin_us=0))
 over.set()
 watcher.join()
 print(peak)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ from ktcli.native import (
     isa_rows,
     packed_bytes,
 )
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
 # Beyond the table: what a new row may need.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from convert import convert
 from loading import load_engine
 from safetensors import safe_open
 from timelines import logits_of
@@ -22,7 +23,6 @@ from ktcli.manifest import Seal, encode_record, parse
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role
-from ktcli.weights.convert import convert
 from ktcli.weights.destination import PART
 from ktcli.weights.formats import INT8_BEFORE
 from ktcli.weights.pack import Pack, is_pack

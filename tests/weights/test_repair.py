@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from convert import convert, repair
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 from weights.test_resume import Crash, crash_at, tree
 
@@ -21,11 +22,10 @@ from ktcli.ops.tensors import Tensor
 from ktcli.store import integrity
 from ktcli.weights import repair as module
 from ktcli.weights.conversion import Calibration
-from ktcli.weights.convert import convert
 from ktcli.weights.encode import Encoder
 from ktcli.weights.importance import UNKNOWN
 from ktcli.weights.recipe import Recipe
-from ktcli.weights.repair import Damage, repair
+from ktcli.weights.repair import Damage
 
 POOL = Pool(2, spin_us=0)
 FAST = Recipe.named("int8", "bf16")
@@ -198,10 +198,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from ktcli.native import Pool
+from ktcli.weights.reader import source_at
 from ktcli.weights.repair import Damage, repair
 print("ready", flush=True)
-repair(Path(sys.argv[1]), Damage(Path(sys.argv[2]), sys.argv[3:]), Pool(2, spin_us=0),
-       progress=lambda done, total: print(done, flush=True))
+with source_at(Path(sys.argv[1]), sys.argv[1]) as source:
+    repair(source, Damage(Path(sys.argv[2]), sys.argv[3:]), Pool(2, spin_us=0),
+           progress=lambda done, total: print(done, flush=True))
 """
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from convert import convert
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
 from ktcli.commands.view.fidelity import error_report
@@ -24,7 +25,6 @@ from ktcli.native import Pool
 from ktcli.weights import convert as module
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.conversion import Report
-from ktcli.weights.convert import convert
 from ktcli.weights.destination import PART
 from ktcli.weights.recipe import Recipe
 
@@ -130,10 +130,12 @@ CONVERT = """
 import sys
 from pathlib import Path
 from ktcli.native import Pool
-from ktcli.weights.convert import convert
+from ktcli.weights.convert import convert_source
+from ktcli.weights.reader import source_at
 from ktcli.weights.recipe import Recipe
 print("ready", flush=True)
-convert(Path(sys.argv[1]), Path(sys.argv[2]), Recipe.named("int8", "bf16"), Pool(2, spin_us=0),
+with source_at(Path(sys.argv[1]), "x") as source:
+    convert_source(source, Path(sys.argv[2]), Recipe.named("int8", "bf16"), Pool(2, spin_us=0),
         progress=lambda done, total: print(done, flush=True))
 """
 

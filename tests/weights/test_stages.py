@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from convert import convert
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli.native import Pool
 from ktcli.weights import stages
-from ktcli.weights.convert import convert
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stages, Stopwatch
 

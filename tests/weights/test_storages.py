@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import oracle
 import pytest
 from stored import lone
 from weights import quantised
@@ -18,7 +19,7 @@ from weights.test_encode import Counting, encoded
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role, Stored
-from ktcli.weights import oracle, strips
+from ktcli.weights import strips
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import FORMATS

@@ -91,7 +91,7 @@ def _check(entry: Entry, *, tolerant: bool) -> dict[str, Any]:
     Args:
         tolerant: whether a manifest that cannot be read is a damaged file and no error.
     """
-    kind = manifest.PACK if entry.kind is EntryKind.PACK else manifest.CHECKPOINT
+    kind = entry.kind.manifest
     try:
         found = manifest.read(entry.path / kind)
     except BadCheckpoint as error:
@@ -131,8 +131,7 @@ def _repair(entry: Entry, report: dict[str, Any]) -> None:
         raise KeyboardInterrupt(
             "repaired files are kept; run the same command again to continue"
         ) from None
-    kind = manifest.PACK if entry.kind is EntryKind.PACK else manifest.CHECKPOINT
-    found = manifest.read(entry.path / kind) or Manifest(())
+    found = manifest.read(entry.path / entry.kind.manifest) or Manifest(())
     files = tuple(file for file in found.records if file.name in names)
     known = {file.name for file in files}
     report["bad"] = _damaged(entry, files) | {

@@ -318,9 +318,8 @@ class MooncakeStore:
 
     def _lay(self, helper: Helper, image: Image, entries: Sequence[PageEntry]) -> int:
         """Lays the first values that fit into the memory; returns their number."""
-        self._laid: list[
-            tuple[int, int]
-        ] = []  # where each is, and its bytes; of the writer's thread
+        # Where each is, and its bytes; of the writer's thread.
+        self._laid: list[tuple[int, int]] = []
         at = 0
         for entry in entries:
             head, data = image.alone(entry)

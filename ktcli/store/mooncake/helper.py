@@ -44,9 +44,8 @@ def main() -> None:
     memory, and the bytes of the memory.
     """
     parent, reads, writes, memory, size = map(int, sys.argv[1:6])
-    ctypes.CDLL(None).prctl(
-        1, 9, 0, 0, 0
-    )  # killed with the thread that started it: PR_SET_PDEATHSIG
+    # Killed with the thread that started it: PR_SET_PDEATHSIG.
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
     sockets = [socket.socket(fileno=each) for each in (reads, writes)]

@@ -16,6 +16,7 @@ from ktcli.weights.gguf.rules import (
     INDEXER,
     INDEXER_NAMES,
     LATENT,
+    LOCAL_EXPERTS,
     PARTS,
     QWEN3_MOE,
     QWEN_MOE,
@@ -38,8 +39,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama4": Architecture(
         "llama4_text",
         {
-            "num_local_experts": ("expert_count", int),
-            "num_experts_per_tok": ("expert_used_count", int),
+            **LOCAL_EXPERTS,
             "intermediate_size": ("expert_feed_forward_length", int),
             "intermediate_size_mlp": ("feed_forward_length", int),
             "interleave_moe_layer_step": ("interleave_moe_layer_step", int),
@@ -54,12 +54,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
     "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture(
-        "qwen2_moe",
-        QWEN_MOE,
-        {"norm_topk_prob": False},
-        names=SHARED_EXPERT,
-    ),
+    "qwen2moe": Architecture("qwen2_moe", QWEN_MOE, {"norm_topk_prob": False}, names=SHARED_EXPERT),
     "qwen3": Architecture("qwen3"),
     "qwen3moe": Architecture("qwen3_moe", QWEN3_MOE, {"norm_topk_prob": True}),
     # Text alone: the positions of pictures play no part.
@@ -240,11 +235,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "deepseek2": Architecture(
         "deepseek_v3",
-        {
-            **EXPERTS,
-            **DEEPSEEK,
-            **LATENT,
-        },
+        {**EXPERTS, **DEEPSEEK, **LATENT},
         {"rope_interleave": True},
         changes=facts.deepseek,
     ),
@@ -380,8 +371,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(
         "gpt_oss",
         {
-            "num_local_experts": ("expert_count", int),
-            "num_experts_per_tok": ("expert_used_count", int),
+            **LOCAL_EXPERTS,
             "intermediate_size": ("expert_feed_forward_length", int),
             "sliding_window": ("attention.sliding_window", int),
         },
@@ -392,8 +382,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minimax-m2": Architecture(
         "minimax_m2",
         {
-            "num_local_experts": ("expert_count", int),
-            "num_experts_per_tok": ("expert_used_count", int),
+            **LOCAL_EXPERTS,
             "rotary_dim": ("rope.dimension_count", int),
         },
         names=BLOCK_SPARSE,

@@ -77,8 +77,8 @@ def _check_heads(m: Metadata, text: Mapping[str, Any]) -> None:
     said = own or text["hidden_size"] // max(text["num_attention_heads"], 1)
     for key, fields in (("rope.dimension_count", _PARTLY), ("attention.value_length", _OF_VALUES)):
         if not fields & text.keys() and m.whole(key, said) != said:
-            raise BadCheckpoint(
-                f"{m.fields.where}: {m.architecture}.{key} is {m.whole(key)}, but kt supports only heads of {said} "
+            raise m.bad(
+                f"{m.architecture}.{key} is {m.whole(key)}, but kt supports only heads of {said} "
                 "columns for this architecture"
             )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_LAYERS
 from ktcli.weights.gguf.metadata import SIGMOID, SOFTMAX, Metadata, scaling
 
@@ -86,8 +85,8 @@ def mistral4(m: Metadata) -> dict[str, Any]:
     rope, original = scaling(m) or {}, "original_max_position_embeddings"
     step = m.whole("attention.temperature_length", rope.get(original, m.whole("context_length")))
     if rope.setdefault(original, step) != step:
-        raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.temperature_length is {step}, but kt supports only that of "
+        raise m.bad(
+            f"{m.architecture}.attention.temperature_length is {step}, but kt supports only that of "
             f"rope.scaling.original_context_length, {rope[original]}"
         )
     return latent(m) | {
@@ -108,8 +107,8 @@ def llama4(m: Metadata) -> dict[str, Any]:
     and k. A window of 0 means neither chunks nor layers without positions.
     """
     if not m.whole("attention.sliding_window", 1):
-        raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.sliding_window is 0, but kt supports Llama 4 only with "
+        raise m.bad(
+            f"{m.architecture}.attention.sliding_window is 0, but kt supports Llama 4 only with "
             "attention in chunks"
         )
     return {"use_qk_norm": m.whole("expert_count") != _UNNORMED}
@@ -161,14 +160,13 @@ def deepseek4(m: Metadata) -> dict[str, Any]:
 def minimax_m3(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of MiniMax-M3, whose dense layers are as wide as they are in the file."""
     kinds = (_FULL, "minimax_m3_sparse")
-    chosen = (f"blk.{i}.indexer.q_proj.weight" in m.entries for i in range(m.layers))
     dense = m.entries.get("blk.0.ffn_gate.weight")
     width = m.whole("expert_feed_forward_length")
     return types(m) | {
         "intermediate_size": width,
         "shared_intermediate_size": m.whole("expert_shared_count", 1) * width,
         "dense_intermediate_size": dense.shape[0] if dense and dense.shape else width,
-        "layer_types": [kinds[each] for each in chosen],
+        "layer_types": [kinds[each] for each in m.with_tensor("indexer.q_proj")],
     }
 
 
@@ -178,20 +176,26 @@ def step(m: Metadata) -> dict[str, Any]:
     """
     given = types(m) | rotations(m)
     kinds = given.get("layer_types") or [_FULL] * m.layers
-    heads: dict[str, int] = {}
-    for count, kind in zip(m.each("attention.head_count", int), kinds, strict=True):
-        if heads.setdefault(kind, count) != count:
-            raise BadCheckpoint(
-                f"{m.fields.where}: attention.head_count differs between layers of one kind"
-            )
+    counts = m.each("attention.head_count", int)
+    heads = _by_kind(m, "attention.head_count", kinds, counts)
     full = given["rope_parameters"][_FULL]
     full["partial_rotary_factor"] = 0.5
     if m.factors:  # one for each pair of all columns, of which the first are rotated
         full["factors"] = m.factors[: m.whole("attention.key_length") // 4]
     limits = swiglu_limits(m, "swiglu_limits", "swiglu_limits_shared")
-    usual = next(iter(heads.values()))
-    own = {"num_attention_heads": _FULL, "num_sliding_attention_heads": _SLIDING}
-    return given | limits | {name: heads.get(kind, usual) for name, kind in own.items()}
+    own = {
+        "num_attention_heads": heads.get(_FULL, counts[0]),
+        "num_sliding_attention_heads": heads.get(_SLIDING, counts[0]),
+    }
+    return given | limits | own
+
+
+def _by_kind(m: Metadata, name: str, kinds: list[Any], counts: list[int]) -> dict[Any, int]:
+    """Returns the count of each kind of layers. Raises: BadCheckpoint: layers of one kind differ."""
+    own = dict(zip(kinds, counts, strict=True))
+    if any(own[kind] != count for kind, count in zip(kinds, counts, strict=True)):
+        raise m.bad(f"{name} differs between layers of one kind")
+    return own
 
 
 def windows(m: Metadata) -> dict[str, Any]:
@@ -205,8 +209,7 @@ def windows(m: Metadata) -> dict[str, Any]:
 def types(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of the layers that have experts, and those that have a window."""
     kinds = ("dense", "sparse")
-    sparse = (f"blk.{i}.ffn_gate_inp.weight" in m.entries for i in range(m.layers))
-    return windows(m) | {"mlp_layer_types": [kinds[each] for each in sparse]}
+    return windows(m) | {"mlp_layer_types": [kinds[each] for each in m.with_tensor("ffn_gate_inp")]}
 
 
 def rotations(m: Metadata) -> dict[str, Any]:
@@ -227,25 +230,18 @@ def rotations(m: Metadata) -> dict[str, Any]:
 
 def mimo(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of MiMo-V2, whose layers with a window have kv heads and a rotation of their own."""
-    m.number(
-        "attention.value_scale"
-    )  # older files lack it, and their values are larger than the model's
+    # Older files lack it, and their values are larger than the model's.
+    m.number("attention.value_scale")
     pattern = m.switches("attention.sliding_window_pattern")
     heads = m.each("attention.head_count_kv", int)
-    own = dict(zip(pattern, heads, strict=True))
-    if any(own[is_window] != kv for is_window, kv in zip(pattern, heads, strict=True)):
-        raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.head_count_kv differs between layers of one kind"
-        )
+    own = _by_kind(m, f"{m.architecture}.attention.head_count_kv", pattern, heads)
     theta = m.number("rope.freq_base", 10_000.0)
     usual = heads[0]
     return partly(m) | {
         "num_key_value_heads": own.get(0, usual),
         "swa_num_key_value_heads": own.get(1, usual),
         "hybrid_layer_pattern": pattern,
-        "moe_layer_freq": [
-            int(f"blk.{i}.ffn_gate_inp.weight" in m.entries) for i in range(m.layers)
-        ],
+        "moe_layer_freq": [int(each) for each in m.with_tensor("ffn_gate_inp")],
         "swa_rope_theta": m.number("rope.freq_base_swa", theta),
         "norm_topk_prob": True,
     }
@@ -335,23 +331,20 @@ def gemma4(m: Metadata) -> dict[str, Any]:
     given, key_heads = windows(m), "attention.head_count_kv"
     kinds = given.get("layer_types") or [_SLIDING] * m.layers
     heads = m.each(key_heads, int) if m.lists(key_heads) else [m.whole(key_heads)] * m.layers
-    own = dict(zip(kinds, heads, strict=True))
-    if any(own[kind] != count for kind, count in zip(kinds, heads, strict=True)):
-        raise BadCheckpoint(f"{m.fields.where}: {key_heads} differs between layers of one kind")
+    own = _by_kind(m, key_heads, kinds, heads)
     turning = sum(factor == 1 for factor in m.factors)
     if any(factor < _STILL for factor in m.factors[turning:]):
-        raise BadCheckpoint(f"{m.fields.where}: rope_freqs.weight must be 1s followed by 1e30s")
+        raise m.bad("rope_freqs.weight must be 1s followed by 1e30s")
     full: dict[str, Any] = {"rope_theta": m.number("rope.freq_base", 1e6)}
     if m.factors:
         part = turning / len(m.factors)
         full |= {"rope_type": "proportional", "partial_rotary_factor": part}
-    without = (f"blk.{i}.attn_v.weight" not in m.entries for i in range(m.layers))
     return given | {
         "num_key_value_heads": own.get(_SLIDING, heads[0]),
         "num_global_key_value_heads": own.get(_FULL, heads[0]),
         "head_dim": m.whole("attention.key_length_swa"),
         "global_head_dim": m.whole("attention.key_length"),
-        "attention_k_eq_v": any(without),
+        "attention_k_eq_v": not all(m.with_tensor("attn_v")),
         "enable_moe_block": "blk.0.ffn_gate_inp.weight" in m.entries,
         "hidden_size_per_layer_input": m.whole("embedding_length_per_layer_input", 0),
         "num_kv_shared_layers": m.whole("attention.shared_kv_layers", 0),

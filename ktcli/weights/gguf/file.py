@@ -22,7 +22,7 @@ from ktcli.errors import BadCheckpoint, hinted
 from ktcli.models import model_types
 from ktcli.models.config import MAX_WIDTH, Fields
 from ktcli.numbered import numbered_set
-from ktcli.weights.files import OpenFiles
+from ktcli.weights.files import CheckpointFiles
 from ktcli.weights.gguf.config import architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
 from ktcli.weights.gguf.metadata import Metadata
@@ -37,7 +37,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
-class Gguf(OpenFiles):
+class Gguf(CheckpointFiles):
     """An open GGUF model. Close it, or use it in a `with` statement.
 
     Attributes:
@@ -127,17 +127,11 @@ class Gguf(OpenFiles):
         with hinted(HINT):
             return small_files(self._values, self._where)
 
-    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
-        """Returns the source tensor called `name` on the hub.
-
-        Raises:
-            BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
-        """
+    def _stored(self, name: str, shape: tuple[int, ...] | None) -> StorageSource:
         part = self.parts.get(name)
         if part is None:
             raise BadCheckpoint(
-                f"{self.path.name} has no tensor that is {name!r} on the hub, which its {self.description} requires",
-                hint=HINT,
+                f"{self.path.name} has no tensor that is {name!r} on the hub, which its {self.description} requires"
             )
         entry = part.entry
         if entry.dtype not in STORAGES:
@@ -150,8 +144,7 @@ class Gguf(OpenFiles):
         if shape is not None and _significant(stored) != _significant(shape):
             raise BadCheckpoint(
                 f"{name} in {part.file} has the shape {list(entry.shape)}, "
-                f"but the metadata requires {list(shape)}",
-                hint=HINT,
+                f"but the metadata requires {list(shape)}"
             )
         storage = STORAGES[entry.dtype]
         seen = Viewed(storage, view) if view else storage
@@ -162,8 +155,7 @@ class Gguf(OpenFiles):
             return StorageSource(name, shape, seen, (part,))
         if (scale.entry.dtype, scale.entry.elements) != ("F32", 1):
             raise BadCheckpoint(
-                f"{scale.name} in {scale.file} is {scale.entry.dtype} {list(scale.entry.shape)}, not one F32 number",
-                hint=HINT,
+                f"{scale.name} in {scale.file} is {scale.entry.dtype} {list(scale.entry.shape)}, not one F32 number"
             )
         return StorageSource(name, shape, Scaled(seen), (part, scale))
 
@@ -172,8 +164,7 @@ class Gguf(OpenFiles):
         first = _EXPERT.sub(".experts.0.", name).removesuffix(".weight") + SCALE
         if first in self.parts:
             raise BadCheckpoint(
-                f"{name} in {part.file} has no {SCALE[1:]}, but {first} does: one number per expert is required",
-                hint=HINT,
+                f"{name} in {part.file} has no {SCALE[1:]}, but {first} does: one number per expert is required"
             )
 
 
@@ -211,6 +202,4 @@ def _check_split(headers: Mapping[str, GgufHeader]) -> None:
         if len(headers) > 1:
             said = split.whole("split.no", low=0, high=1 << 16)
             if (said, count) != (number, len(headers)):
-                raise BadCheckpoint(
-                    f"{name} claims to be number {said + 1} of {count} files", hint=HINT
-                )
+                raise BadCheckpoint(f"{name} claims to be number {said + 1} of {count} files")

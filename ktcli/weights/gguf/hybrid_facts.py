@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_HEADS
 from ktcli.weights.gguf.facts import latent, partly, positions, swiglu_limits
 from ktcli.weights.gguf.metadata import Metadata
@@ -21,8 +20,8 @@ def kimi_linear(m: Metadata) -> dict[str, Any]:
 def ling3(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of Ling 3. Of the model that sees, positions are turned otherwise than kt knows."""
     if m.has("rope.dimension_sections"):
-        raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.rope.dimension_sections belongs to Ling 3's vision models, which "
+        raise m.bad(
+            f"{m.architecture}.rope.dimension_sections belongs to Ling 3's vision models, which "
             "kt does not support"
         )
     return kimi_linear(m) | {
@@ -44,8 +43,8 @@ def lfm2(m: Metadata) -> dict[str, Any]:
 def lfm2_dense(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of LFM2 without experts."""
     if m.has("attention.sliding_window"):
-        raise BadCheckpoint(
-            f"{m.fields.where}: {m.architecture}.attention.sliding_window is set, but kt supports LFM2 only without it"
+        raise m.bad(
+            f"{m.architecture}.attention.sliding_window is set, but kt supports LFM2 only without it"
         )
     return lfm2(m) | {"num_dense_layers": m.layers}
 
@@ -85,7 +84,7 @@ def nemotron(m: Metadata) -> dict[str, Any]:
     for i in range(m.layers):
         found = (kind for of, kind in _NEMOTRON_PARTS if f"blk.{i}.{of}.weight" in m.entries)
         if (kind := next(found, None)) is None:
-            raise BadCheckpoint(f"{m.fields.where}: layer {i} has no tensors of a part of Nemotron")
+            raise m.bad(f"layer {i} has no tensors of a part of Nemotron")
         kinds.append(kind)
     return _mamba(m) | {
         "layers_block_type": kinds,
@@ -97,13 +96,12 @@ def nemotron(m: Metadata) -> dict[str, Any]:
 def granite_hybrid(m: Metadata) -> dict[str, Any]:
     """Returns the config fields of Granite 4, some of which have no experts but the shared one."""
     kinds = ("attention", "mamba")
-    mamba = (f"blk.{i}.ssm_in.weight" in m.entries for i in range(m.layers))
     given = _mamba(m)
     alone = m.entries.get("blk.0.ffn_up.weight")
     if alone and alone.shape:
         given["shared_intermediate_size"] = alone.shape[0]
     return given | {
-        "layer_types": [kinds[each] for each in mamba],
+        "layer_types": [kinds[each] for each in m.with_tensor("ssm_in")],
         "mamba_d_head": given.pop("mamba_head_dim"),
         "mamba_expand": m.whole("ssm.inner_size") // max(m.whole("embedding_length"), 1),
         "num_local_experts": m.whole("expert_count", 0),

@@ -118,6 +118,11 @@ _LFM2_NAMES = {
         for end, of in (("", ""), ("_exps", "experts.{e}."))
     },
 }
+_KIMI_DELTA: Rows = {
+    "linear_head_dim": ("kda.head_dim", int),
+    "linear_num_heads": ("attention.head_count", int),
+    "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
+}
 _KIMI_DELTA_NAMES = {
     **{f"ssm_conv1d_{of}": f"self_attn.{of}_conv1d" for of in "qkv"},
     **{f"ssm_{of}_{part}": f"self_attn.{of}_{part}_proj" for of in "fg" for part in "ab"},
@@ -172,10 +177,7 @@ HYBRIDS: dict[str, Architecture] = {
         changes=hybrid_facts.granite_hybrid,
         by_layer=("num_key_value_heads",),
         gating=SOFTMAX,
-        names={
-            **GRANITE_NAMES,
-            **_mamba_names("mamba"),
-        },
+        names={**GRANITE_NAMES, **_mamba_names("mamba")},
         views=lambda config: views.RATES_AND_RUNS,
     ),
     # Without experts (Nemotron-H, Nemotron Nano 2), and with them (Nemotron 3).
@@ -183,14 +185,7 @@ HYBRIDS: dict[str, Architecture] = {
     "nemotron_h_moe": replace(_NEMOTRON, rows={**_NEMOTRON.rows, **_NEMOTRON_EXPERTS}),
     "kimi-linear": Architecture(
         "kimi_linear",
-        {
-            **EXPERTS,
-            **DEEPSEEK,
-            **LATENT,
-            "linear_head_dim": ("kda.head_dim", int),
-            "linear_num_heads": ("attention.head_count", int),
-            "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
-        },
+        {**EXPERTS, **DEEPSEEK, **LATENT, **_KIMI_DELTA},
         {"norm_topk_prob": True},
         changes=hybrid_facts.kimi_linear,
         by_layer=("num_key_value_heads",),
@@ -239,9 +234,7 @@ HYBRIDS: dict[str, Architecture] = {
             **STREAMS,
             "index_kpool": ("attention.indexer.kpool", int),
             "index_kpool_always_select_tail": ("attention.indexer.kpool_select_tail", bool),
-            "linear_head_dim": ("kda.head_dim", int),
-            "linear_num_heads": ("attention.head_count", int),
-            "linear_conv_kernel_dim": ("ssm.conv_kernel", int),
+            **_KIMI_DELTA,
         },
         changes=hybrid_facts.glm5_next,
         by_layer=("num_key_value_heads",),

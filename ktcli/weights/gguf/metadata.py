@@ -73,8 +73,8 @@ class Metadata:
         every = self.whole("block_count", high=MAX_LAYERS)
         own = every - self.whole("nextn_predict_layers", 0, MAX_LAYERS)
         if own < 1:
-            raise BadCheckpoint(
-                f"{self.fields.where}: {self._name('block_count')} is {every}, less nextn_predict_layers {own},"
+            raise self.bad(
+                f"{self._name('block_count')} is {every}, less nextn_predict_layers {own},"
                 f" outside 1..{MAX_LAYERS}"
             )
         first = f"blk.{own}."
@@ -85,13 +85,9 @@ class Metadata:
         """Returns one value of a kind for each layer, from a list."""
         listed, layers = self.fields.values.get(self._name(key)), self.layers
         if not isinstance(listed, list) or len(listed) < layers:
-            raise BadCheckpoint(
-                f"{self.fields.where}: {self._name(key)} is not a list of {layers} layers"
-            )
+            raise self.bad(f"{self._name(key)} is not a list of {layers} layers")
         if any(type(each) is not kind for each in listed):
-            raise BadCheckpoint(
-                f"{self.fields.where}: {self._name(key)} is not a list of {kind.__name__}"
-            )
+            raise self.bad(f"{self._name(key)} is not a list of {kind.__name__}")
         return listed[:layers]
 
     def switches(self, key: str) -> list[int]:
@@ -100,9 +96,7 @@ class Metadata:
         is_flags = isinstance(listed, list) and listed and type(listed[0]) is bool
         found = [int(each) for each in self.each(key, bool if is_flags else int)]
         if not {*found} <= {0, 1}:
-            raise BadCheckpoint(
-                f"{self.fields.where}: {self._name(key)} has values other than 0 and 1"
-            )
+            raise self.bad(f"{self._name(key)} has values other than 0 and 1")
         return found
 
     def gating(self, *known: int) -> int:
@@ -110,10 +104,16 @@ class Metadata:
         found = self.whole("expert_gating_func", known[0]) or known[0]
         if found not in known:
             words = " and ".join(f"{_GATINGS[each]} ({each})" for each in known)
-            raise BadCheckpoint(
-                f"{self.fields.where}: expert_gating_func is {found}; kt supports only {words} here"
-            )
+            raise self.bad(f"expert_gating_func is {found}; kt supports only {words} here")
         return found
+
+    def with_tensor(self, name: str) -> list[bool]:
+        """Returns for each layer whether the file has a weight of it, by the weight's name in the layer."""
+        return [f"blk.{layer}.{name}.weight" in self.entries for layer in range(self.layers)]
+
+    def bad(self, said: str) -> BadCheckpoint:
+        """Returns the error that the file is wrong in what is said."""
+        return BadCheckpoint(f"{self.fields.where}: {said}")
 
     def _name(self, key: str) -> str:
         return f"{self.architecture}.{key}"
@@ -126,8 +126,8 @@ class Metadata:
         further = self.fields.values.get(self._name("nextn_predict_layers"), 0)
         counts = (layers, further) if type(layers) is type(further) is int else (0, 0)
         if key != "block_count" and abs(len(value) - counts[0]) not in (0, counts[1]):
-            raise BadCheckpoint(
-                f"{self.fields.where}: {self._name(key)} has {len(value)} values, "
+            raise self.bad(
+                f"{self._name(key)} has {len(value)} values, "
                 f"{self._name('block_count')} is {str(layers)[:40]}"
             )
         # One value per layer; layers of different widths are no model that kt knows.

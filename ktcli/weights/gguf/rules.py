@@ -58,6 +58,10 @@ EXPERTS: Rows = {
     "num_experts_per_tok": ("expert_used_count", int),
     "moe_intermediate_size": ("expert_feed_forward_length", int),
 }
+LOCAL_EXPERTS: Rows = {
+    "num_local_experts": ("expert_count", int),
+    "num_experts_per_tok": ("expert_used_count", int),
+}
 DEEPSEEK: Rows = {
     "n_routed_experts": ("expert_count", int),
     "n_shared_experts": ("expert_shared_count", int),

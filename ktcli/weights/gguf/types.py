@@ -7,7 +7,6 @@ Tensors that converters rearrange are read through a `TensorView`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from ktcli.weights.storage import (
     Read,
     ScalesNotKept,
     Storage,
+    StoredRows,
     rows_of,
 )
 
@@ -44,7 +44,7 @@ class HalfScales(PlainStorage):
 
 
 @dataclass(frozen=True, slots=True)
-class Packaged(ScalesNotKept):
+class Packaged(StoredRows):
     """A storage of blocks that the `gguf` package decodes; one part."""
 
     dtype: str
@@ -54,12 +54,6 @@ class Packaged(ScalesNotKept):
     def label(self) -> str:
         """The name of the GGUF type."""
         return self.dtype
-
-    def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """Returns the one read of the span's rows."""
-        part = span.source.parts[0]
-        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
-        return (rows_of(part, row_bytes, span.start, span.stop),)
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """Returns the span as an f32 matrix, dequantized by the `gguf` package; NaN and Inf are refused."""
@@ -84,11 +78,6 @@ class Order:
     steps: tuple[int, ...]
     kept: int = 0
     first: int = 0
-
-    @property
-    def length(self) -> int:
-        """The number of rows of the tensor."""
-        return self.kept + prod(self.counts)
 
     def places(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the file's row of each row in start..stop."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from device import CPU
@@ -30,7 +31,6 @@ from ktcli.ops.torch.packed import (
     unpack,
     unpack_many,
 )
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
 F32 = NDArray[np.float32]

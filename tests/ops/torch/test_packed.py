@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import oracle
 import pytest
 import torch
 
 from ktcli.native import Format, Pool, Scale, Weight, packed_bytes
 from ktcli.ops.torch.packed import Packed, layout, rows_of, unpack, unpack_many, unpack_whole
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
 # Beyond the table: what a new row may need.

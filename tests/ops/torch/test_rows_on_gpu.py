@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
+import oracle  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from ktcli.native import Arena, Format, Pool, Weight, packed_bytes  # noqa: E402
@@ -20,7 +21,6 @@ from ktcli.ops.torch import functions  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
 from ktcli.ops.torch.kernels import EXACT, kernels_for  # noqa: E402
 from ktcli.ops.torch.packed import Packed, PackedStack, unpack, unpack_many  # noqa: E402
-from ktcli.weights import oracle  # noqa: E402
 from ktcli.weights.formats import FORMATS  # noqa: E402
 
 pytestmark = [

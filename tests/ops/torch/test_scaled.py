@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import kvoracle
 import numpy as np
+import oracle
 import pytest
 import torch
 
@@ -13,7 +14,6 @@ from ktcli.ops.torch import attention
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import Packed
 from ktcli.ops.torch.pages import ScaledPages, append, decode, encode, held_at, held_by, own_parts
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
 

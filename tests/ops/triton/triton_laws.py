@@ -10,6 +10,7 @@ from itertools import product
 
 import kvoracle
 import numpy as np
+import oracle
 import torch
 from added_parts import added
 from triton_interpreter import ON_GPU, backwards  # before triton
@@ -42,7 +43,6 @@ from ktcli.ops.triton import summary as triton_summary
 from ktcli.ops.triton import tiles as triton_tiles
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.sums import sum_parts
-from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
 EVERY = (

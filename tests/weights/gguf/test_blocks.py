@@ -5,13 +5,13 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+from oracle import unpack
 
 from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native import DType, Numbers, Pool, packed_bytes
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import TensorEntry
-from ktcli.weights.oracle import unpack
 from ktcli.weights.storage import ByteSpan, Part, PlainStorage, StorageSource
 
 # Offsets of the f16 numbers in a block; elsewhere any byte will do.

@@ -14,6 +14,7 @@ from convert import convert_checkpoint
 from gguf_cases import CASES
 from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import VOCABULARIES
+from oracle import round_to_bf16
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import build
@@ -28,7 +29,6 @@ from ktcli.weights.gguf.metadata import Metadata
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import TensorEntry
-from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of, examine
 from ktcli.weights.storage import ByteSpan
