@@ -12,12 +12,12 @@ from ktcli.store.entry import BUILTIN
 from ktcli.text.around import NOTHING_AROUND, AroundText
 from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
-from ktcli.text.files import read_json
+from ktcli.text.files import read_json_if_any
 from ktcli.text.rows import KnownRows, read_rows
 from ktcli.text.settings import (
     Settings,
+    read_added,
     read_around_text,
-    read_begin,
     read_settings,
     read_stop_ids,
     unused_settings,
@@ -89,9 +89,8 @@ def read_text_model(
     template = load_template(folder, name=name, chats=chats)
     stop_ids = read_stop_ids(folder, tokenizer, template)
     control = ControlTokens(tokenizer, allowed=allow_special)
-    config = folder / "tokenizer_config.json"
-    answers = read_json(config).get("response_template") if config.is_file() else None
-    settings, begin = read_settings(folder), read_begin(folder, tokenizer)
+    answers = read_json_if_any(folder / "tokenizer_config.json").get("response_template")
+    settings, begin = read_settings(folder), read_added(folder, tokenizer, "bos")
     rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
     unused = unused_settings(folder)
     return TextModel(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli.errors import BadCheckpoint
-from ktcli.text.files import read_bytes, read_json
+from ktcli.text.files import read_bytes, read_json_if_any
 from ktcli.weights.vocabulary import PieceKind, Pieces, VocabularyPiece, added_token, document
 
 NAME = "tokenizer.model"
@@ -33,7 +33,7 @@ def document_of(path: Path, config: Path) -> str:
     Raises:
         BadCheckpoint: it is malformed, or of a kind that cannot be read.
     """
-    settings = read_json(config) if config.is_file() else {}
+    settings = read_json_if_any(config)
     pieces = replace(read_pieces(path), first_only=settings.get("legacy") is False)
     made = document(pieces)
     ids = {piece.text: id for id, piece in enumerate(pieces.pieces)}
