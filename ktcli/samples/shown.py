@@ -13,6 +13,7 @@ from typing import Any
 from ktcli.errors import counted
 from ktcli.samples.sample import Sample, SampleSet
 from ktcli.text.model import TextModel
+from ktcli.text.words import inserted
 
 BEGIN, END = "⟦", "⟧"  # around what is trained, where there is no colour
 # Whatever a terminal obeys, but lines and tabs.
@@ -109,9 +110,7 @@ def _pieces(ids: list[int], texts: TextModel) -> Iterator[tuple[bool, str]]:
 
 def _told_apart(text: str, texts: TextModel) -> str:
     """Returns a text with a backslash inside of each word that looks like a control token, and is none."""
-    cuts = [at + 1 for at in texts.control.places(text)]
-    pairs = zip([0, *cuts], [*cuts, len(text)], strict=True)
-    return "\\".join(text[first:last] for first, last in pairs)
+    return inserted(text, "\\", [at + 1 for at in texts.control.places(text)])
 
 
 def _visible(text: str) -> str:
