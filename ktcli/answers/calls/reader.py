@@ -223,12 +223,9 @@ class CallReader:
         texts = 'string="true"' in said or (
             'string="false"' not in said and self._tools.is_text(self._tool, self._key)
         )
-        known = texts and self._key in self._tools.parameters.get(self._tool, {}).get(
-            "properties", {}
-        )
-        self._value = PairValue(
-            self._tools, self._tool, self._key, said, streams=known or "true" in said
-        )
+        schema = self._tools.parameters.get(self._tool, {})
+        streams = "true" in said or (texts and self._key in schema.get("properties", {}))
+        self._value = PairValue(self._tools, self._tool, self._key, said, streams=streams)
         lead = "{" if self._empty else ", "
         self._out.append(CallArguments(self.calls, f"{lead}{json.dumps(self._key)}: "))
         self._empty, self._state = False, self._in_value
@@ -368,8 +365,7 @@ def _calls_in(text: str) -> list[tuple[str, str]] | None:
         arguments = row.get("arguments", row.get("parameters", {}))
         if arguments is None or arguments == "":
             arguments = {}
-        said = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        calls.append((name, said))
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        calls.append((name, arguments))
     return calls or None

@@ -115,7 +115,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(said, list):
         found = {each for each in said if isinstance(each, str)}
     if not found and isinstance(schema.get("enum"), list):
-        found = {_type_of(each) for each in schema["enum"]}
+        found = {type_of(each) for each in schema["enum"]}
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
             branches = [_types_of(each, root, depth + 1) for each in schema[name]]
@@ -132,7 +132,8 @@ def referred(ref: str, root: Mapping[str, Any]) -> Any:
     return at
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """Returns the type of a value of JSON, as schemas call it."""
     if value is None:
         return "null"
     kinds = (
@@ -146,7 +147,7 @@ def _type_of(value: Any) -> str:
 
 
 def _is_one_of(value: Any, types: set[str]) -> bool:
-    kind = _type_of(value)
+    kind = type_of(value)
     return kind in types or (kind == "integer" and "number" in types)
 
 

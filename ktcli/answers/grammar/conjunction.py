@@ -13,6 +13,7 @@ from typing import Any
 
 from ktcli.answers.grammar.items import ARRAY_WORDS, merged_items
 from ktcli.answers.grammar.joined import (
+    CHOICES,
     Joined,
     common_types,
     fits_scalars,
@@ -31,14 +32,13 @@ _DEPTH = 200  # of references to references
 _SCALAR_WORDS = frozenset(
     "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
 )
-_CHOICES = ("anyOf", "oneOf")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # What is not said here, or by the words around it, and so is refused by its name.
 _OTHER_WORDS = frozenset(
     "not if unevaluatedProperties unevaluatedItems dependencies dependentRequired dependentSchemas".split()
 )
 WORDS = (
-    _SCALAR_WORDS | ARRAY_WORDS | OBJECT_WORDS | _OTHER_WORDS | {*_CHOICES, "type", "enum", "const"}
+    _SCALAR_WORDS | ARRAY_WORDS | OBJECT_WORDS | _OTHER_WORDS | {*CHOICES, "type", "enum", "const"}
 )
 _NEWER = frozenset({"prefixItems", "minContains", "maxContains"})  # not words of old drafts
 
@@ -197,7 +197,7 @@ class Conjunctions:
         """Returns what parts of a schema want together: a choice, if one of them is one."""
         if self._is_contrary(parts):
             return False
-        choices = [(part, word) for part in parts for word in _CHOICES if word in part]
+        choices = [(part, word) for part in parts for word in CHOICES if word in part]
         if not choices:
             return self._merged(parts)
         if any(not isinstance(part[word], list) for part, word in choices):
