@@ -100,12 +100,11 @@ def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss |
         return Loss(same, len(before.ids) - same, "what followed was undone")
     # Whole pages are kept, and the last id of an answer is handed out before it is computed.
     if reused <= min(whole, len(before.ids) - 1) - PAGE_TOKENS:
-        why = (
-            "none of it was cached in memory or on disk"
-            if reused == 0
-            else "no later state or page of it was cached"
+        none, some = (
+            "none of it was cached in memory or on disk",
+            "no later state or page of it was cached",
         )
-        return Loss(reused, whole - reused, why)
+        return Loss(reused, whole - reused, some if reused else none)
     return None
 
 
@@ -132,11 +131,8 @@ def _reason(before: Timeline, now: Timeline, was: _Places, is_: _Places, at: int
     systems = [_system(timeline.messages) for timeline in (before, now)]
     if systems[0] != systems[1] and at <= max(was.end_of_system, is_.end_of_system):
         return "the system text changed"
-    changed = sorted(
-        key
-        for key in {*before.variables, *now.variables}
-        if before.variables.get(key) != now.variables.get(key)
-    )
+    was_given, given = before.variables, now.variables
+    changed = sorted(k for k in {*was_given, *given} if was_given.get(k) != given.get(k))
     edited = _first_edited(before.messages, now.messages)
     place = is_.index(at)
     if changed and (edited is None or place < edited):

@@ -15,14 +15,11 @@ from ktcli.records import dataclass
 from ktcli.training.lora import DenseFactors
 from ktcli.training.loss import chunk_rows
 
-_DECODED_BYTES = (
-    40  # that pass through the GPU's memory for each number of a matrix that is decoded
-)
+# That pass through the GPU's memory for each number of a matrix that is decoded.
+_DECODED_BYTES = 40
 _ATTENTION = 1 / 32  # operations of attention in f32, of the peak in bf16
-_CROSSED_FORWARD, _CROSSED_BACKWARD = (
-    2,
-    3,
-)  # rows of a layer with experts: in and out; in, their gradient, and back
+# Rows of a layer with experts: in and out; in, their gradient, and back.
+_CROSSED_FORWARD, _CROSSED_BACKWARD = 2, 3
 _COPIED = 2  # passes for which a layer comes to the GPU: backward, computed again, it is there
 
 

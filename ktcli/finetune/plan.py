@@ -28,10 +28,8 @@ from ktcli.samples.sample import DropCount, Sample, SampleSet
 from ktcli.training.lora import LoraSettings, TrainedFactors, described_factors
 from ktcli.weights.recipe import Recipe
 
-_VALUE, _MOMENTS = (
-    4,
-    8,
-)  # bytes of a trained number in a checkpoint: its value, and its two moments in f32
+# Bytes of a trained number in a checkpoint: its value, and its two moments in f32.
+_VALUE, _MOMENTS = 4, 8
 _UNTRIED = "fine-tuning has not run on a GPU yet"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -316,7 +314,7 @@ def _with_data(made: FinetunePlan, settings: FinetuneSettings, data: TrainingSpl
         samples=len(chosen),
         evaluated=len(data.evaluated),
         tokens=sum(len(each.ids) for each in chosen),
-        trained_tokens=sum(sum(each.trained[1:]) for each in chosen),
+        trained_tokens=sum(each.trained_tokens for each in chosen),
         steps=order.steps(settings),
         per_epoch=order.steps_per_epoch,
         dropped=data.read.dropped,
@@ -338,7 +336,7 @@ def _with_times(
         chosen = (data.read.samples[number] for unit in data.order.units for number in unit)
         load = StepLoad.of((len(each.ids) for each in chosen), made.trained_tokens, made.per_epoch)
         if data.evaluated:
-            trained = sum(sum(each.trained[1:]) for each in data.evaluated)
+            trained = sum(each.trained_tokens for each in data.evaluated)
             whole = StepLoad.of((len(each.ids) for each in data.evaluated), trained, 1)
             batches = ceil(len(data.evaluated) / evaluation_size(settings))
             held = batches * forecast.evaluation_s(whole.shared(batches))

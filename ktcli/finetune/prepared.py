@@ -51,10 +51,10 @@ from ktcli.planner.placement import candidates, is_small
 from ktcli.planner.plan import Request
 from ktcli.records import dataclass
 from ktcli.samples.read import read_samples
-from ktcli.samples.sample import SampleSet
+from ktcli.samples.sample import SampleSet, require_within
 from ktcli.samples.source import DataSource
 from ktcli.store.reference import parse, split_adapter
-from ktcli.text.model import TextModel, read_text_model
+from ktcli.text.model import TextModel, read_trained_texts
 from ktcli.training.balance import has_auxiliary_loss
 from ktcli.training.denselayers import TrainingDevice
 from ktcli.training.lora import ExpertFactors, described_factors
@@ -114,11 +114,7 @@ def require_trainable(settings: FinetuneSettings) -> None:
         )
     model = build(find_subject(name).config)
     products_of(model)
-    if settings.cutoff_len > model.spec.context:
-        raise UsageError(
-            f"cutoff_len {settings.cutoff_len:,} is more than the {model.spec.context:,} tokens of {name[:200]}",
-            hint=f"use cutoff_len={model.spec.context}",
-        )
+    require_within(settings.cutoff_len, model.spec.context, name[:200])
 
 
 def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> TrainingSplit:
@@ -150,8 +146,7 @@ def _dropped(read: SampleSet) -> str:
 def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
     """Returns the conversion of the model, pulled and converted if need be, and its text files; raises as `prepare`."""
     ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
-    texts = read_text_model(ready.base, ready.pack, chats=False)  # texts need no template
-    return ready, replace(texts, rows=None)  # an adapter's chats are not told kt's tables either
+    return ready, read_trained_texts(ready.base, ready.pack)
 
 
 def plan_asked(

@@ -176,7 +176,7 @@ class FinetuneRun:
         size = evaluation_size(self._settings)
         for first in range(0, len(self._held), size):
             some = self._held[first : first + size]
-            count = sum(sum(each.trained[1:]) for each in some)
+            count = sum(each.trained_tokens for each in some)
             total += count * self._trained.loss(*_documents(some))
             tokens += count
         return total / tokens if tokens else None

@@ -19,7 +19,7 @@ from ktcli.samples.formats import Content, content_of, format_of
 from ktcli.samples.mixing import check_shares, mixed
 from ktcli.samples.pieces import ConversationCutter
 from ktcli.samples.rows import DataRow, rows
-from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
+from ktcli.samples.sample import BadData, DropCounter, Sample, SampleSet, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
 from ktcli.text.template import ChatTemplate, ConversationRefused
@@ -69,15 +69,10 @@ def read_samples(
     found = mixed(groups, names, settings)
     if not found:
         raise BadData(
-            f"{', '.join(names)} has no row to train on: {_told(maker.dropped)}",
+            f"{', '.join(names)} has no row to train on: {maker.drops.sentence or 'there are no rows'}",
             hint="check its contents: each row needs a question and an answer, or a text",
         )
-    return SampleSet(tuple(found), maker.dropped, sha256, maker.count, maker.notes)
-
-
-def _told(dropped: Iterable[DropCount]) -> str:
-    said = (f"{each.reason} ({each.rows:,}, first {each.first})" for each in dropped)
-    return "; ".join(said) or "there are no rows"
+    return SampleSet(tuple(found), maker.drops.counts, sha256, maker.count, maker.notes)
 
 
 def _sha256(sources: Sequence[DataSource], texts: TextModel, settings: SampleSettings) -> str:
@@ -102,18 +97,13 @@ class _SampleMaker:
         self._settings, self._template = settings, texts.template
         self._cutter = ConversationCutter(texts, settings)
         self._encoder = SampleEncoder(texts, settings.cutoff_len)
-        self._dropped: dict[str, tuple[int, str]] = {}
+        self.drops = DropCounter()  # what was left out or cut
         self._last: dict[str, str] = {}  # the row last counted for a reason
         self._known: set[bytes] = set()
         self._closed = self._endless = self._unthought = 0
         self._cut = f"cut to {settings.cutoff_len:,} tokens"
         self._beyond = f"nothing to train in the first {settings.cutoff_len:,} tokens"
         self.count = 0  # of rows that were read
-
-    @property
-    def dropped(self) -> tuple[DropCount, ...]:
-        """What was left out or cut so far."""
-        return tuple(DropCount(reason, *found) for reason, found in self._dropped.items())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -192,9 +182,9 @@ class _SampleMaker:
 
     def _drop(self, reason: str, where: str) -> None:
         """Counts a row for a reason, once."""
-        count, first = self._dropped.get(reason, (0, where))
         if self._last.get(reason) != where:
-            self._dropped[reason], self._last[reason] = (count + 1, first), where
+            self._last[reason] = where
+            self.drops.add(reason, where)
 
 
 @contextmanager

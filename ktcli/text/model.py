@@ -67,6 +67,13 @@ class TextModel:
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
+def read_trained_texts(name: str, folder: Path) -> TextModel:
+    """Returns the text files of a model as fine-tuning uses them: it needs no template, and as an adapter's chats it is
+    not told what kt's tables say; raises as `read_text_model`.
+    """
+    return replace(read_text_model(name, folder, chats=False), rows=None)
+
+
 def read_text_model(
     name: str,
     folder: Path,

@@ -89,11 +89,8 @@ def _parse(data: bytes, path: Path) -> Pieces:
 
 
 def _piece(fields: dict[int, Value]) -> VocabularyPiece:
-    text, score, kind = (
-        fields.get(1, b""),
-        fields.get(2, b"\0\0\0\0"),
-        fields.get(3, PieceKind.NORMAL),
-    )
+    text, score = fields.get(1, b""), fields.get(2, b"\0\0\0\0")
+    kind = fields.get(3, PieceKind.NORMAL)
     if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
         raise ValueError("a piece has fields of the wrong type")
     return VocabularyPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind))

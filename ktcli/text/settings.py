@@ -79,9 +79,8 @@ class Settings:
         """
         more = dict(others)
         stated = more.pop("stated", None)
-        if (
-            stated is None
-        ):  # all of them were in force; a server need not hear of those that change nothing
+        # All of them were in force; a server need not hear of those that change nothing.
+        if stated is None:
             changed = {
                 each.name
                 for each in fields(sampling)
