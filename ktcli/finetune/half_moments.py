@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from hashlib import sha256
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ktcli.records import dataclass
+from ktcli.training.dropout import random_numbers
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
 _ROUNDED = 10  # beside the seed: for no other draws
@@ -61,7 +61,9 @@ class HalfMoments:
             assert tensor.grad is not None
             flat = tensor.detach().view(-1), tensor.grad.view(-1)
             kept = [self.state[f"{name}.{moment}"].view(-1) for moment in MOMENTS]
-            drawn = [_random_bits(f"{name}.{m}", self._facts.seed, number) for m in MOMENTS]
+            drawn = [
+                random_numbers(f"{name}.{m}", self._facts.seed, _ROUNDED, number) for m in MOMENTS
+            ]
             for chunks in zip(*(torch.split(each, _CHUNK) for each in (*flat, *kept)), strict=True):
                 values, gradient, *moments = chunks
                 now = [each.float() for each in moments]
@@ -92,8 +94,3 @@ def next_bits(source: np.random.SFC64, like: Tensor) -> Tensor:
     """Returns as many random numbers of 0 to 65,535, int32, as a tensor has numbers."""
     drawn = source.random_raw(-(-len(like) // 4)).view(np.uint16)[: len(like)]
     return torch.from_numpy(drawn.astype(np.int32)).to(like.device)
-
-
-def _random_bits(name: str, seed: int, step: int) -> np.random.SFC64:
-    words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
-    return np.random.SFC64([seed, _ROUNDED, step, *words])

@@ -14,7 +14,7 @@ from math import ceil
 from ktcli.errors import KtError, NotEnoughMemory, gib
 from ktcli.finetune.device_forecast import DeviceForecaster
 from ktcli.finetune.forecast import Forecaster, StepLoad
-from ktcli.finetune.memory import FinetuneSizes, MemoryPart, RunMemory
+from ktcli.finetune.memory import FinetuneSizes, MemoryPart, RunMemory, total_bytes
 from ktcli.finetune.order import StepOrder, units_of
 from ktcli.finetune.settings import HALF_MOMENTS, FinetuneSettings
 from ktcli.hardware.machine import Gpu
@@ -68,7 +68,7 @@ class GpuShare:
     @property
     def need_bytes(self) -> int:
         """The bytes of its memory that the run takes."""
-        return sum(each.size_bytes for each in self.memory)
+        return total_bytes(self.memory)
 
     @property
     def fits(self) -> bool:
@@ -129,7 +129,7 @@ class FinetunePlan:
     @property
     def need_bytes(self) -> int:
         """The bytes of memory that the run takes."""
-        return sum(each.size_bytes for each in self.memory)
+        return total_bytes(self.memory)
 
     @property
     def run_s(self) -> float | None:
@@ -257,10 +257,8 @@ def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
 
 def evaluations(settings: FinetuneSettings, steps: int, per_epoch: int) -> int:
     """Returns the number of evaluations of a run that has held-out samples: the last step always has one."""
-    if settings.eval_strategy == "no":
-        return 0
-    each = settings.eval_steps if settings.eval_strategy != "epoch" else None
-    return ceil(steps / (each or per_epoch))
+    each = settings.evaluated_each(per_epoch)
+    return 0 if each is None else ceil(steps / each)
 
 
 def _planned(

@@ -140,6 +140,12 @@ class FinetuneSettings:
         """Whether the activations inside each layer are kept for the backward pass, instead of being computed again."""
         return self.disable_gradient_checkpointing or self.kt_cpu_activation == "retain"
 
+    def evaluated_each(self, per_epoch: int) -> int | None:
+        """Returns after how many steps held-out samples are evaluated, an epoch having so many; None: never."""
+        if self.eval_strategy == "no":
+            return None
+        return per_epoch if self.eval_strategy == "epoch" else self.eval_steps or per_epoch
+
     @property
     def samples(self) -> SampleSettings:
         """The settings by which rows become samples."""

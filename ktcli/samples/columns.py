@@ -43,11 +43,11 @@ class Tags:
 
 
 USUAL_COLUMNS, USUAL_TAGS = Columns(), Tags()
-PREFERENCES = "kt trains on answers, not on preferences between two"
+_PREFERENCES = "kt trains on answers, not on preferences between two"
 _TEXT_ONLY = "kt trains on text only"
 # Columns of LLaMA-Factory that kt does not read.
 _REFUSED = {
-    **dict.fromkeys(("chosen", "rejected", "kto_tag", "ranking"), PREFERENCES),
+    **dict.fromkeys(("chosen", "rejected", "kto_tag", "ranking"), _PREFERENCES),
     **dict.fromkeys(("images", "videos", "audios"), _TEXT_ONLY),
 }
 

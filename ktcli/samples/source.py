@@ -15,15 +15,7 @@ from typing import Any
 from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
 from ktcli.records import dataclass
-from ktcli.samples.columns import (
-    PREFERENCES,
-    USUAL_COLUMNS,
-    USUAL_TAGS,
-    Columns,
-    Tags,
-    read_columns,
-    read_tags,
-)
+from ktcli.samples.columns import USUAL_COLUMNS, USUAL_TAGS, Columns, Tags, read_columns, read_tags
 from ktcli.samples.rows import check_kind
 from ktcli.samples.sample import BadData
 
@@ -43,7 +35,7 @@ _REFUSED = {
     "script_url": "kt does not run a dataset's code: write its rows to a .jsonl file",
     "subset": _ELSEWHERE,
     "folder": _ELSEWHERE,
-    "ranking": PREFERENCES,
+    "ranking": "kt trains on answers, not on preferences between two",
 }
 _HONOURED = ("file_name", "formatting", "columns", "tags", "num_samples", "split", "file_sha1")
 

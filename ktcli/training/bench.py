@@ -22,15 +22,13 @@ from ktcli.measure.clock import Measurement, alternate
 from ktcli.models import Model
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
-from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.planner.spec import PartWork, Unit
 from ktcli.records import dataclass
 from ktcli.training.model import TrainableModel
-from ktcli.training.recorded import products_of
+from ktcli.training.recorded import layer_works, products_of
 from ktcli.weights.recipe import Recipe
 
 _SEED = 20_260_103
-_ATTENTION = (Unit.ATTENTION, Unit.CODES, Unit.RECURRENT)
-_IN_LAYERS = frozenset(ModelPart) - {ModelPart.EMBEDDING, ModelPart.HEAD, ModelPart.VECTORS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +47,7 @@ class TrainingWork:
     @classmethod
     def of(cls, model: Model, recipe: Recipe, tokens: int, *, retain: bool) -> TrainingWork:
         """Returns the work of a step of so many tokens."""
-        layers = [
-            work
-            for work in step_work(model, recipe, StepShape(tokens, outputs=0))
-            if work.part in _IN_LAYERS and work.unit not in _ATTENTION
-        ]
+        layers = layer_works(model, recipe, tokens)
         forward = dict.fromkeys(Unit, 0)
         for work in layers:
             forward[work.unit] += work.ops
