@@ -94,22 +94,17 @@ def read_text_model(
     """
     tokenizer = tokenizer or load_tokenizer(folder)
     template = load_template(folder, name=name, chats=chats)
-    stop_ids = read_stop_ids(folder, tokenizer, template)
-    control = ControlTokens(tokenizer, allowed=allow_special)
-    answers = read_json_if_any(folder / "tokenizer_config.json").get("response_template")
-    settings, begin = read_settings(folder), read_added(folder, tokenizer, "bos")
-    rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
-    unused = unused_settings(folder)
+    begin = read_added(folder, tokenizer, "bos")
     return TextModel(
         tokenizer,
-        control,
+        ControlTokens(tokenizer, allowed=allow_special),
         template,
-        stop_ids,
-        settings,
-        answers,
+        read_stop_ids(folder, tokenizer, template),
+        read_settings(folder),
+        read_json_if_any(folder / "tokenizer_config.json").get("response_template"),
         begin,
-        rows,
-        unused,
+        read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None,
+        unused_settings(folder),
         read_around_text(folder, tokenizer, begin),
         makes_embeddings(folder),
     )

@@ -10,8 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from ktcli.answers.calls.jsontext import JsonValue
-from ktcli.answers.calls.python import python_calls
+from ktcli.answers.calls.objects import JsonValue, calls_in, python_calls
 from ktcli.answers.calls.styles import Arguments, CallStyle
 from ktcli.answers.calls.values import PairValue, Tools
 from ktcli.answers.events import CallArguments, CallBegins, CallEnds, CallEvent
@@ -272,7 +271,7 @@ class CallReader:
         self._raw, self._text = self._raw + self._text[:n], self._text[n:]
         if not self._json.ended:
             return False
-        return self._take(_calls_in(self._raw.removeprefix(style.begin)))
+        return self._take(calls_in(self._raw.removeprefix(style.begin)))
 
     def _python(self) -> bool:
         """Reads a list of Python's calls, whose brackets may stand in texts of either quotation marks, up to the
@@ -347,25 +346,3 @@ def _text_of(literal: str) -> str:
         return str(json.loads(literal))
     except ValueError:
         return ""
-
-
-def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    """Returns the names and arguments of the calls in a text of JSON or Python; None: it is none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return python_calls(text)
-    rows = found if isinstance(found, list) else [found]
-    calls = []
-    for row in rows:
-        row = row.get("function", row) if isinstance(row, dict) else None
-        name = row.get("name", row.get("tool_name")) if isinstance(row, dict) else row
-        if not isinstance(row, dict) or not isinstance(name, str):
-            return None
-        arguments = row.get("arguments", row.get("parameters", {}))
-        if arguments is None or arguments == "":
-            arguments = {}
-        if not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        calls.append((name, arguments))
-    return calls or None
