@@ -294,9 +294,8 @@ def _parts(factors: Sequence[TrainedFactors]) -> tuple[TrainedPart, ...]:
     """What is trained, in the order of the parts of a model."""
     parameters, matrices = Counter[ModelPart](), Counter[ModelPart]()
     for each in factors:
-        t = each.target
-        parameters[t.part] += t.count * each.rank * (t.n + t.k)
-        matrices[t.part] += t.count
+        parameters[each.target.part] += each.parameters
+        matrices[each.target.part] += each.target.count
     return tuple(
         TrainedPart(part.value, matrices[part], parameters[part])
         for part in ModelPart

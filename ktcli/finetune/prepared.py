@@ -58,7 +58,7 @@ from ktcli.text.model import TextModel, read_trained_texts
 from ktcli.training.balance import has_auxiliary_loss
 from ktcli.training.denselayers import TrainingDevice
 from ktcli.training.lora import ExpertFactors, described_factors
-from ktcli.training.model import TrainableModel, TrainingOptions
+from ktcli.training.model import USUAL, TrainableModel, TrainingOptions
 from ktcli.training.recorded import products_of
 from ktcli.weights.pack import Pack
 
@@ -335,11 +335,10 @@ def _loaded(
     pack = Pack.open(ready.pack)
     context = max(len(each.ids) for each in (*data.read.samples, *data.evaluated))
     rows = max(most_tokens(data), most_evaluated(data, s), context)
-    usual = TrainingOptions()
     options = TrainingOptions(
         context,
         retain=s.retains,
-        max_rows=min(usual.max_rows, rows),
+        max_rows=min(USUAL.max_rows, rows),
         balance=s.moe_aux_loss_coef if has_auxiliary_loss(build(pack.config)) else 0.0,
         device=where,
     )

@@ -6,7 +6,7 @@ alike, rows are not, so intervals are those of means over rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -240,7 +240,6 @@ class _WholeRows:
 
     def __init__(self, data: HeldOutData, done: int) -> None:
         ends = np.cumsum([window.counted for window, _ in data.windows])
-        numbers: Mapping[str, int] = {}
         numbers = {where: n for n, where in enumerate(dict.fromkeys(s.where for s in data.samples))}
         of = np.array([numbers[each.where] for each in data.samples])
         whole = np.ones(len(numbers), dtype=np.bool_)

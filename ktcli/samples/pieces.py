@@ -134,7 +134,8 @@ class ConversationCutter:
         last: _Answer | None = None
         skipped = beyond = closed = endless = unthought = 0
         for number, at in enumerate(wanted):
-            prompt = self._prompt(messages[:at], variables)
+            before = messages[:at]
+            prompt = self._rendered(before, variables, asks=True) if asks(before) else None
             if prompt and self._texts.control.exceeds(prompt, self._settings.cutoff_len):
                 beyond = len(wanted) - number
                 if self._settings.train_on_prompt and not samples:
@@ -158,10 +159,6 @@ class ConversationCutter:
         return CutConversation(
             tuple(map(tuple, samples)), skipped, beyond, closed, endless, unthought
         )
-
-    def _prompt(self, messages: list[Message], variables: Mapping[str, Any]) -> Marked | None:
-        """Returns the prompt for an answer to messages; None: nobody asked anything."""
-        return self._rendered(messages, variables, asks=True) if asks(messages) else None
 
     def _answer(
         self, prompt: Marked, messages: list[Message], at: int, variables: Mapping[str, Any]

@@ -184,10 +184,8 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 def _kind(value: Any) -> str:
     """Returns the kind of a value, in the words of templates."""
-    for kind, word in _KINDS:
-        if isinstance(value, kind):
-            return word
-    return type(value).__name__.lstrip("_").lower()
+    own = type(value).__name__.lstrip("_").lower()
+    return next((word for kind, word in _KINDS if isinstance(value, kind)), own)
 
 
 def _strftime(now: datetime, pattern: Any) -> str:

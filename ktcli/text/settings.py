@@ -100,12 +100,8 @@ class Settings:
         second; gpt-oss always thinks, but not always long."""
         if self.thinking is None:
             return {}
-        effort = "high" if self.thinking else "low"
-        return {
-            "enable_thinking": self.thinking,
-            "thinking": self.thinking,
-            "reasoning_effort": effort,
-        }
+        names = dict.fromkeys(("enable_thinking", "thinking"), self.thinking)
+        return {**names, "reasoning_effort": "high" if self.thinking else "low"}
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:

@@ -86,6 +86,11 @@ class TrainedFactors(ABC):
         return own_spelling(self.target.name)
 
     @property
+    def parameters(self) -> int:
+        """The trained parameters: the numbers of `values`."""
+        return self.target.count * self.rank * (self.target.n + self.target.k)
+
+    @property
     def numbers(self) -> int:
         """The numbers of A and B as they are stored."""
         return self.a.numel() + self.b.numel()
@@ -215,14 +220,8 @@ def by_rows(b: Tensor) -> Tensor:
 
 def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> ExpertFactors | None:
     """Returns the factors of a tensor of experts; None: it is not trained."""
-    return next(
-        (
-            each
-            for each in factors
-            if isinstance(each, ExpertFactors) and each.tensor.name == tensor.name
-        ),
-        None,
-    )
+    of_experts = (each for each in factors if isinstance(each, ExpertFactors))
+    return next((each for each in of_experts if each.tensor.name == tensor.name), None)
 
 
 def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:

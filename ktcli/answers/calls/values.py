@@ -132,18 +132,14 @@ def referred(ref: str, root: Mapping[str, Any]) -> Any:
     return at
 
 
+_TYPES = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+}  # fmt: skip
+
+
 def type_of(value: Any) -> str:
     """Returns the type of a value of JSON, as schemas call it."""
-    if value is None:
-        return "null"
-    kinds = (
-        (bool, "boolean"),
-        (int, "integer"),
-        (float, "number"),
-        (str, "string"),
-        (list, "array"),
-    )
-    return next((name for kind, name in kinds if isinstance(value, kind)), "object")
+    return _TYPES.get(type(value), "object")
 
 
 def _is_one_of(value: Any, types: set[str]) -> bool:

@@ -152,14 +152,9 @@ def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
         "$ref" not in names or names.keys() <= _NOTES | {"$ref"}
     )
     is_text = allowed.get("type", "string") == "string"
-    if (
-        not is_known
-        or not is_text
-        or "patternProperties" in schema
-        or "unevaluatedProperties" in schema
-    ):
+    if not (is_known and is_text and isinstance(properties, Mapping)):
         return
-    if not isinstance(properties, Mapping):
+    if "patternProperties" in schema or "unevaluatedProperties" in schema:
         return
     others = schema.get("additionalProperties", {})
     others = {} if others is True else others
