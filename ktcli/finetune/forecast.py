@@ -128,13 +128,9 @@ class Forecaster:
     def evaluation_s(self, load: StepLoad) -> float:
         """Returns the seconds of a forward pass with its loss."""
         layers = sum(self._forward_s(each, load.tokens) for each in self._works(load.tokens))
-        rows = self._rows_s(load.tokens, _FORWARD_BYTES, 1)
-        return (
-            layers
-            + rows
-            + self._attention_s(load, 1.0)
-            + self._head_s(load.trained, backward=False)
-        )
+        layers += self._rows_s(load.tokens, _FORWARD_BYTES, 1)
+        layers += self._attention_s(load, 1.0)
+        return layers + self._head_s(load.trained, backward=False)
 
     # --- products -----------------------------------------------------------------------------------
 

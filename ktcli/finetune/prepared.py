@@ -210,17 +210,15 @@ def begin_output(asked: Asked) -> Path | None:
             f"there is no checkpoint in {output} to go on from",
             hint="leave out resume_from_checkpoint",
         )
-    resumed = (
-        Path(resume).expanduser() if isinstance(resume, str) else found[-1] if resume else None
-    )
+    resumed = found[-1] if resume is True else None
+    if isinstance(resume, str):
+        resumed = Path(resume).expanduser()
     if resumed is not None:
         checkpoint.load_state(resumed)
     if (others := checkpoint.others(output, resumed)) and not s.overwrite_output_dir:
-        what = (
-            "of an earlier run"
-            if resumed is None or others == found
-            else f"later than {resumed.name}"
-        )
+        what = "of an earlier run"
+        if resumed is not None and others != found:
+            what = f"later than {resumed.name}"
         raise UsageError(
             f"{output} has checkpoints {what}, the last {others[-1].name}",
             hint="go on from it: resume_from_checkpoint=true; or remove them: overwrite_output_dir=true",

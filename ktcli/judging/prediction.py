@@ -37,10 +37,8 @@ def read(
     readings = {pack: read_with(pack, passage, most, allow_special=allow_special) for pack in packs}
     first = readings[variants[0].ready.pack]
     for variant in variants:
-        if (
-            readings[variant.ready.pack].ids != first.ids
-            or variant.model.spec.vocab != variants[0].model.spec.vocab
-        ):
+        same = readings[variant.ready.pack].ids == first.ids
+        if not same or variant.model.spec.vocab != variants[0].model.spec.vocab:
             raise UsageError(
                 f"{variant.conversion} and {variants[0].conversion} split the text into different tokens, "
                 "so their predictions cannot be compared token by token",

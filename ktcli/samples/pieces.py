@@ -208,9 +208,8 @@ class ConversationCutter:
             more = self._rendered([*said, next_turn], variables, asks=False)
         except ConversationRefused:
             return ""
-        return (
-            self._stop_at(_behind(more, len(whole)).marked) if more.text.startswith(whole) else ""
-        )
+        is_behind = more.text.startswith(whole)
+        return self._stop_at(_behind(more, len(whole)).marked) if is_behind else ""
 
     def _between(self, last: _Answer, found: _Answer) -> Marked | None:
         """Returns what stands between the end of an answer and the next one; None: the text before that is another,

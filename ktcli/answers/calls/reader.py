@@ -248,19 +248,14 @@ class CallReader:
         whole."""
         style = self._style
         body = self._raw.removeprefix(style.begin) + self._text
-        if (
-            style.end
-            and not style.bare
-            and (head := re.match(_HEAD, body))
-            and (name := _text_of(head[1]))
-        ):
+        has_end = bool(style.end) and not style.bare
+        if has_end and (head := re.match(_HEAD, body)) and (name := _text_of(head[1])):
             self._begin(name)
             self._text = body[head.end() :]
             return self._open(self._in_json)
         if self._raw == style.begin and (fence := _FENCE.match(self._text)):
             self._text = self._text[fence.end() :]
-        is_marked = self._raw == style.begin and style.end and not style.bare
-        if is_marked and (python := _PYTHON.match(self._text)):
+        if has_end and self._raw == style.begin and (python := _PYTHON.match(self._text)):
             return bool(python[1]) and self._python()
         stripped = self._text.lstrip()
         if self._raw == style.begin and style.end and _FENCE_BEGUN.fullmatch(stripped):

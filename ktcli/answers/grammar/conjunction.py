@@ -19,6 +19,7 @@ from ktcli.answers.grammar.joined import (
     fits_scalars,
     is_possible,
     names_in,
+    shared_types,
     types_of,
 )
 from ktcli.answers.grammar.members import OBJECT_WORDS, merged_members
@@ -209,9 +210,7 @@ class Conjunctions:
 
     def _is_contrary(self, parts: Sequence[Mapping[str, Any]], depth: int = 0) -> bool:
         """Returns whether parts surely have no value in common: it ends choices of choices early."""
-        kinds = types_of({})
-        for part in parts:
-            kinds = common_types(kinds, types_of(part))
+        kinds = shared_types(parts)
         listed = [values for part in parts if (values := _listed(part)) is not None]
         if not kinds or not _common(listed):
             return True
@@ -252,9 +251,7 @@ class Conjunctions:
 
     def _merged(self, parts: Sequence[Mapping[str, Any]]) -> Any:
         """Returns what parts without references and choices want together."""
-        kinds = types_of({})
-        for part in parts:
-            kinds = common_types(kinds, types_of(part)) if "type" in part else kinds
+        kinds = shared_types(parts)
         found = _scalars(parts, kinds)
         arrays, objects = (self._ways(parts, kind, kinds) for kind in ("array", "object"))
         if len(arrays) == len(objects) == 1:
@@ -356,9 +353,7 @@ def _is_implied(
     more = [part for part in parts if id(part) not in known]
     if any(not part.keys() <= {"type", "required"} for part in more):
         return False
-    kinds = types_of({})
-    for other in others:
-        kinds = common_types(kinds, types_of(other))
+    kinds = shared_types(others)
     required = {name for other in others for name in names_in(other.get("required"))}
     return all(
         common_types(kinds, types_of(part)) == kinds

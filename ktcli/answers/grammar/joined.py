@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -53,6 +54,11 @@ def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
         if "integer" in mine and "number" in theirs:
             both.add("integer")
     return frozenset(both - ({"integer"} if "number" in both else set()))
+
+
+def shared_types(schemas: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Returns the types of the values that have one of the types of each schema."""
+    return reduce(common_types, map(types_of, schemas), JSON_KINDS)
 
 
 def is_possible(schema: Any) -> bool:

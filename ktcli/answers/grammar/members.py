@@ -192,11 +192,8 @@ def _name_patterns(names: Mapping[str, Any]) -> list[str] | None:
         return None
     found = [names["pattern"]] if "pattern" in names else []
     if found and ("minLength" in names or "maxLength" in names):
-        return (
-            [pattern]
-            if (pattern := narrowed(found[0], names.get("minLength", 0), names.get("maxLength")))
-            else None
-        )
+        pattern = narrowed(found[0], names.get("minLength", 0), names.get("maxLength"))
+        return [pattern] if pattern else None
     if "minLength" in names or "maxLength" in names:
         least, most = names.get("minLength", 0), names.get("maxLength", "")
         found.append(rf"^(?:.|\n){{{least},{most}}}$")

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from ktcli.answers.grammar.conjunction import WORDS, Conjunctions, NotKnown
@@ -262,16 +262,12 @@ def _parted(branches: Sequence[Any]) -> list[Any] | None:
 def _further_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Returns names that objects of one schema may have, while those of another one must not."""
     mine, theirs = one.get("properties"), other.get("properties", {})
-    if (
-        other.get("additionalProperties") is not False
-        or "patternProperties" in other
-        or not isinstance(mine, Mapping)
-        or not isinstance(theirs, Mapping)
-    ):
+    if other.get("additionalProperties") is not False or "patternProperties" in other:
         return []
-    return [name for name, each in mine.items() if name not in theirs and each is not False][
-        :_NAMES
-    ]
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return []
+    found = (name for name, each in mine.items() if name not in theirs and each is not False)
+    return list(islice(found, _NAMES))
 
 
 def _fixed_apart(
@@ -291,9 +287,8 @@ def _property(schema: Mapping[str, Any], name: str) -> Any:
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
     said = schema.get("type")
-    return (
-        {said} if isinstance(said, str) else set(map(str, said if isinstance(said, list) else ()))
-    )
+    listed = said if isinstance(said, list) else []
+    return {said} if isinstance(said, str) else set(map(str, listed))
 
 
 def _fixed(schema: Mapping[str, Any]) -> set[str] | None:
