@@ -15,23 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ktcli.records import dataclass
+from ktcli.finetune.settings import FinetuneSettings
 from ktcli.training.dropout import random_numbers
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
 _ROUNDED = 10  # beside the seed: for no other draws
 _CHUNK = 1 << 22  # numbers that are computed at once: bounds what lies beside the moments
 _LOST_BITS = 16  # of a number in f32
-
-
-@dataclass(frozen=True, slots=True)
-class AdamFacts:
-    """What AdamW does besides the learning rate."""
-
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    seed: int
 
 
 class HalfMoments:
@@ -41,8 +31,8 @@ class HalfMoments:
         state: bf16, by the name of the tensor and that of the moment.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], facts: AdamFacts) -> None:
-        self._tensors, self._facts = tensors, facts
+    def __init__(self, tensors: Mapping[str, Tensor], settings: FinetuneSettings) -> None:
+        self._tensors, self._settings = tensors, settings
         self.state = {
             f"{name}.{moment}": torch.zeros_like(each, dtype=torch.bfloat16, requires_grad=False)
             for name, each in tensors.items()
@@ -62,7 +52,8 @@ class HalfMoments:
             flat = tensor.detach().view(-1), tensor.grad.view(-1)
             kept = [self.state[f"{name}.{moment}"].view(-1) for moment in MOMENTS]
             drawn = [
-                random_numbers(f"{name}.{m}", self._facts.seed, _ROUNDED, number) for m in MOMENTS
+                random_numbers(f"{name}.{m}", self._settings.seed, _ROUNDED, number)
+                for m in MOMENTS
             ]
             for chunks in zip(*(torch.split(each, _CHUNK) for each in (*flat, *kept)), strict=True):
                 values, gradient, *moments = chunks
@@ -75,12 +66,12 @@ class HalfMoments:
         self, values: Tensor, gradient: Tensor, moments: list[Tensor], number: int, rate: float
     ) -> None:
         """Does torch's AdamW on some numbers, whose moments in f32 it changes."""
-        f, (first, second) = self._facts, moments
-        values.mul_(1 - rate * f.weight_decay)
-        first.lerp_(gradient, 1 - f.betas[0])
-        second.mul_(f.betas[1]).addcmul_(gradient, gradient, value=1 - f.betas[1])
-        corrected = [1 - beta**number for beta in f.betas]
-        divisor = (second.sqrt() / math.sqrt(corrected[1])).add_(f.eps)
+        s, betas, (first, second) = self._settings, self._settings.betas, moments
+        values.mul_(1 - rate * s.weight_decay)
+        first.lerp_(gradient, 1 - betas[0])
+        second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        corrected = [1 - beta**number for beta in betas]
+        divisor = (second.sqrt() / math.sqrt(corrected[1])).add_(s.adam_epsilon)
         values.addcdiv_(first, divisor, value=-rate / corrected[0])
 
 
