@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -326,8 +325,7 @@ class FinetuneRun:
         Raises:
             KtError: they cannot be written.
         """
-        output = self._place.output
-        self._written(partial(self._write, output))
+        self._written(lambda: self._write(self._place.output))
 
     def _result(self) -> RunResult:
         return RunResult(

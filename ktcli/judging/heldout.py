@@ -58,11 +58,6 @@ class HeldOutData:
         """The number of predictions of trained tokens."""
         return sum(int(mask.sum()) for _, mask in self.windows)
 
-    @property
-    def longest(self) -> int:
-        """The most ids that a window reads."""
-        return max(len(window.ids) - 1 for window, _ in self.windows)
-
 
 @dataclass(frozen=True, slots=True)
 class RowMean:
