@@ -117,7 +117,6 @@ def examine(document: Json, where: str) -> Examined:
     Raises:
         BadCheckpoint: a component is unknown, or larger than any published one.
     """
-
     try:
         return _examined(document)
     except _Unusual as error:
