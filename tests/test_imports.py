@@ -291,7 +291,7 @@ NOT_FOR_A_TOKEN = set(
     "ktcli.answers.grammar.compiler ktcli.server rich pygments statistics numpy.ma asyncio "
     "ktcli.assembly.convert ktcli.weights.checkpoint ktcli.weights.storage ktcli.store.adapters tarfile "
     "ktcli.assembly.kvshared ktcli.store.mooncake ktcli.store.engines ktcli.planner.hybrid ktcli.planner.levers "
-    "ktcli.planner.constraints ktcli.answers.bytemplate ktcli.answers.templates concurrent.futures logging".split()
+    "ktcli.planner.constraints ktcli.answers.templates concurrent.futures logging".split()
 )
 
 

@@ -34,9 +34,8 @@ class Channels:
         self._marks = {tokenizer.id_of(mark): mark for mark in (START, CHANNEL, MESSAGE, END)}
         self._tokenizer = tokenizer
         self._calls = calls
-        self._head: list[list[int]] = [
-            []
-        ]  # ids of the parts of the message's head, between its marks
+        # Ids of the parts of the message's head, between its marks.
+        self._head: list[list[int]] = [[]]
         self._tool = ""  # that it calls
         self._channel: list[int] = []  # ids of the name of its channel
         self._gap = ""  # before the next text, if one was said already

@@ -58,8 +58,8 @@ class AnswerReader:
             self._form = _Plain(tokenizer, stops)
         elif answers.template is not None:
             # Few models have one, and what reads it is large.
-            from ktcli.answers.bytemplate import ByTemplate
             from ktcli.answers.templates.parser import AnswerParser
+            from ktcli.answers.templates.reading import ByTemplate
 
             parser = AnswerParser(answers.template.template, once=once)
             parser.prime(prompt)

@@ -62,9 +62,7 @@ class PromptReader:
     def _of_messages(self, name: str, messages: Sequence[Mapping[str, Any]]) -> EncodedPrompt:
         rendered = self._encoder.rendered(messages, self._variables)
         ids = self._with_room(name, self._encoder.ids(rendered, ()))
-        shared, marks = self._encoder.partings(ids, messages, self._variables, ())
-        forced = self._encoder.forced(messages, self._variables)
-        return EncodedPrompt(rendered.text, ids, marks, shared=shared, forced=forced)
+        return self._encoder.encoded(rendered.text, ids, messages, self._variables)
 
     def _with_room(self, name: str, ids: list[int] | None) -> list[int]:
         """Raises: ContextFull: ids leave no room for an answer; None: there are surely too many."""

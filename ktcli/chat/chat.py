@@ -283,10 +283,8 @@ class Chat(BaseChat):
     def _prompt(self, text: str, ids: list[int], messages: list[Turn]) -> EncodedPrompt:
         """The prompt of messages that were rendered and cut into ids."""
         variables = self._settings.variables
-        shared, marks = self._prompts.partings(ids, messages, variables, self.spoken)
-        forced = self._prompts.forced(messages, variables)
-        depths = self._depths(ids)
-        return EncodedPrompt(text, ids, marks, shared=shared, depths=depths, forced=forced)
+        made = self._prompts.encoded(text, ids, messages, variables, self.spoken)
+        return replace(made, depths=self._depths(ids))
 
     def _summed_up(
         self,

@@ -209,15 +209,10 @@ class AnswerRun:
         """Whether its thought was ended because its token budget was used up."""
         return bool(self.put_in)
 
-    @property
-    def depths(self) -> bytes:
-        """The depth of deferral of each id of the prompt and the answer, one byte each, see `engine.forms`; empty
-        before the answer's first id.
-        """
-        return bytes(self._how)
-
     def depths_of(self, start: int, end: int | None = None) -> bytes:
-        """Returns the bytes of `depths` from `start` to `end`, without a copy of all."""
+        """Returns the depths of deferral of the prompt's and the answer's ids from `start` to `end`, one byte each, see
+        `engine.forms`; none before the answer's first id.
+        """
         return bytes(self._how[start:end])
 
     @property

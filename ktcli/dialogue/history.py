@@ -243,9 +243,8 @@ class _Ids:
         # Where one call comes at a time, results find theirs by an id, whether the template writes it or not.
         self._needs_ids = form.ids is not IdForm.UNSEEN or not form.several
         self._count = 0
-        self._open: dict[
-            str, str
-        ] = {}  # the id as rendered of each call without a result: the tool's name
+        # The id as rendered of each call without a result: the tool's name.
+        self._open: dict[str, str] = {}
         self._known: dict[str, str] = {}  # the id as sent: as rendered
 
     def of_call(self, call: Mapping[str, Any]) -> str | None:
@@ -261,10 +260,8 @@ class _Ids:
 
     def of_result(self, message: Mapping[str, Any]) -> str | None:
         """Returns the id of a result: that of its call, else of the earliest call that has no result yet."""
-        sent, name = (
-            _id_in(message, "tool_call_id"),
-            message.get("name") or message.get("tool_name"),
-        )
+        sent = _id_in(message, "tool_call_id")
+        name = message.get("name") or message.get("tool_name")
         if sent in self._known:
             self._open.pop(self._known[sent], None)
             return self._known[sent]

@@ -77,7 +77,29 @@ class PromptEncoder:
             text, spoken, self.context if most is None else most, passing=passing
         )
 
-    def forced(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ForcedIds | None:
+    def encoded(
+        self,
+        text: str,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        spoken: Sequence[Spoken] = (),
+        *,
+        further: bool = True,
+    ) -> EncodedPrompt:
+        """Returns the prompt of messages whose text and ids are these.
+
+        Args:
+            spoken: the answers in it as they were generated.
+            further: whether positions for snapshots are looked for behind a question.
+        """
+        shared, marks = self._partings(ids, messages, variables, spoken, further=further)
+        forced = self._forced(messages, variables)
+        return EncodedPrompt(text, ids, marks, shared=shared, forced=forced)
+
+    def _forced(
+        self, messages: Sequence[Message], variables: Mapping[str, Any]
+    ) -> ForcedIds | None:
         """Returns the text that the answer to messages must have; None: any."""
         found = known_answer(self.texts, messages, variables, self.context)
         if found is None:
@@ -88,20 +110,17 @@ class PromptEncoder:
         """Returns whether the ids of an answer encode all of its text, see `Splicer.is_whole`."""
         return self._splicer.is_whole(answer, foreign=foreign)
 
-    def partings(
+    def _partings(
         self,
         ids: Sequence[int],
         messages: Sequence[Message],
         variables: Mapping[str, Any],
         spoken: Sequence[Spoken],
         *,
-        further: bool = True,
+        further: bool,
     ) -> tuple[int, tuple[int, ...]]:
         """Returns the number of first ids that other conversations share, and the positions of the prompt at which a
         snapshot of the state should be stored; 0 and none where no layer has a state.
-
-        Args:
-            further: whether positions are looked for behind a question.
         """
         if not self._recurrent:
             return 0, ()

@@ -100,11 +100,9 @@ def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss |
         return Loss(same, len(before.ids) - same, "what followed was undone")
     # Whole pages are kept, and the last id of an answer is handed out before it is computed.
     if reused <= min(whole, len(before.ids) - 1) - PAGE_TOKENS:
-        why = (
-            "none of it was cached in memory or on disk"
-            if reused == 0
-            else "no later state or page of it was cached"
-        )
+        why = "no later state or page of it was cached"
+        if reused == 0:
+            why = "none of it was cached in memory or on disk"
         return Loss(reused, whole - reused, why)
     return None
 
@@ -132,19 +130,13 @@ def _reason(before: Timeline, now: Timeline, was: _Places, is_: _Places, at: int
     systems = [_system(timeline.messages) for timeline in (before, now)]
     if systems[0] != systems[1] and at <= max(was.end_of_system, is_.end_of_system):
         return "the system text changed"
-    changed = sorted(
-        key
-        for key in {*before.variables, *now.variables}
-        if before.variables.get(key) != now.variables.get(key)
-    )
+    was_given, given = before.variables, now.variables
+    changed = sorted(k for k in {*was_given, *given} if was_given.get(k) != given.get(k))
     edited = _first_edited(before.messages, now.messages)
     place = is_.index(at)
     if changed and (edited is None or place < edited):
-        return (
-            "the tools changed"
-            if "tools" in changed
-            else f"the template received a different {changed[0]}"
-        )
+        other = f"the template received a different {changed[0]}"
+        return "the tools changed" if "tools" in changed else other
     if edited is not None and max(place, was.index(at)) >= edited:
         return f"{name_of(now.messages, edited)} has changed"
     if place < len(now.messages) and now.messages[place][0] == "assistant":

@@ -94,12 +94,8 @@ def others(output: Path, resumed: Path | None) -> list[Path]:
     found = checkpoints(output)
     if resumed is None or resumed.resolve().parent != output.resolve():
         return found
-    names = [each.name for each in found]
-    return (
-        found[names.index(resumed.resolve().name) + 1 :]
-        if resumed.resolve().name in names
-        else found
-    )
+    names, name = [each.name for each in found], resumed.resolve().name
+    return found[names.index(name) + 1 :] if name in names else found
 
 
 def tidy(output: Path) -> None:

@@ -6,7 +6,7 @@ Every share of the GPU's rates is assumed: no step was measured on one.
 
 from __future__ import annotations
 
-from ktcli.finetune.forecast import HEAD_BYTES, NUMBER_BYTES, Forecaster, StepLoad, numbers_of
+from ktcli.finetune.forecast import HEAD_BYTES, NUMBER_BYTES, Forecaster, StepLoad
 from ktcli.ops.part import ModelPart
 from ktcli.planner.cost import READ_SHARE
 from ktcli.planner.device_cost import GEMM_SHARE, DeviceRates
@@ -15,14 +15,11 @@ from ktcli.records import dataclass
 from ktcli.training.lora import DenseFactors
 from ktcli.training.loss import chunk_rows
 
-_DECODED_BYTES = (
-    40  # that pass through the GPU's memory for each number of a matrix that is decoded
-)
+# That pass through the GPU's memory for each number of a matrix that is decoded.
+_DECODED_BYTES = 40
 _ATTENTION = 1 / 32  # operations of attention in f32, of the peak in bf16
-_CROSSED_FORWARD, _CROSSED_BACKWARD = (
-    2,
-    3,
-)  # rows of a layer with experts: in and out; in, their gradient, and back
+# Rows of a layer with experts: in and out; in, their gradient, and back.
+_CROSSED_FORWARD, _CROSSED_BACKWARD = 2, 3
 _COPIED = 2  # passes for which a layer comes to the GPU: backward, computed again, it is there
 
 
@@ -78,8 +75,8 @@ class DeviceForecaster(Forecaster):
         return copied + super()._rows_s(tokens, each_bytes, passes)
 
     def _optimizer_s(self) -> float:
-        dense = sum(numbers_of(each) for each in self.factors if isinstance(each, DenseFactors))
-        others = sum(map(numbers_of, self.factors)) - dense
+        dense = sum(each.numbers for each in self.factors if isinstance(each, DenseFactors))
+        others = sum(each.numbers for each in self.factors) - dense
         host = NUMBER_BYTES * others / self.rates.read_bps
         return host + self._moved_s(NUMBER_BYTES * dense)
 

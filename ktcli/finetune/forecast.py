@@ -13,15 +13,13 @@ from collections.abc import Iterable, Sequence
 
 from ktcli.models import Model
 from ktcli.ops.part import ModelPart
-from ktcli.ops.recording import record
-from ktcli.ops.table.rowwise import Linear
 from ktcli.planner.cost import READ_SHARE, TILE_GAIN, TILE_SHARE, Rates
 from ktcli.planner.spec import PartWork, StepShape, Unit, cache_work, step_work
 from ktcli.records import dataclass
 from ktcli.training.lora import TrainedFactors
 from ktcli.training.loss import chunk_rows
 from ktcli.training.model import USUAL
-from ktcli.training.recorded import products_of
+from ktcli.training.recorded import dense_elements, layer_works, products_of
 from ktcli.weights.recipe import Recipe
 
 _FORWARD = {Unit.INT8: 0.40, Unit.BF16: 0.55, Unit.F32: 0.05}  # of the peak of each
@@ -37,8 +35,6 @@ NUMBER_BYTES = 170  # for each trained number: AdamW, its norm, whether it is fi
 _OPERATION_S = 450e-6  # of an operation in each pass, however few rows it has
 _PASSES = 3  # over a layer: forward, again, backward
 _WIDE = {"amx": 2.0 * TILE_GAIN, "avx512bf16": 2.0}  # operations in bf16 for one in f32, by rows
-_IN_LAYERS = frozenset(ModelPart) - {ModelPart.EMBEDDING, ModelPart.HEAD, ModelPart.VECTORS}
-_NOT_PRODUCTS = (Unit.ATTENTION, Unit.CODES, Unit.RECURRENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +128,15 @@ class Forecaster:
     def evaluation_s(self, load: StepLoad) -> float:
         """Returns the seconds of a forward pass with its loss."""
         layers = sum(self._forward_s(each, load.tokens) for each in self._works(load.tokens))
-        rows = self._rows_s(load.tokens, _FORWARD_BYTES, 1)
-        return (
-            layers
-            + rows
-            + self._attention_s(load, 1.0)
-            + self._head_s(load.trained, backward=False)
-        )
+        layers += self._rows_s(load.tokens, _FORWARD_BYTES, 1)
+        layers += self._attention_s(load, 1.0)
+        return layers + self._head_s(load.trained, backward=False)
 
     # --- products -----------------------------------------------------------------------------------
 
     def _works(self, tokens: float) -> list[PartWork]:
         """The products of all layers."""
-        works = step_work(self.model, self.recipe, StepShape(max(1, round(tokens)), outputs=0))
-        return [w for w in works if w.part in _IN_LAYERS and w.unit not in _NOT_PRODUCTS]
+        return layer_works(self.model, self.recipe, max(1, round(tokens)))
 
     def _forward_s(self, work: PartWork, tokens: float) -> float:
         pieces = -(-tokens // USUAL.max_rows)
@@ -203,24 +194,14 @@ class Forecaster:
         return operations + self._moved_s(each_bytes * tokens * row_elements(self.model))
 
     def _optimizer_s(self) -> float:
-        return self._moved_s(NUMBER_BYTES * sum(map(numbers_of, self.factors)))
+        return self._moved_s(NUMBER_BYTES * sum(each.numbers for each in self.factors))
 
     def _moved_s(self, size_bytes: float) -> float:
         return size_bytes / self.rates.read_bps
-
-
-def numbers_of(factors: TrainedFactors) -> int:
-    """Returns how many numbers a target's factors have."""
-    return factors.a.numel() + factors.b.numel()
 
 
 def row_elements(model: Model) -> int:
     """Returns the number of elements that one token has in the results of all layers' dense products and in three
     residuals of each layer.
     """
-    found = sum(
-        each.operation.weight.n
-        for each in record(model.forward).records
-        if isinstance(each.operation, Linear) and each.layer is not None
-    )
-    return found + 3 * model.spec.hidden * model.spec.layers
+    return dense_elements(model).total() + 3 * model.spec.hidden * model.spec.layers

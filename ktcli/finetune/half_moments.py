@@ -10,28 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from hashlib import sha256
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ktcli.records import dataclass
+from ktcli.finetune.settings import FinetuneSettings
+from ktcli.training.dropout import random_numbers
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names
 _ROUNDED = 10  # beside the seed: for no other draws
 _CHUNK = 1 << 22  # numbers that are computed at once: bounds what lies beside the moments
 _LOST_BITS = 16  # of a number in f32
-
-
-@dataclass(frozen=True, slots=True)
-class AdamFacts:
-    """What AdamW does besides the learning rate."""
-
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
-    seed: int
 
 
 class HalfMoments:
@@ -41,8 +31,8 @@ class HalfMoments:
         state: bf16, by the name of the tensor and that of the moment.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], facts: AdamFacts) -> None:
-        self._tensors, self._facts = tensors, facts
+    def __init__(self, tensors: Mapping[str, Tensor], settings: FinetuneSettings) -> None:
+        self._tensors, self._settings = tensors, settings
         self.state = {
             f"{name}.{moment}": torch.zeros_like(each, dtype=torch.bfloat16, requires_grad=False)
             for name, each in tensors.items()
@@ -61,7 +51,10 @@ class HalfMoments:
             assert tensor.grad is not None
             flat = tensor.detach().view(-1), tensor.grad.view(-1)
             kept = [self.state[f"{name}.{moment}"].view(-1) for moment in MOMENTS]
-            drawn = [_random_bits(f"{name}.{m}", self._facts.seed, number) for m in MOMENTS]
+            drawn = [
+                random_numbers(f"{name}.{m}", self._settings.seed, _ROUNDED, number)
+                for m in MOMENTS
+            ]
             for chunks in zip(*(torch.split(each, _CHUNK) for each in (*flat, *kept)), strict=True):
                 values, gradient, *moments = chunks
                 now = [each.float() for each in moments]
@@ -73,12 +66,12 @@ class HalfMoments:
         self, values: Tensor, gradient: Tensor, moments: list[Tensor], number: int, rate: float
     ) -> None:
         """Does torch's AdamW on some numbers, whose moments in f32 it changes."""
-        f, (first, second) = self._facts, moments
-        values.mul_(1 - rate * f.weight_decay)
-        first.lerp_(gradient, 1 - f.betas[0])
-        second.mul_(f.betas[1]).addcmul_(gradient, gradient, value=1 - f.betas[1])
-        corrected = [1 - beta**number for beta in f.betas]
-        divisor = (second.sqrt() / math.sqrt(corrected[1])).add_(f.eps)
+        s, betas, (first, second) = self._settings, self._settings.betas, moments
+        values.mul_(1 - rate * s.weight_decay)
+        first.lerp_(gradient, 1 - betas[0])
+        second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+        corrected = [1 - beta**number for beta in betas]
+        divisor = (second.sqrt() / math.sqrt(corrected[1])).add_(s.adam_epsilon)
         values.addcdiv_(first, divisor, value=-rate / corrected[0])
 
 
@@ -92,8 +85,3 @@ def next_bits(source: np.random.SFC64, like: Tensor) -> Tensor:
     """Returns as many random numbers of 0 to 65,535, int32, as a tensor has numbers."""
     drawn = source.random_raw(-(-len(like) // 4)).view(np.uint16)[: len(like)]
     return torch.from_numpy(drawn.astype(np.int32)).to(like.device)
-
-
-def _random_bits(name: str, seed: int, step: int) -> np.random.SFC64:
-    words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
-    return np.random.SFC64([seed, _ROUNDED, step, *words])

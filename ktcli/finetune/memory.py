@@ -16,8 +16,6 @@ from ktcli.hardware.machine import Gpu
 from ktcli.models import Model
 from ktcli.models.model import Spec
 from ktcli.ops.part import ModelPart
-from ktcli.ops.recording import record
-from ktcli.ops.table.rowwise import Linear
 from ktcli.planner.device import RUNTIME_BYTES, margin_bytes
 from ktcli.records import dataclass
 from ktcli.training.denselayers import BUFFERS, dense_bytes, is_on_host, is_read
@@ -25,7 +23,7 @@ from ktcli.training.deviceproducts import DECODED_ELEMENTS
 from ktcli.training.lora import DenseFactors, ExpertFactors, TrainedFactors
 from ktcli.training.loss import CHUNK_ELEMENTS
 from ktcli.training.model import USUAL
-from ktcli.training.recorded import ModelProducts, products_of
+from ktcli.training.recorded import ModelProducts, dense_elements, products_of
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 _PER_NUMBER, _HALF_MOMENTS = 16, 4  # of which moments in bf16 save so many
@@ -60,7 +58,8 @@ class FinetuneSizes:
 
     Attributes:
         spec: its shape.
-        layer, products, experts: `layer_elements`, `program_elements` and `expert_elements`.
+        layer: the elements that the dense products of its widest layer compute for one token.
+        products, experts: `program_elements` and `expert_elements`.
         weights: the bytes of all weights; `dense` those of each layer's dense matrices, and last the output head's;
             `others` those of what a GPU never has.
     """
@@ -78,7 +77,7 @@ class FinetuneSizes:
         """Returns the sizes of a model with weights in these formats."""
         return cls(
             model.spec,
-            layer_elements(model),
+            max(dense_elements(model).values(), default=0),
             program_elements(model),
             expert_elements(model),
             sum(stored_bytes(each, recipe) for each in model.tensors if is_read(each)),
@@ -147,7 +146,7 @@ class RunMemory:
     def resident(self, gpu: Gpu) -> int:
         """Returns how many layers can have their dense matrices on a GPU all the time: as many as fit."""
         count = self.sizes.spec.layers
-        while count and _total(self.on_device(count, gpu.vram_bytes)) > gpu.free_bytes:
+        while count and total_bytes(self.on_device(count, gpu.vram_bytes)) > gpu.free_bytes:
             count -= 1
         return count
 
@@ -193,10 +192,11 @@ class RunMemory:
         """What factors of these kinds take, with gradients and moments."""
         own = (each for each in self.factors if isinstance(each, kinds))
         each_bytes = _PER_NUMBER - _HALF_MOMENTS * self.settings.has_half_moments
-        return each_bytes * sum(each.a.numel() + each.b.numel() for each in own)
+        return each_bytes * sum(each.numbers for each in own)
 
 
-def _total(parts: Sequence[MemoryPart]) -> int:
+def total_bytes(parts: Sequence[MemoryPart]) -> int:
+    """Returns the bytes of all uses of a memory."""
     return sum(each.size_bytes for each in parts)
 
 
@@ -233,13 +233,4 @@ def dropped_elements(factors: Sequence[TrainedFactors]) -> int:
     for each in factors:
         if isinstance(each, DenseFactors):
             found[each.layer] += each.target.k
-    return max(found.values(), default=0)
-
-
-def layer_elements(model: Model) -> int:
-    """Returns the number of elements that the dense products of a model's widest layer compute for one token."""
-    found = Counter[int]()
-    for each in record(model.forward).records:
-        if isinstance(each.operation, Linear) and each.layer is not None:
-            found[each.layer] += each.operation.weight.n
     return max(found.values(), default=0)

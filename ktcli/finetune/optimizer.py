@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ktcli.errors import NotFinite
-from ktcli.finetune.half_moments import MOMENTS, AdamFacts, HalfMoments
+from ktcli.finetune.half_moments import MOMENTS, HalfMoments
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.training.lora import TrainedFactors
 from ktcli.training.stable import one_thread
@@ -37,11 +37,9 @@ class FactorOptimizer:
         rate, ratio = settings.learning_rate, settings.loraplus_lr_ratio or 1.0
         sides = {"a": rate, "b": rate * ratio}
         self._highest = {name: sides[name[-1]] for name in self._tensors}
-        betas = settings.adam_beta1, settings.adam_beta2
         self._half: HalfMoments | None = None
         if settings.has_half_moments:
-            facts = AdamFacts(betas, settings.adam_epsilon, settings.weight_decay, settings.seed)
-            self._half = HalfMoments(self._tensors, facts)
+            self._half = HalfMoments(self._tensors, settings)
             return
         groups = [
             {"params": [t for n, t in self._tensors.items() if n.endswith(f".{side}")], "highest": high, "lr": high}
@@ -49,7 +47,7 @@ class FactorOptimizer:
         ]  # fmt: skip
         self._adam = torch.optim.AdamW(
             groups,
-            betas=betas,
+            betas=settings.betas,
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
             foreach=False,  # which would hold temporaries of all factors at once

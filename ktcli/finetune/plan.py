@@ -14,7 +14,7 @@ from math import ceil
 from ktcli.errors import KtError, NotEnoughMemory, gib
 from ktcli.finetune.device_forecast import DeviceForecaster
 from ktcli.finetune.forecast import Forecaster, StepLoad
-from ktcli.finetune.memory import FinetuneSizes, MemoryPart, RunMemory
+from ktcli.finetune.memory import FinetuneSizes, MemoryPart, RunMemory, total_bytes
 from ktcli.finetune.order import StepOrder, units_of
 from ktcli.finetune.settings import HALF_MOMENTS, FinetuneSettings
 from ktcli.hardware.machine import Gpu
@@ -28,10 +28,8 @@ from ktcli.samples.sample import DropCount, Sample, SampleSet
 from ktcli.training.lora import LoraSettings, TrainedFactors, described_factors
 from ktcli.weights.recipe import Recipe
 
-_VALUE, _MOMENTS = (
-    4,
-    8,
-)  # bytes of a trained number in a checkpoint: its value, and its two moments in f32
+# Bytes of a trained number in a checkpoint: its value, and its two moments in f32.
+_VALUE, _MOMENTS = 4, 8
 _UNTRIED = "fine-tuning has not run on a GPU yet"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -70,7 +68,7 @@ class GpuShare:
     @property
     def need_bytes(self) -> int:
         """The bytes of its memory that the run takes."""
-        return sum(each.size_bytes for each in self.memory)
+        return total_bytes(self.memory)
 
     @property
     def fits(self) -> bool:
@@ -131,7 +129,7 @@ class FinetunePlan:
     @property
     def need_bytes(self) -> int:
         """The bytes of memory that the run takes."""
-        return sum(each.size_bytes for each in self.memory)
+        return total_bytes(self.memory)
 
     @property
     def run_s(self) -> float | None:
@@ -259,10 +257,8 @@ def most_evaluated(data: TrainingSplit, settings: FinetuneSettings) -> int:
 
 def evaluations(settings: FinetuneSettings, steps: int, per_epoch: int) -> int:
     """Returns the number of evaluations of a run that has held-out samples: the last step always has one."""
-    if settings.eval_strategy == "no":
-        return 0
-    each = settings.eval_steps if settings.eval_strategy != "epoch" else None
-    return ceil(steps / (each or per_epoch))
+    each = settings.evaluated_each(per_epoch)
+    return 0 if each is None else ceil(steps / each)
 
 
 def _planned(
@@ -298,9 +294,8 @@ def _parts(factors: Sequence[TrainedFactors]) -> tuple[TrainedPart, ...]:
     """What is trained, in the order of the parts of a model."""
     parameters, matrices = Counter[ModelPart](), Counter[ModelPart]()
     for each in factors:
-        t = each.target
-        parameters[t.part] += t.count * each.rank * (t.n + t.k)
-        matrices[t.part] += t.count
+        parameters[each.target.part] += each.parameters
+        matrices[each.target.part] += each.target.count
     return tuple(
         TrainedPart(part.value, matrices[part], parameters[part])
         for part in ModelPart
@@ -316,7 +311,7 @@ def _with_data(made: FinetunePlan, settings: FinetuneSettings, data: TrainingSpl
         samples=len(chosen),
         evaluated=len(data.evaluated),
         tokens=sum(len(each.ids) for each in chosen),
-        trained_tokens=sum(sum(each.trained[1:]) for each in chosen),
+        trained_tokens=sum(each.trained_tokens for each in chosen),
         steps=order.steps(settings),
         per_epoch=order.steps_per_epoch,
         dropped=data.read.dropped,
@@ -338,7 +333,7 @@ def _with_times(
         chosen = (data.read.samples[number] for unit in data.order.units for number in unit)
         load = StepLoad.of((len(each.ids) for each in chosen), made.trained_tokens, made.per_epoch)
         if data.evaluated:
-            trained = sum(sum(each.trained[1:]) for each in data.evaluated)
+            trained = sum(each.trained_tokens for each in data.evaluated)
             whole = StepLoad.of((len(each.ids) for each in data.evaluated), trained, 1)
             batches = ceil(len(data.evaluated) / evaluation_size(settings))
             held = batches * forecast.evaluation_s(whole.shared(batches))

@@ -51,14 +51,14 @@ from ktcli.planner.placement import candidates, is_small
 from ktcli.planner.plan import Request
 from ktcli.records import dataclass
 from ktcli.samples.read import read_samples
-from ktcli.samples.sample import SampleSet
+from ktcli.samples.sample import SampleSet, require_within
 from ktcli.samples.source import DataSource
 from ktcli.store.reference import parse, split_adapter
-from ktcli.text.model import TextModel, read_text_model
+from ktcli.text.model import TextModel, read_trained_texts
 from ktcli.training.balance import has_auxiliary_loss
 from ktcli.training.denselayers import TrainingDevice
 from ktcli.training.lora import ExpertFactors, described_factors
-from ktcli.training.model import TrainableModel, TrainingOptions
+from ktcli.training.model import USUAL, TrainableModel, TrainingOptions
 from ktcli.training.recorded import products_of
 from ktcli.weights.pack import Pack
 
@@ -114,11 +114,7 @@ def require_trainable(settings: FinetuneSettings) -> None:
         )
     model = build(find_subject(name).config)
     products_of(model)
-    if settings.cutoff_len > model.spec.context:
-        raise UsageError(
-            f"cutoff_len {settings.cutoff_len:,} is more than the {model.spec.context:,} tokens of {name[:200]}",
-            hint=f"use cutoff_len={model.spec.context}",
-        )
+    require_within(settings.cutoff_len, model.spec.context, name[:200])
 
 
 def read_data(asked: Asked, texts: TextModel, listener: Listener = SILENT) -> TrainingSplit:
@@ -150,8 +146,7 @@ def _dropped(read: SampleSet) -> str:
 def find_texts(asked: Asked, listener: Listener = SILENT) -> tuple[Ready, TextModel]:
     """Returns the conversion of the model, pulled and converted if need be, and its text files; raises as `prepare`."""
     ready = prepare(asked.settings.model_name_or_path, asked.wanted, listener=listener)
-    texts = read_text_model(ready.base, ready.pack, chats=False)  # texts need no template
-    return ready, replace(texts, rows=None)  # an adapter's chats are not told kt's tables either
+    return ready, read_trained_texts(ready.base, ready.pack)
 
 
 def plan_asked(
@@ -215,17 +210,15 @@ def begin_output(asked: Asked) -> Path | None:
             f"there is no checkpoint in {output} to go on from",
             hint="leave out resume_from_checkpoint",
         )
-    resumed = (
-        Path(resume).expanduser() if isinstance(resume, str) else found[-1] if resume else None
-    )
+    resumed = found[-1] if resume is True else None
+    if isinstance(resume, str):
+        resumed = Path(resume).expanduser()
     if resumed is not None:
         checkpoint.load_state(resumed)
     if (others := checkpoint.others(output, resumed)) and not s.overwrite_output_dir:
-        what = (
-            "of an earlier run"
-            if resumed is None or others == found
-            else f"later than {resumed.name}"
-        )
+        what = "of an earlier run"
+        if resumed is not None and others != found:
+            what = f"later than {resumed.name}"
         raise UsageError(
             f"{output} has checkpoints {what}, the last {others[-1].name}",
             hint="go on from it: resume_from_checkpoint=true; or remove them: overwrite_output_dir=true",
@@ -340,11 +333,10 @@ def _loaded(
     pack = Pack.open(ready.pack)
     context = max(len(each.ids) for each in (*data.read.samples, *data.evaluated))
     rows = max(most_tokens(data), most_evaluated(data, s), context)
-    usual = TrainingOptions()
     options = TrainingOptions(
         context,
         retain=s.retains,
-        max_rows=min(usual.max_rows, rows),
+        max_rows=min(USUAL.max_rows, rows),
         balance=s.moe_aux_loss_coef if has_auxiliary_loss(build(pack.config)) else 0.0,
         device=where,
     )

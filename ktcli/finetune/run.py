@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +18,8 @@ from ktcli.finetune import checkpoint
 from ktcli.finetune.checkpoint import RunIdentity, SavedState
 from ktcli.finetune.log import RunLog, has_overfitted
 from ktcli.finetune.optimizer import FactorOptimizer
+from ktcli.finetune.order import RateSchedule
 from ktcli.finetune.plan import TrainingSplit, evaluation_size
-from ktcli.finetune.schedule import RateSchedule
 from ktcli.finetune.settings import FinetuneSettings
 from ktcli.finetune.trained import write_trained
 from ktcli.records import dataclass
@@ -176,7 +175,7 @@ class FinetuneRun:
         size = evaluation_size(self._settings)
         for first in range(0, len(self._held), size):
             some = self._held[first : first + size]
-            count = sum(sum(each.trained[1:]) for each in some)
+            count = sum(each.trained_tokens for each in some)
             total += count * self._trained.loss(*_documents(some))
             tokens += count
         return total / tokens if tokens else None
@@ -197,9 +196,8 @@ class FinetuneRun:
         report = self._report(found.loss, share, norm, begun)
         if report.logged:
             figures = {} if found.balance is None else {"aux_loss": found.balance}
-            self._note(
-                loss=_mean(self._since), grad_norm=norm, learning_rate=report.rate, **figures
-            )
+            loss = sum(self._since) / len(self._since)
+            self._note(loss=loss, grad_norm=norm, learning_rate=report.rate, **figures)
             self._since.clear()
         watcher.stepped(report)
 
@@ -259,12 +257,10 @@ class FinetuneRun:
     # --- evaluation -------------------------------------------------------------------------------
 
     def _is_evaluated(self, last: bool) -> bool:
-        s = self._settings
-        if not self._held or s.eval_strategy == "no":
+        each = self._settings.evaluated_each(self._data.order.steps_per_epoch)
+        if not self._held or each is None:
             return False
-        if s.eval_strategy != "epoch" and s.eval_steps is not None:
-            return last or self.step % s.eval_steps == 0
-        return last or self.step % self._data.order.steps_per_epoch == 0
+        return last or self.step % each == 0
 
     def _evaluate(self, watcher: RunWatcher) -> None:
         self._evaluated = self.evaluate()
@@ -329,8 +325,7 @@ class FinetuneRun:
         Raises:
             KtError: they cannot be written.
         """
-        output = self._place.output
-        self._written(partial(self._write, output))
+        self._written(lambda: self._write(self._place.output))
 
     def _result(self) -> RunResult:
         return RunResult(
@@ -347,7 +342,3 @@ class FinetuneRun:
 
 def _documents(samples: Sequence[Sample]) -> tuple[list[tuple[int, ...]], list[tuple[bool, ...]]]:
     return [each.ids for each in samples], [each.trained for each in samples]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

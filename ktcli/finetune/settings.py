@@ -121,6 +121,11 @@ class FinetuneSettings:
         return self.optim == HALF_MOMENTS
 
     @property
+    def betas(self) -> tuple[float, float]:
+        """The decay rates of AdamW's moments."""
+        return self.adam_beta1, self.adam_beta2
+
+    @property
     def alpha(self) -> float:
         """The alpha of the adapter: 2 r unless it is given."""
         return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
@@ -140,20 +145,17 @@ class FinetuneSettings:
         """Whether the activations inside each layer are kept for the backward pass, instead of being computed again."""
         return self.disable_gradient_checkpointing or self.kt_cpu_activation == "retain"
 
+    def evaluated_each(self, per_epoch: int) -> int | None:
+        """Returns after how many steps held-out samples are evaluated, an epoch having so many; None: never."""
+        if self.eval_strategy == "no":
+            return None
+        return per_epoch if self.eval_strategy == "epoch" else self.eval_steps or per_epoch
+
     @property
     def samples(self) -> SampleSettings:
-        """The settings by which rows become samples."""
-        return SampleSettings(
-            self.cutoff_len,
-            self.max_samples,
-            self.mask_history,
-            self.train_on_prompt,
-            self.enable_thinking,
-            self.default_system,
-            self.mix_strategy,
-            self.interleave_probs,
-            self.seed,
-        )
+        """The settings by which rows become samples, which have the same names there."""
+        names = (each.name for each in fields(SampleSettings))
+        return SampleSettings(**{name: getattr(self, name) for name in names})
 
     @property
     def document(self) -> dict[str, Any]:

@@ -108,19 +108,21 @@ def ask(
     Raises:
         NotEnoughMemory: it does not fit. KeyboardInterrupt: Ctrl-C came before the first answer.
     """
-    asked = _Inquiry(models, questions, how.max_tokens)
     engine, streams = _loaded(ready, lambda streams: how.wanted(questions, most, streams), listener)
     with Interrupt() as interrupt:
-        chosen = _choices(engine, streams, asked, listener, interrupt)
-        given = _generate(engine, streams, asked, listener, interrupt)
+        asked = _Inquiry(engine, streams, models, questions, listener, interrupt)
+        chosen, given = asked.choices(), asked.answers(how.max_tokens)
     found = []
     for number, question in enumerate(questions):
         results = [given[number, model] for model in range(len(models)) if (number, model) in given]
         chances = [chosen.get((number, model)) for model in range(len(models))]
         if len(results) < len(models) or (question.choices and None in chances):
             continue
-        pairs = zip(results, chances, strict=True)
-        found.append(Answered(question, tuple(_given(result, chance) for result, chance in pairs)))
+        answers = (
+            GivenAnswer(result.text.strip(), result.finish in _CUT, chance)
+            for result, chance in zip(results, chances, strict=True)
+        )
+        found.append(Answered(question, tuple(answers)))
     if not found:
         raise KeyboardInterrupt
     return found
@@ -128,11 +130,69 @@ def ask(
 
 @dataclass(frozen=True, slots=True)
 class _Inquiry:
-    """Who is asked what."""
+    """Who is asked what on a loaded engine, which has room for so many sequences."""
 
+    engine: Engine
+    streams: int
     models: Sequence[AskedModel]
     questions: Sequence[TaskQuestion]
-    max_tokens: int
+    listener: Listener
+    cancelled: Callable[[], bool]
+
+    def choices(self) -> dict[tuple[int, int], int]:
+        """The likeliest choice of each question, by the numbers of question and model, as far as they were read."""
+        with_choices = [n for n, question in enumerate(self.questions) if question.choices]
+        found: dict[tuple[int, int], int] = {}
+        if not with_choices:
+            return found
+        total = sum(_tokens(each) for n in with_choices for each in self.questions[n].choices)
+        with self.listener.progress("Reading choices", total, unit="tokens") as bar:
+            done = 0
+            for number, model in enumerate(self.models):
+                choices = [each for n in with_choices for each in self.questions[n].choices[number]]
+                over = [window for window, _ in choices]
+                (scores,) = score(
+                    [EvalCase(self.engine, adapted=model.adapted)],
+                    over,
+                    at_once=min(self.streams, windows_at_once(over, self.engine.spec.vocab)),
+                    compare=False,
+                    progress=partial(_advance, bar, done),
+                    cancelled=self.cancelled,
+                )
+                done += _tokens(choices)
+                losses = _losses(scores.nll, choices)
+                for n in with_choices:
+                    own = list(islice(losses, len(self.questions[n].task.choices)))
+                    if len(own) == len(self.questions[n].task.choices):
+                        found[n, number] = int(np.argmin(own))
+        return found
+
+    def answers(self, max_tokens: int) -> dict[tuple[int, int], GenerationResult]:
+        """The greedy answers, by the numbers of question and model, as far as they are whole."""
+        greedy = SamplingSettings(temperature=0.0)
+        formats = [AnswerFormat.of(model.texts) for model in self.models]
+        with (
+            self.engine.pools.adapter_aside() as adapter,
+            closing(SharedScheduler(self.engine, Limits(active=self.streams))) as scheduler,
+            self.listener.progress(
+                "Answering", len(self.models) * len(self.questions), unit="answers"
+            ) as bar,
+        ):
+            places: dict[PromptAnswer, tuple[int, int]] = {}
+            # All models side by side, for whoever presses Ctrl-C.
+            for n, question in enumerate(self.questions):
+                for number, model in enumerate(self.models):
+                    own = adapter if model.adapted else None
+                    options = AnswerOptions(greedy, max_tokens=max_tokens, adapter=own)
+                    made = PromptAnswer(
+                        formats[number], question.prompts[number], options, scheduler
+                    )
+                    places[made] = (n, number)
+            found: dict[tuple[int, int], GenerationResult] = {}
+            for each in ended(places, scheduler, self.cancelled):
+                found[places[each]] = GenerationResult.of(each.run, each.pieces)
+                bar.update(done=len(found))
+            return found
 
 
 def _loaded(
@@ -143,48 +203,6 @@ def _loaded(
         return load(ready, wanted(PARALLEL), listener), PARALLEL
     except NotEnoughMemory:
         return load(ready, wanted(1), listener), 1
-
-
-def _given(result: GenerationResult, chosen: int | None) -> GivenAnswer:
-    return GivenAnswer(result.text.strip(), result.finish in _CUT, chosen)
-
-
-# --- choices ----------------------------------------------------------------------------------------
-
-
-def _choices(
-    engine: Engine,
-    streams: int,
-    asked: _Inquiry,
-    listener: Listener,
-    cancelled: Callable[[], bool],
-) -> dict[tuple[int, int], int]:
-    """The likeliest choice of each question, by the numbers of question and model, as far as they were read."""
-    with_choices = [n for n, question in enumerate(asked.questions) if question.choices]
-    found: dict[tuple[int, int], int] = {}
-    if not with_choices:
-        return found
-    total = sum(_tokens(each) for n in with_choices for each in asked.questions[n].choices)
-    with listener.progress("Reading choices", total, unit="tokens") as bar:
-        done = 0
-        for number, model in enumerate(asked.models):
-            choices = [each for n in with_choices for each in asked.questions[n].choices[number]]
-            over = [window for window, _ in choices]
-            (scores,) = score(
-                [EvalCase(engine, adapted=model.adapted)],
-                over,
-                at_once=min(streams, windows_at_once(over, engine.spec.vocab)),
-                compare=False,
-                progress=partial(_advance, bar, done),
-                cancelled=cancelled,
-            )
-            done += _tokens(choices)
-            losses = _losses(scores.nll, choices)
-            for n in with_choices:
-                own = list(islice(losses, len(asked.questions[n].task.choices)))
-                if len(own) == len(asked.questions[n].task.choices):
-                    found[n, number] = int(np.argmin(own))
-    return found
 
 
 def _tokens(choices: Sequence[Choice]) -> int:
@@ -204,40 +222,3 @@ def _losses(nll: NDArray[np.float64], choices: Sequence[Choice]) -> Iterator[flo
             return
         yield float(here[mask].sum())
         at += window.counted
-
-
-# --- answers ----------------------------------------------------------------------------------------
-
-
-def _generate(
-    engine: Engine,
-    streams: int,
-    asked: _Inquiry,
-    listener: Listener,
-    cancelled: Callable[[], bool],
-) -> dict[tuple[int, int], GenerationResult]:
-    """The greedy answers, by the numbers of question and model, as far as they are whole."""
-    greedy, most = SamplingSettings(temperature=0.0), asked.max_tokens
-    formats = [AnswerFormat.of(model.texts) for model in asked.models]
-    with (
-        engine.pools.adapter_aside() as adapter,
-        closing(SharedScheduler(engine, Limits(active=streams))) as scheduler,
-        listener.progress("Answering", _answers(asked), unit="answers") as bar,
-    ):
-        places: dict[PromptAnswer, tuple[int, int]] = {}
-        # All models side by side, for whoever presses Ctrl-C.
-        for n, question in enumerate(asked.questions):
-            for number, model in enumerate(asked.models):
-                own = adapter if model.adapted else None
-                options = AnswerOptions(greedy, max_tokens=most, adapter=own)
-                made = PromptAnswer(formats[number], question.prompts[number], options, scheduler)
-                places[made] = (n, number)
-        found: dict[tuple[int, int], GenerationResult] = {}
-        for each in ended(places, scheduler, cancelled):
-            found[places[each]] = GenerationResult.of(each.run, each.pieces)
-            bar.update(done=len(found))
-        return found
-
-
-def _answers(asked: _Inquiry) -> int:
-    return len(asked.models) * len(asked.questions)

@@ -6,7 +6,7 @@ alike, rows are not, so intervals are those of means over rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -23,9 +23,9 @@ from ktcli.measure.evaluate import Scores, Window
 from ktcli.measure.intervals import LEAST_GROUPS, Interval, grouped_interval
 from ktcli.records import dataclass
 from ktcli.samples.read import read_samples
-from ktcli.samples.sample import Sample, SampleSet
+from ktcli.samples.sample import Sample, SampleSet, require_within
 from ktcli.samples.source import DataSource
-from ktcli.text.model import TextModel, read_text_model
+from ktcli.text.model import read_trained_texts
 
 F64 = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -57,11 +57,6 @@ class HeldOutData:
     def trained_tokens(self) -> int:
         """The number of predictions of trained tokens."""
         return sum(int(mask.sum()) for _, mask in self.windows)
-
-    @property
-    def longest(self) -> int:
-        """The most ids that a window reads."""
-        return max(len(window.ids) - 1 for window, _ in self.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +149,11 @@ def read_held_out(
     """
     packs = {variant.ready.pack: variant for variant in variants}
     for variant in packs.values():
-        if settings.cutoff_len > variant.model.spec.context:
-            raise UsageError(
-                f"cutoff_len {settings.cutoff_len:,} is more than the {variant.model.spec.context:,} tokens of"
-                f" {variant.ready.base}",
-                hint=f"use cutoff_len={variant.model.spec.context}",
-            )
+        require_within(settings.cutoff_len, variant.model.spec.context, variant.ready.base)
     found = {
-        pack: read_samples(sources, trained_texts(variant), settings.samples, listener)
+        pack: read_samples(
+            sources, read_trained_texts(variant.ready.base, pack), settings.samples, listener
+        )
         for pack, variant in packs.items()
     }
     read = found[variants[0].ready.pack]
@@ -178,12 +170,6 @@ def read_held_out(
         return HeldOutData(read, read.samples)
     _, held = split(len(read.samples), settings.val_size, settings.seed)
     return HeldOutData(read, tuple(read.samples[number] for number in held))
-
-
-def trained_texts(variant: Variant) -> TextModel:
-    """Returns the text files of a model as fine-tuning uses them: without the answers in kt's own tables."""
-    texts = read_text_model(variant.ready.base, variant.ready.pack, chats=False)
-    return replace(texts, rows=None)
 
 
 def _learned(read: SampleSet) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
@@ -249,7 +235,6 @@ class _WholeRows:
 
     def __init__(self, data: HeldOutData, done: int) -> None:
         ends = np.cumsum([window.counted for window, _ in data.windows])
-        numbers: Mapping[str, int] = {}
         numbers = {where: n for n, where in enumerate(dict.fromkeys(s.where for s in data.samples))}
         of = np.array([numbers[each.where] for each in data.samples])
         whole = np.ones(len(numbers), dtype=np.bool_)

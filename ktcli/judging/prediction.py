@@ -19,7 +19,6 @@ from ktcli.interrupt import Interrupt
 from ktcli.measure.evaluate import EvalCase, Scores, Window, score, windows, windows_at_once
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.planner.plan import Plan
-from ktcli.records import dataclass
 from ktcli.text.passage import Passage, Reading, read_with
 
 
@@ -38,10 +37,8 @@ def read(
     readings = {pack: read_with(pack, passage, most, allow_special=allow_special) for pack in packs}
     first = readings[variants[0].ready.pack]
     for variant in variants:
-        if (
-            readings[variant.ready.pack].ids != first.ids
-            or variant.model.spec.vocab != variants[0].model.spec.vocab
-        ):
+        same = readings[variant.ready.pack].ids == first.ids
+        if not same or variant.model.spec.vocab != variants[0].model.spec.vocab:
             raise UsageError(
                 f"{variant.conversion} and {variants[0].conversion} split the text into different tokens, "
                 "so their predictions cannot be compared token by token",
@@ -106,14 +103,13 @@ def measure(
         cases = [
             EvalCase(engines[variant.engine], variant.defer, not variant.host) for variant in some
         ]
-        job = _Job(cases, over, at_once, compare=0 in group)
-        scores, complete = _scores(job, listener)
+        scores, complete = _scores(cases, over, at_once, listener, compare=0 in group)
         for i, each in zip(group, scores, strict=True):
             found[i] = each
         if not complete:
             return found, False
         placed = [segment.device for each in engines.values() for segment in _segments(each)]
-        del engines, cases, job
+        del engines, cases
         if placed:
             _release(placed)
     return found, True
@@ -135,30 +131,23 @@ def _release(devices: Sequence[Any]) -> None:
 _NOTHING = Scores(np.empty(0), np.empty(0, np.int32), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What `score` is to do."""
-
-    cases: Sequence[EvalCase]
-    over: Sequence[Window]
-    at_once: int
-    compare: bool
-
-
-def _scores(job: _Job, listener: Listener) -> tuple[list[Scores], bool]:
+def _scores(
+    cases: Sequence[EvalCase],
+    over: Sequence[Window],
+    at_once: int,
+    listener: Listener,
+    *,
+    compare: bool,
+) -> tuple[list[Scores], bool]:
     """The scores of the windows that were read before Ctrl-C, and whether these are all."""
-    total = sum(len(window.ids) - 1 for window in job.over) * len(job.cases)
+    total = sum(len(window.ids) - 1 for window in over) * len(cases)
     with Interrupt() as interrupt, listener.progress("Reading", total, unit="tokens") as bar:
-
-        def progress(n: int) -> None:
-            bar.update(done=n)
-
         scores = score(
-            job.cases,
-            job.over,
-            at_once=job.at_once,
-            compare=job.compare,
-            progress=progress,
+            cases,
+            over,
+            at_once=at_once,
+            compare=compare,
+            progress=lambda n: bar.update(done=n),
             cancelled=interrupt,
         )
         return scores, not interrupt.asked

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ktcli.dialogue.prompts import EncodedPrompt, PromptEncoder
 from ktcli.judging.heldout import Mask, window_of
 from ktcli.measure.evaluate import Window
 from ktcli.records import dataclass
 from ktcli.samples.encoding import SampleEncoder
-from ktcli.samples.pieces import ConversationCutter
+from ktcli.samples.pieces import ConversationCutter, template_variables
 from ktcli.samples.sample import SampleSettings
 from ktcli.samples.tasks import Task, TaskSet
 from ktcli.text.model import TextModel
@@ -102,22 +101,18 @@ class _Maker:
     def __init__(self, model: AskedModel, settings: SampleSettings, *, recurrent: bool) -> None:
         texts, most = model.texts, settings.cutoff_len
         last = replace(settings, mask_history=True, train_on_prompt=False)
-        self._variables = replace(texts.settings, thinking=settings.enable_thinking).variables
+        self._texts, self._settings = texts, settings
         self._prompts, self._most = PromptEncoder(texts, most, recurrent=recurrent), most
         self._cutter, self._encoder = ConversationCutter(texts, last), SampleEncoder(texts, most)
 
     def prompt(self, task: Task) -> EncodedPrompt | None:
         """Returns the prompt of a task as a chat makes it; None: it is too long."""
-        variables: dict[str, Any] = dict(self._variables)
-        if task.tools:
-            variables["tools"] = list(task.tools)
+        variables = template_variables(self._texts, self._settings, task.tools)
         rendered = self._prompts.rendered(task.messages, variables)
         ids = self._prompts.ids(rendered, ())
         if ids is None or len(ids) > self._most:
             return None
-        shared, marks = self._prompts.partings(ids, task.messages, variables, ())
-        forced = self._prompts.forced(task.messages, variables)
-        return EncodedPrompt(rendered.text, ids, marks, shared=shared, forced=forced)
+        return self._prompts.encoded(rendered.text, ids, task.messages, variables)
 
     def choices(self, task: Task) -> tuple[Choice, ...] | None:
         """Returns the choices of a task, each behind its question; None: one of them is not rendered there, or is

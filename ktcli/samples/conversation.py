@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from ktcli.records import dataclass
 
 Message = dict[str, Any]
+THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)  # at the beginning of an answer
+_SYSTEM = ("system", "developer")  # roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,18 @@ class TrainedText:
     """A text outside any turn, all of which is trained."""
 
     text: str
+
+
+def asks(messages: Sequence[Message]) -> bool:
+    """Returns whether somebody but the model says something in some messages, which an answer may follow."""
+    return not all(each["role"] in (*_SYSTEM, "assistant") for each in messages)
+
+
+def with_default_system(messages: Sequence[Message], text: str | None) -> list[Message]:
+    """Returns messages with this system text, if there is one, before those that begin with none."""
+    if not text or (messages and messages[0]["role"] in _SYSTEM):
+        return list(messages)
+    return [{"role": "system", "content": text}, *messages]
 
 
 def says(answer: Message) -> bool:

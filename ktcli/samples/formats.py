@@ -110,13 +110,10 @@ def _of_list(name: str, value: Any) -> RowFormat:
     except BadData:
         found = None
     first = found[0] if isinstance(found, list) and found else None
-    columns = Columns(messages=name)
-    if isinstance(first, Mapping) and "from" in first:
-        return replace(_SHAREGPT, needs=(name,), columns=columns)
-    if isinstance(first, Mapping) and "role" in first:
-        return replace(_OPENAI, needs=(name,), columns=columns)
-    chosen = _OPENAI if name == "messages" else _SHAREGPT
-    return replace(chosen, needs=(name,), columns=columns)
+    keys = first if isinstance(first, Mapping) else ()
+    is_openai = "role" in keys or name == "messages"
+    chosen = _OPENAI if is_openai and "from" not in keys else _SHAREGPT
+    return replace(chosen, needs=(name,), columns=Columns(messages=name))
 
 
 def _said(source: DataSource, values: Mapping[str, Any]) -> RowFormat | None:

@@ -17,7 +17,13 @@ from typing import Any
 
 from ktcli.dialogue.rendering import rendered
 from ktcli.records import dataclass
-from ktcli.samples.conversation import Message, TrainedConversation
+from ktcli.samples.conversation import (
+    THOUGHT,
+    Message,
+    TrainedConversation,
+    asks,
+    with_default_system,
+)
 from ktcli.samples.sample import SampleSettings
 from ktcli.text.control import Marked
 from ktcli.text.model import TextModel
@@ -31,7 +37,6 @@ _ANY_THOUGHT = re.compile(r"\s*(?:<think>.*?)?</think>", re.DOTALL)
 _NO_THOUGHT = re.compile(r"(\s*<think>)(\n?)\s*(</think>)")
 _TAIL = 8  # characters by which the end of a prompt without control tokens is known
 _MOST_LED = 16  # characters that a template writes behind a prompt before any answer
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,6 @@ class ConversationCutter:
 
     def __init__(self, texts: TextModel, settings: SampleSettings) -> None:
         self._texts, self._settings = texts, settings
-        self._variables = replace(texts.settings, thinking=settings.enable_thinking).variables
         self._context = max(settings.cutoff_len, _LEAST_CONTEXT)
         ends = [token.text for token in texts.tokenizer.added if token.id in texts.stop_ids]
         self._stops = tuple(sorted(ends, key=len, reverse=True))
@@ -100,13 +104,12 @@ class ConversationCutter:
         Raises:
             BadCheckpoint: the template refuses the conversation, or is broken.
         """
-        messages, wanted = self._messages(conversation), list(conversation.answers)
+        messages = with_default_system(conversation.messages, self._settings.default_system)
+        wanted = list(conversation.answers)
         shift = len(messages) - len(conversation.messages)
         wanted = [at + shift for at in wanted]
         wanted = wanted[-1:] if self._settings.mask_history else wanted
-        variables = dict(self._variables)
-        if conversation.tools:
-            variables["tools"] = list(conversation.tools)
+        variables = template_variables(self._texts, self._settings, conversation.tools)
         if not wanted:
             return CutConversation(())
         if self._texts.template.says_what_is_trained:
@@ -114,13 +117,6 @@ class ConversationCutter:
             if found is not None:
                 return CutConversation((tuple(found),))
         return self._by_prefixes(messages, wanted, variables)
-
-    def _messages(self, conversation: TrainedConversation) -> list[Message]:
-        """Returns the messages, with the system text of conversations that have none."""
-        messages, system = list(conversation.messages), self._settings.default_system
-        if system and not (messages and messages[0]["role"] in ("system", "developer")):
-            messages.insert(0, {"role": "system", "content": system})
-        return messages
 
     def _rendered(
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, asks: bool
@@ -138,7 +134,8 @@ class ConversationCutter:
         last: _Answer | None = None
         skipped = beyond = closed = endless = unthought = 0
         for number, at in enumerate(wanted):
-            prompt = self._prompt(messages[:at], variables)
+            before = messages[:at]
+            prompt = self._rendered(before, variables, asks=True) if asks(before) else None
             if prompt and self._texts.control.exceeds(prompt, self._settings.cutoff_len):
                 beyond = len(wanted) - number
                 if self._settings.train_on_prompt and not samples:
@@ -162,12 +159,6 @@ class ConversationCutter:
         return CutConversation(
             tuple(map(tuple, samples)), skipped, beyond, closed, endless, unthought
         )
-
-    def _prompt(self, messages: list[Message], variables: Mapping[str, Any]) -> Marked | None:
-        """Returns the prompt for an answer to messages; None: nobody asked anything."""
-        if all(each["role"] in ("system", "developer", "assistant") for each in messages):
-            return None
-        return self._rendered(messages, variables, asks=True)
 
     def _answer(
         self, prompt: Marked, messages: list[Message], at: int, variables: Mapping[str, Any]
@@ -212,13 +203,13 @@ class ConversationCutter:
             {"role": "assistant", **answer},
         ]
         try:
-            whole = self._rendered(said, self._variables, asks=False).text
-            more = self._rendered([*said, next_turn], self._variables, asks=False)
+            variables = template_variables(self._texts, self._settings)
+            whole = self._rendered(said, variables, asks=False).text
+            more = self._rendered([*said, next_turn], variables, asks=False)
         except ConversationRefused:
             return ""
-        return (
-            self._stop_at(_behind(more, len(whole)).marked) if more.text.startswith(whole) else ""
-        )
+        is_behind = more.text.startswith(whole)
+        return self._stop_at(_behind(more, len(whole)).marked) if is_behind else ""
 
     def _between(self, last: _Answer, found: _Answer) -> Marked | None:
         """Returns what stands between the end of an answer and the next one; None: the text before that is another,
@@ -319,6 +310,14 @@ class ConversationCutter:
         return [replace(piece, trained=piece.trained and next(which)) for piece in pieces]
 
 
+def template_variables(
+    texts: TextModel, settings: SampleSettings, tools: Sequence[Message] = ()
+) -> dict[str, Any]:
+    """Returns the variables of the chat template for conversations with these tools."""
+    variables = replace(texts.settings, thinking=settings.enable_thinking).variables
+    return {**variables, "tools": list(tools)} if tools else variables
+
+
 def _marked_pieces(whole: Marked) -> list[TextPiece]:
     """Returns the pieces of a text with ANSWER_MARKS, without them."""
     pieces: list[TextPiece] = []
@@ -347,5 +346,5 @@ def _thought(answer: Message) -> str:
     for name in REASONING:
         if answer.get(name):
             return str(answer[name]).strip()
-    found = _THOUGHT.match(str(answer.get("content") or ""))
+    found = THOUGHT.match(str(answer.get("content") or ""))
     return found[1].strip() if found else ""

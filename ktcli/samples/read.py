@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from ktcli.samples.formats import Content, content_of, format_of
 from ktcli.samples.mixing import check_shares, mixed
 from ktcli.samples.pieces import ConversationCutter
 from ktcli.samples.rows import DataRow, rows
-from ktcli.samples.sample import BadData, DropCount, Sample, SampleSet, SampleSettings
+from ktcli.samples.sample import BadData, DropCounter, Sample, SampleSet, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
 from ktcli.text.template import ChatTemplate, ConversationRefused
@@ -31,6 +32,15 @@ _UNANSWERED = "no answer to train on"
 _SHORT = "fewer than two tokens, so none is predicted"
 _SKIPPED = "an answer without a prompt, or not rendered after it, is not trained"
 _REFUSED = "refused by the chat template"
+
+# What a user might not expect, by the field of `CutConversation` that has the number of such answers.
+_NOTES = {
+    "closed": "the chat template's prompt for an answer ends in a thought: {:,} of the answers are trained after it, "
+    "with their own thoughts if the prompt has begun one, and without them if it has ended it",
+    "endless": "the chat template writes no end-of-answer token after {:,} of the answers, so none is trained there",
+    "unthought": "the chat template leaves thoughts out of answers like these: the thoughts of {:,} answers are not "
+    "trained",
+}
 
 
 class ByteBar(Protocol):
@@ -69,15 +79,10 @@ def read_samples(
     found = mixed(groups, names, settings)
     if not found:
         raise BadData(
-            f"{', '.join(names)} has no row to train on: {_told(maker.dropped)}",
+            f"{', '.join(names)} has no row to train on: {maker.drops.sentence or 'there are no rows'}",
             hint="check its contents: each row needs a question and an answer, or a text",
         )
-    return SampleSet(tuple(found), maker.dropped, sha256, maker.count, maker.notes)
-
-
-def _told(dropped: Iterable[DropCount]) -> str:
-    said = (f"{each.reason} ({each.rows:,}, first {each.first})" for each in dropped)
-    return "; ".join(said) or "there are no rows"
+    return SampleSet(tuple(found), maker.drops.counts, sha256, maker.count, maker.notes)
 
 
 def _sha256(sources: Sequence[DataSource], texts: TextModel, settings: SampleSettings) -> str:
@@ -102,40 +107,18 @@ class _SampleMaker:
         self._settings, self._template = settings, texts.template
         self._cutter = ConversationCutter(texts, settings)
         self._encoder = SampleEncoder(texts, settings.cutoff_len)
-        self._dropped: dict[str, tuple[int, str]] = {}
+        self.drops = DropCounter()  # what was left out or cut
         self._last: dict[str, str] = {}  # the row last counted for a reason
         self._known: set[bytes] = set()
-        self._closed = self._endless = self._unthought = 0
+        self._noted = Counter[str]()  # answers, by what is noted of them
         self._cut = f"cut to {settings.cutoff_len:,} tokens"
         self._beyond = f"nothing to train in the first {settings.cutoff_len:,} tokens"
         self.count = 0  # of rows that were read
 
     @property
-    def dropped(self) -> tuple[DropCount, ...]:
-        """What was left out or cut so far."""
-        return tuple(DropCount(reason, *found) for reason, found in self._dropped.items())
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what a user might not expect."""
-        found = []
-        if self._closed:
-            found.append(
-                f"the chat template's prompt for an answer ends in a thought: {self._closed:,} of the answers are"
-                " trained after it, with their own thoughts if the prompt has begun one, and without them if it has"
-                " ended it"
-            )
-        if self._endless:
-            found.append(
-                f"the chat template writes no end-of-answer token after {self._endless:,} of the answers,"
-                " so none is trained there"
-            )
-        if self._unthought:
-            found.append(
-                f"the chat template leaves thoughts out of answers like these: the thoughts of {self._unthought:,}"
-                " answers are not trained"
-            )
-        return tuple(found)
+        return tuple(text.format(self._noted[of]) for of, text in _NOTES.items() if self._noted[of])
 
     def read(self, source: DataSource, listener: ReadingListener | None) -> list[Sample]:
         """Returns the samples of a source."""
@@ -166,9 +149,7 @@ class _SampleMaker:
             self._drop(_SKIPPED, where)
         if cut.beyond:
             self._drop(self._cut if cut.samples else self._beyond, where)
-        self._closed += cut.closed
-        self._endless += cut.endless
-        self._unthought += cut.unthought
+        self._noted.update({of: getattr(cut, of) for of in _NOTES})
         yield from self._checked(map(self._encoder.conversation, cut.samples), where)
 
     def _checked(self, found: Iterable[EncodedSample], where: str) -> Iterator[Sample]:
@@ -192,9 +173,9 @@ class _SampleMaker:
 
     def _drop(self, reason: str, where: str) -> None:
         """Counts a row for a reason, once."""
-        count, first = self._dropped.get(reason, (0, where))
         if self._last.get(reason) != where:
-            self._dropped[reason], self._last[reason] = (count + 1, first), where
+            self._last[reason] = where
+            self.drops.add(reason, where)
 
 
 @contextmanager

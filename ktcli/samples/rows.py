@@ -74,13 +74,8 @@ def check_kind(path: Path) -> None:
     if suffix in _READERS:
         return
     tool, advice = _OTHERS.get(suffix, ("", "kt reads .json, .jsonl and .csv"))
-    kind = (
-        f"{suffix[1:]} files"
-        if suffix
-        else "folders"
-        if path.is_dir()
-        else "files without an extension"
-    )
+    unnamed = "folders" if path.is_dir() else "files without an extension"
+    kind = f"{suffix[1:]} files" if suffix else unnamed
     raise BadData(
         f"cannot read {path}: kt does not read {kind}",
         hint=advice.format(read=tool, tool=tool, name=path.name, stem=path.stem),

@@ -5,7 +5,8 @@ Pure data. Every sample is one document that sees only itself, so packing change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ktcli.errors import UsageError
 from ktcli.records import dataclass
@@ -32,6 +33,11 @@ class Sample:
     trained: tuple[bool, ...]
     where: str
 
+    @property
+    def trained_tokens(self) -> int:
+        """The number of tokens that are trained; the first one of a document is predicted from nothing."""
+        return sum(self.trained[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class DropCount:
@@ -45,6 +51,30 @@ class DropCount:
     reason: str
     rows: int
     first: str
+
+
+class DropCounter:
+    """Counts rows by the reason for which they are left out or changed, in the order of the first of each."""
+
+    def __init__(self, begun: Iterable[DropCount] = ()) -> None:
+        self._found = {each.reason: each for each in begun}
+
+    def add(self, reason: str, where: str) -> None:
+        """Counts a row."""
+        found = self._found.get(reason, DropCount(reason, 0, where))
+        self._found[reason] = replace(found, rows=found.rows + 1)
+
+    @property
+    def counts(self) -> tuple[DropCount, ...]:
+        """What was counted."""
+        return tuple(self._found.values())
+
+    @property
+    def sentence(self) -> str:
+        """What was counted, for people; empty: nothing was."""
+        return "; ".join(
+            f"{each.reason} ({each.rows:,}, first {each.first})" for each in self.counts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +93,15 @@ class SampleSet:
     sha256: str
     rows: int = 0
     notes: tuple[str, ...] = ()
+
+
+def require_within(cutoff_len: int, context: int, model: str) -> None:
+    """Raises UsageError if samples may be longer than the context of the model of this name."""
+    if cutoff_len > context:
+        raise UsageError(
+            f"cutoff_len {cutoff_len:,} is more than the {context:,} tokens of {model}",
+            hint=f"use cutoff_len={context}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

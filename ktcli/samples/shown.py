@@ -13,6 +13,7 @@ from typing import Any
 from ktcli.errors import counted
 from ktcli.samples.sample import Sample, SampleSet
 from ktcli.text.model import TextModel
+from ktcli.text.words import inserted
 
 BEGIN, END = "⟦", "⟧"  # around what is trained, where there is no colour
 # Whatever a terminal obeys, but lines and tabs.
@@ -40,7 +41,7 @@ def document(samples: SampleSet, texts: TextModel, count: int) -> dict[str, Any]
         "rows": samples.rows,
         "samples": len(samples.samples),
         "tokens": sum(len(each.ids) for each in samples.samples),
-        "trained_tokens": sum(map(_trained, samples.samples)),
+        "trained_tokens": sum(each.trained_tokens for each in samples.samples),
         "longest": {"tokens": len(longest.ids), "where": longest.where},
         "dropped": [
             {"reason": each.reason, "rows": each.rows, "first": each.first}
@@ -50,11 +51,6 @@ def document(samples: SampleSet, texts: TextModel, count: int) -> dict[str, Any]
         "sha256": samples.sha256,
         "shown": [_tokens(sample, texts) for sample in samples.samples[:count]],
     }
-
-
-def _trained(sample: Sample) -> int:
-    """Returns the number of tokens that are trained; the first one of a document is predicted from nothing."""
-    return sum(sample.trained[1:])
 
 
 def _tokens(sample: Sample, texts: TextModel) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def _one(sample: Sample, texts: TextModel, colour: bool) -> str:
                 text.replace(BEGIN, f"\\{BEGIN}").replace(END, f"\\{END}") for _, text in pieces
             )
             parts.append(f"{BEGIN}{text}{END}" if trained else text)
-    head = f"--- {_visible(sample.where)}: {len(sample.ids):,} tokens, {_trained(sample):,} trained"
+    head = f"--- {_visible(sample.where)}: {len(sample.ids):,} tokens, {sample.trained_tokens:,} trained"
     return f"{head}\n{''.join(parts)}"
 
 
@@ -109,9 +105,7 @@ def _pieces(ids: list[int], texts: TextModel) -> Iterator[tuple[bool, str]]:
 
 def _told_apart(text: str, texts: TextModel) -> str:
     """Returns a text with a backslash inside of each word that looks like a control token, and is none."""
-    cuts = [at + 1 for at in texts.control.places(text)]
-    pairs = zip([0, *cuts], [*cuts, len(text)], strict=True)
-    return "\\".join(text[first:last] for first, last in pairs)
+    return inserted(text, "\\", [at + 1 for at in texts.control.places(text)])
 
 
 def _visible(text: str) -> str:
@@ -124,7 +118,8 @@ def _summary(samples: SampleSet) -> str:
     """Returns the counts, one line each."""
     found = samples.samples
     longest = max(found, key=lambda each: len(each.ids))
-    tokens, trained = sum(len(each.ids) for each in found), sum(map(_trained, found))
+    tokens = sum(len(each.ids) for each in found)
+    trained = sum(each.trained_tokens for each in found)
     lines = [
         f"{counted(samples.rows, 'row')}, {counted(len(found), 'sample')}, {counted(tokens, 'token')},"
         f" {trained:,} trained ({100 * trained / tokens:.0f} %)",

@@ -26,7 +26,6 @@ _MOST_BYTES = 16 << 20
 _MOST_SOURCES = 1000
 
 _ELSEWHERE = "download the file into the folder of dataset_info.json, and set file_name to it"
-_PREFERENCES = "kt trains on answers, not on preferences between two"
 # Keys of an entry that kt does not honour, and what to do about each; those that are false or null do no harm.
 _REFUSED = {
     "hf_hub_url": _ELSEWHERE,
@@ -36,7 +35,7 @@ _REFUSED = {
     "script_url": "kt does not run a dataset's code: write its rows to a .jsonl file",
     "subset": _ELSEWHERE,
     "folder": _ELSEWHERE,
-    "ranking": _PREFERENCES,
+    "ranking": "kt trains on answers, not on preferences between two",
 }
 _HONOURED = ("file_name", "formatting", "columns", "tags", "num_samples", "split", "file_sha1")
 
@@ -98,7 +97,10 @@ def _near(path: Path) -> str:
         beside = [each.name for each in path.parent.iterdir()]
     except (OSError, ValueError):
         return ""
-    near = get_close_matches(path.name, beside, 3, 0.6)
+    return _meant(get_close_matches(path.name, beside, 3, 0.6))
+
+
+def _meant(near: Sequence[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
@@ -121,12 +123,8 @@ def _source(name: str, info: Mapping[str, Any], folder: Path) -> DataSource:
     where = f"{folder / INFO}, dataset {name!r}"
     if name not in info:
         near = get_close_matches(name, list(info), 3, 0.5)
-        known = (
-            f"did you mean {' or '.join(near)}?"
-            if near
-            else f"it lists {', '.join(list(info)[:5])}"
-        )
-        raise NotFound(f"{folder / INFO} has no dataset {name!r}", hint=known if info else "")
+        known = _meant(near) or (f"it lists {', '.join(list(info)[:5])}" if info else "")
+        raise NotFound(f"{folder / INFO} has no dataset {name!r}", hint=known)
     entry = info[name]
     if not isinstance(entry, dict):
         raise BadData(f"{where}: it is not an object")

@@ -6,16 +6,22 @@ which one is to be chosen, as a list with the key `choices`; the right one is am
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ktcli.records import dataclass
-from ktcli.samples.conversation import Message, TrainedConversation, TrainedText
+from ktcli.samples.conversation import (
+    THOUGHT,
+    Message,
+    TrainedConversation,
+    TrainedText,
+    asks,
+    with_default_system,
+)
 from ktcli.samples.messages import list_of, text_of
 from ktcli.samples.read import ReadingListener, open_contents, require_template
 from ktcli.samples.rows import DataRow
-from ktcli.samples.sample import BadData, DropCount, SampleSettings
+from ktcli.samples.sample import BadData, DropCount, DropCounter, SampleSettings
 from ktcli.samples.source import DataSource
 from ktcli.text.model import TextModel
 
@@ -24,7 +30,6 @@ MOST_CHOICES = 256  # of a row: each is read by the model, behind the whole ques
 _UNANSWERED = "no right answer to compare with"
 _UNASKED = "an answer to nothing"
 _CALLS = "the right answer calls a tool, which is not compared"
-_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +83,10 @@ class TaskSet:
             left_out: the reason for each, by its number.
         """
         kept = tuple(task for n, task in enumerate(self.tasks) if n not in left_out)
-        drops = _Drops(self.dropped)
+        drops = DropCounter(self.dropped)
         for number, reason in left_out.items():
             drops.add(reason, self.tasks[number].where)
         return replace(self, tasks=kept, dropped=drops.counts)
-
-
-class _Drops:
-    """Counts rows by the reason for which they are left out."""
-
-    def __init__(self, begun: tuple[DropCount, ...] = ()) -> None:
-        self._found = {each.reason: each for each in begun}
-
-    def add(self, reason: str, where: str) -> None:
-        """Counts a row."""
-        found = self._found.get(reason, DropCount(reason, 0, where))
-        self._found[reason] = replace(found, rows=found.rows + 1)
-
-    @property
-    def counts(self) -> tuple[DropCount, ...]:
-        """What was counted."""
-        return tuple(self._found.values())
 
 
 def read_tasks(
@@ -113,7 +101,7 @@ def read_tasks(
         NotFound, BadData: it cannot be read, or a row makes no sense, or is plain text, or none has a right answer.
     """
     found: list[Task] = []
-    drops, count = _Drops(), 0
+    drops, count = DropCounter(), 0
     with open_contents(source, settings, listener) as contents:
         for row, content in contents:
             count += 1
@@ -129,10 +117,8 @@ def read_tasks(
             else:
                 found.append(task)
     if not found:
-        said = "; ".join(
-            f"{each.reason} ({each.rows:,}, first {each.first})" for each in drops.counts
-        )
-        raise BadData(f"{source.name} has no question with a right answer: {said or 'no rows'}")
+        said = drops.sentence or "no rows"
+        raise BadData(f"{source.name} has no question with a right answer: {said}")
     return TaskSet(source.name, tuple(found), count, drops.counts)
 
 
@@ -146,11 +132,10 @@ def _task(
     asked, answer = list(content.messages[:last]), content.messages[last]
     if answer.get("tool_calls"):
         return _CALLS
-    if all(each["role"] in ("system", "developer", "assistant") for each in asked):
+    if not asks(asked):
         return _UNASKED
-    if settings.default_system and asked[0]["role"] not in ("system", "developer"):
-        asked.insert(0, {"role": "system", "content": settings.default_system})
-    reference = _THOUGHT.sub("", str(answer["content"]), count=1).strip()
+    asked = with_default_system(asked, settings.default_system)
+    reference = THOUGHT.sub("", str(answer["content"]), count=1).strip()
     if not reference:
         return _UNANSWERED
     if choices and reference not in choices:

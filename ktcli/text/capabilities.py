@@ -114,13 +114,9 @@ class Capabilities:
     @cached_property
     def calls(self) -> CallForm | None:
         """The form of tool calls; None: they are not rendered, or without their arguments or results."""
-        forms = [
-            CallForm(as_text, content, ids)
-            for ids, as_text, content in product(
-                (IdForm.ANY, IdForm.NINE), (False, True), ("", None)
-            )
-        ]
-        for form in forms:
+        ways = product((IdForm.ANY, IdForm.NINE), (False, True), ("", None))
+        for ids, as_text, content in ways:
+            form = CallForm(as_text, content, ids)
             if (found := self._called(form)) is not None:
                 form = replace(form, ids=self._ids(form, found))
                 return replace(form, with_text=self._with_text(form), several=self._several(form))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -117,18 +117,24 @@ def examine(document: Json, where: str) -> Examined:
     Raises:
         BadCheckpoint: a component is unknown, or larger than any published one.
     """
+    try:
+        return _examined(document)
+    except _Unusual as error:
+        hint = "kt supports the components that published tokenizers use"
+        raise BadCheckpoint(f"{where} {error}", hint=hint) from None
 
-    def refuse(what: str) -> BadCheckpoint:
-        return BadCheckpoint(
-            f"{where} {what}", hint="kt supports the components that published tokenizers use"
-        )
 
-    known = _model(document.get("model"), refuse)
-    parts = {part: _part(document.get(part), part, refuse) for part in _PARTS}
+class _Unusual(Exception):
+    """A component that no published tokenizer has; the message completes a sentence about the file."""
+
+
+def _examined(document: Json) -> Examined:
+    known = _model(document.get("model"))
+    parts = {part: _part(document.get(part), part) for part in _PARTS}
     known = known and all(_is_plain(step) for found in parts.values() for step in found.steps)
     known = known and all(found.growth <= MAX_GROWTH_HERE for found in parts.values())
-    _added(document.get("added_tokens"), parts["normalizer"].growth, refuse)
-    _post_processor(document.get("post_processor"), refuse)
+    _added(document.get("added_tokens"), parts["normalizer"].growth)
+    _post_processor(document.get("post_processor"))
     patterns = {_regex(step) for found in parts.values() for step in found.steps}
     runs = "|".join(sorted(run for each, run in _SLOW_RUNS.items() if each in patterns))
     kinds = (str(step.get("type")) for step in parts["decoder"].steps)
@@ -145,18 +151,18 @@ class _Steps:
     growth: int
 
 
-def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Steps:
+def _part(found: Any, part: str) -> _Steps:
     children, allowed = _PARTS[part]
-    steps = _steps(found, part, children, refuse)
-    _count(steps, part, refuse)
+    steps = _steps(found, part, children)
+    _count(steps, part)
     growth = 1
     for step in steps:
         kind = str(step.get("type"))
         if kind not in allowed:
-            raise refuse(f"has the {part} {kind[:40]!r}, which kt does not support")
-        growth *= allowed[kind] * _own_growth(step, refuse)
+            raise _Unusual(f"has the {part} {kind[:40]!r}, which kt does not support")
+        growth *= allowed[kind] * _own_growth(step)
         if growth > MAX_GROWTH:
-            raise refuse(f"has a {part} that makes text more than {MAX_GROWTH} times longer")
+            raise _Unusual(f"has a {part} that makes text more than {MAX_GROWTH} times longer")
     return _Steps(steps, growth)
 
 
@@ -165,79 +171,79 @@ def is_text(letters: str) -> bool:
     return letters.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in letters)
 
 
-def _added(rows: Any, growth: int, refuse: Callable[[str], BadCheckpoint]) -> None:
+def _added(rows: Any, growth: int) -> None:
     """Examines the added tokens: the library makes one automaton of all of their letters."""
     if not isinstance(rows, list):
         return  # the library has a sentence for that
     if len(rows) > MAX_ADDED:
-        raise refuse(f"adds {len(rows):,} tokens, more than {MAX_ADDED:,}")
+        raise _Unusual(f"adds {len(rows):,} tokens, more than {MAX_ADDED:,}")
     chars = 0
     for row in rows:
         content = row.get("content") if isinstance(row, Mapping) else None
         size = len(content) if isinstance(content, str) else 0
         if size > MAX_ADDED_WORD_CHARS:
-            raise refuse(f"adds a token of more than {MAX_ADDED_WORD_CHARS} characters")
+            raise _Unusual(f"adds a token of more than {MAX_ADDED_WORD_CHARS} characters")
         if isinstance(content, str) and not is_text(content):
-            raise refuse(f"adds the token {content!r}, which is not Unicode text")
+            raise _Unusual(f"adds the token {content!r}, which is not Unicode text")
         chars += size * (1 if row.get("normalized") is False else growth) if size else 0
     if chars > MAX_ADDED_CHARS:
-        raise refuse(f"adds tokens of {chars:,} characters together, more than {MAX_ADDED_CHARS:,}")
+        raise _Unusual(
+            f"adds tokens of {chars:,} characters together, more than {MAX_ADDED_CHARS:,}"
+        )
 
 
-def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
+def _model(model: Any) -> bool:
     """Returns whether a model is of a kind that may run inside this process."""
     if not isinstance(model, Mapping):
         return False  # the library has a sentence for that
     # Old files leave the type out; the library then tries all.
     kind = model.get("type", "BPE" if "merges" in model else "WordLevel")
     if kind not in _MODELS:
-        raise refuse(f"has a model of the type {str(kind)[:40]!r}")
+        raise _Unusual(f"has a model of the type {str(kind)[:40]!r}")
     vocab = model.get("vocab")
     words: Iterable[Any] = vocab if isinstance(vocab, Mapping) else ()
     if isinstance(vocab, list):  # of [word, score]
         words = [row[0] for row in vocab if isinstance(row, list) and row]
     if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in words):
-        raise refuse(f"has a token of more than {MAX_WORD_CHARS:,} characters")
+        raise _Unusual(f"has a token of more than {MAX_WORD_CHARS:,} characters")
     merges = model.get("merges")
     for rows, most, what in ((vocab, MAX_VOCAB, "tokens"), (merges, MAX_MERGES, "merges")):
         if isinstance(rows, (Mapping, list)) and len(rows) > most:
-            raise refuse(f"has {len(rows):,} {what}, more than {most:,}")
+            raise _Unusual(f"has {len(rows):,} {what}, more than {most:,}")
     if model.get("dropout"):
-        raise refuse("drops merges at random, which is for training")
+        raise _Unusual("drops merges at random, which is for training")
     affixes = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
     if any(isinstance(affix, str) and len(affix) > MAX_WORD_CHARS for affix in affixes):
-        raise refuse(f"has a prefix or suffix of more than {MAX_WORD_CHARS:,} characters")
+        raise _Unusual(f"has a prefix or suffix of more than {MAX_WORD_CHARS:,} characters")
     return kind == "BPE" and not any(affixes)
 
 
-def _steps(
-    step: Any, part: str, children: str, refuse: Callable[[str], BadCheckpoint], depth: int = 0
-) -> list[Json]:
+def _steps(step: Any, part: str, children: str, depth: int = 0) -> list[Json]:
     """Returns a component and all that it holds, as a flat list."""
     if step is None:
         return []
     if not isinstance(step, Mapping):
-        raise refuse(f"has a {part} that is not an object")
+        raise _Unusual(f"has a {part} that is not an object")
     if depth > MAX_DEPTH:
-        raise refuse(f"nests its {part} more than {MAX_DEPTH} deep")
+        raise _Unusual(f"nests its {part} more than {MAX_DEPTH} deep")
     inner = step.get(children) if step.get("type") == "Sequence" else None
     found = [step]
     for child in inner if isinstance(inner, list) else ():
-        found += _steps(child, part, children, refuse, depth + 1)
-        _count(found, part, refuse)
+        found += _steps(child, part, children, depth + 1)
+        _count(found, part)
     return found
 
 
-def _count(steps: list[Json], part: str, refuse: Callable[[str], BadCheckpoint]) -> None:
+def _count(steps: list[Json], part: str) -> None:
     if len(steps) > MAX_STEPS + 1:
-        raise refuse(f"has a {part} of more than {MAX_STEPS} steps")
+        raise _Unusual(f"has a {part} of more than {MAX_STEPS} steps")
 
 
-def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
+def _own_growth(step: Json) -> int:
     """Returns the factor by which a step can lengthen a text through what it is told to write."""
     kind = step.get("type")
     if kind == "Precompiled":
-        _charsmap(step.get("precompiled_charsmap"), refuse)
+        _charsmap(step.get("precompiled_charsmap"))
         return 1
     if kind == "Prepend":
         return 1 + len(str(step.get("prepend", "")))
@@ -245,12 +251,12 @@ def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
     if kind not in ("Replace", "Split"):
         return 1
     if not isinstance(pattern, (Mapping, str)):
-        raise refuse(f"has a {kind} without a pattern")
+        raise _Unusual(f"has a {kind} without a pattern")
     fixed = pattern if isinstance(pattern, str) else pattern.get("String")
     regex = None if isinstance(pattern, str) else pattern.get("Regex")
     said = fixed if isinstance(fixed, str) else regex
     if not isinstance(said, str) or not said or len(said) > MAX_PATTERN_CHARS:
-        raise refuse(f"has a {kind} whose pattern is empty or too long")
+        raise _Unusual(f"has a {kind} whose pattern is empty or too long")
     if kind == "Split":
         return 1
     content = str(step.get("content", ""))
@@ -260,11 +266,11 @@ def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
     return max(1, len(content) + (_spelling(said) not in KNOWN_PATTERNS))
 
 
-def _charsmap(table: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
+def _charsmap(table: Any) -> None:
     """Examines a table of normalizations: the size of a trie, the trie in words of 32 bits, texts that end with a
     zero. Source: sentencepiece's normalizer.cc."""
     if not isinstance(table, str) or len(table) > MAX_CHARSMAP_CHARS:
-        raise refuse("has a normalization table that is missing or larger than any published one")
+        raise _Unusual("has a normalization table that is missing or larger than any published one")
     try:
         data = base64.b64decode(table, validate=True)
     except (binascii.Error, ValueError):
@@ -272,9 +278,9 @@ def _charsmap(table: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
     size = int.from_bytes(data[:4], "little")
     texts = data[4 + size :]
     if len(data) < 8 or not 0 < size <= len(data) - 4 or size % 4 or not texts.endswith(b"\0"):
-        raise refuse("has a damaged normalization table: its sizes do not match its parts")
+        raise _Unusual("has a damaged normalization table: its sizes do not match its parts")
     if max(map(len, texts.split(b"\0"))) > MAX_CHARSMAP_TEXT:
-        raise refuse(
+        raise _Unusual(
             f"has a table of normalizations with a text of more than {MAX_CHARSMAP_TEXT} bytes"
         )
 
@@ -298,8 +304,8 @@ def _rewrites(step: Json) -> bool:
     return step.get("type") not in ("Sequence", "NFC", "Strip", "Prepend")
 
 
-def _post_processor(step: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
+def _post_processor(step: Any) -> None:
     """Examines the post-processor, which is never used, but the library reads it."""
-    for each in _steps(step, "post_processor", "processors", refuse):
+    for each in _steps(step, "post_processor", "processors"):
         if each.get("type") not in _POST_PROCESSORS:
-            raise refuse(f"has the post_processor {str(each.get('type'))[:40]!r}")
+            raise _Unusual(f"has the post_processor {str(each.get('type'))[:40]!r}")

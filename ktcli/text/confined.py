@@ -54,41 +54,42 @@ class ConfinedCodec:
     def __init__(self, document: str) -> None:
         self._document = document
         self._helper: _Helper | None = None
-        rows = self._call(op="added")
+        rows = self._call("added")
         self.added = tuple(AddedToken(*row) for row in rows)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, encoded in the helper process."""
-        return list(self._call(op="encode", text=text))
+        return list(self._call("encode", text=text))
 
     def encode_spans(self, text: str) -> Encoded:
         """Returns the ids of a text, with the place of each token in it, from the helper process."""
-        ids, firsts, lasts = self._call(op="spans", text=text)
+        ids, firsts, lasts = self._call("encode_spans", text=text)
         return Encoded(ids, list(zip(firsts, lasts, strict=True)))
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
         """Returns the ids of texts in which the added tokens `unknown` are not recognised."""
-        return list(self._call(op="plain", text=list(texts), unknown=list(unknown)))
+        return list(self._call("encode_plain", texts=list(texts), unknown=list(unknown)))
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
         """Returns the text of ids, with special tokens or without."""
-        return str(self._call(op="decode", ids=list(ids), special=special))
+        return str(self._call("decode", ids=list(ids), special=special))
 
     def id_of(self, token: str) -> int | None:
         """Returns the id of a token; None: it has none."""
-        found = self._call(op="id", text=token)
+        found = self._call("id_of", token=token)
         return None if found is None else int(found)
 
     def word_of(self, id: int) -> str | None:
         """Returns the token of an id, in the letters of the vocabulary; None: there is none."""
-        found = self._call(op="word", id=id)
+        found = self._call("word_of", id=id)
         return None if found is None else str(found)
 
-    def _call(self, **request: Any) -> Any:
+    def _call(self, op: str, **given: Any) -> Any:
+        """Returns what a method of the helper's codec returns."""
         if self._helper is None:
             self._helper = _Helper(self._document)
         try:
-            return self._helper.ask(request)
+            return self._helper.ask({"op": op, "given": given})
         except _Refused as error:
             raise ConfinedError(str(error)) from None
         except BaseException:  # it died, or Ctrl-C: the next call starts another
@@ -244,9 +245,9 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             if codec is None:
                 codec, value = _read(request["document"]), None
             else:
-                if request["op"] == "plain":
+                if request["op"] == "encode_plain":
                     _allow(LOAD_S)  # it may make a second tokenizer
-                    codec.prepare(request["unknown"])
+                    codec.prepare(request["given"]["unknown"])
                     began = _spent()
                     _allow(spare + granted)
                 value = _answer(codec, request)
@@ -286,24 +287,12 @@ def _read(document: str) -> LibraryCodec:
 
 
 def _answer(codec: LibraryCodec, request: dict[str, Any]) -> Any:
-    match request["op"]:
-        case "added":
-            return [(token.id, token.text, token.special) for token in codec.added]
-        case "encode":
-            return codec.encode(request["text"])
-        case "spans":
-            found = codec.encode_spans(request["text"])
-            # Pairs would be three times as large when read again.
-            return found.ids, [first for first, _ in found.spans], [last for _, last in found.spans]
-        case "plain":
-            return codec.encode_plain(request["text"], request["unknown"])
-        case "decode":
-            return codec.decode(request["ids"], special=request["special"])
-        case "id":
-            return codec.id_of(request["text"])
-        case "word":
-            return codec.word_of(request["id"])
-    raise ValueError(f"no such request: {request['op']}")
+    if request["op"] == "added":
+        return [(token.id, token.text, token.special) for token in codec.added]
+    found = getattr(codec, request["op"])(**request["given"])
+    if isinstance(found, Encoded):  # pairs would be three times as large when read again
+        return found.ids, [first for first, _ in found.spans], [last for _, last in found.spans]
+    return found
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from ktcli.text.tokenizer import MAX_TOKEN_CHARS, Tokenizer
 from ktcli.text.words import ControlWords
 
 # Unicode says of these that no text is made of them; private characters stand in if a text is made of all of them.
-_MARKS = {
-    chr(code): f"\\u{code:04x}" for code in range(0xFDD6, 0xFDF0)
-}  # and the form that JSON may give them
+# Each with the form that JSON may give it.
+_MARKS = {chr(code): f"\\u{code:04x}" for code in range(0xFDD6, 0xFDF0)}
 _MORE_MARKS = range(0x100000, 0x10FFFE)
 # Added tokens that are not special, but mean something to the model: <tool_call>, </think>, [INST], ｜DSML｜ …
 _MARKER = r"(?=\S*\w)(?=\S*[<>|｜\[\]])\S{3,}"

@@ -6,21 +6,10 @@ What a `Detokenizer` hands out is, in the end, what the tokenizer makes of all t
 from __future__ import annotations
 
 import codecs
-from typing import Protocol
 
 from ktcli.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-
-
-class _Decoding(Protocol):
-    """Turns ids into text, piece by piece."""
-
-    def feed(self, id: int) -> str:
-        """Returns the text that `id` completes."""
-
-    def finish(self) -> str:
-        """Returns the text that was held back and is whole."""
 
 
 class Detokenizer:
@@ -28,19 +17,15 @@ class Detokenizer:
 
     The pieces, with what `finish` gives, are `Tokenizer.decode` of all the ids, without a character at the end
     of which bytes are missing.
+
+    Attributes:
+        feed: returns the text that an id completes; empty while a character is unfinished.
+        finish: returns the remaining complete characters; the next id begins a new text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        kind = _Bytes if tokenizer.byte_level else _Windows
-        self._decoding: _Decoding = kind(tokenizer)
-
-    def feed(self, id: int) -> str:
-        """Returns the text that `id` completes; empty while a character is unfinished."""
-        return self._decoding.feed(id)
-
-    def finish(self) -> str:
-        """Returns the remaining complete characters; the next id begins a new text."""
-        return self._decoding.finish()
+        inner = _Bytes(tokenizer) if tokenizer.byte_level else _Windows(tokenizer)
+        self.feed, self.finish = inner.feed, inner.finish
 
 
 class _Bytes:

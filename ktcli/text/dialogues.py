@@ -15,7 +15,8 @@ from pathlib import Path
 from ktcli.errors import BadCheckpoint
 from ktcli.records import dataclass
 from ktcli.text.control import ControlTokens
-from ktcli.text.passage import Reading, begin_of
+from ktcli.text.passage import Reading
+from ktcli.text.settings import named_id
 from ktcli.text.template import ChatTemplate, Message, find_template, load_template
 from ktcli.text.tokenizer import load_tokenizer
 
@@ -59,7 +60,7 @@ def read_rendered(folder: Path, text: str, most: int) -> RenderedReading:
     """
     tokenizer = load_tokenizer(folder)
     control, template = ControlTokens(tokenizer), _template(folder)
-    begin = begin_of(folder, tokenizer)
+    begin = named_id(folder, tokenizer, "bos_token")
     ids, read, plain, rendered = list[int](), list[str](), list[str](), 0
 
     def flush() -> None:
@@ -80,9 +81,7 @@ def read_rendered(folder: Path, text: str, most: int) -> RenderedReading:
         read.append(words)
         rendered += 1
     flush()
-    size = len(tokenizer.decode(ids[:most], special=True).encode())
-    kept = tuple(ids[:most])
-    reading = Reading(kept, begin, size / max(1, len(kept)))
+    reading = Reading.of(ids[:most], tokenizer, folder)
     return RenderedReading(reading, sha256("".join(read).encode()).hexdigest(), rendered)
 
 

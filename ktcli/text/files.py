@@ -57,6 +57,11 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
         raise BadCheckpoint(f"{path} {error}") from None
 
 
+def read_json_if_any(path: Path) -> dict[str, Any]:
+    """Returns the object that a JSON file holds, an empty one if there is no such file; raises as `read_json`."""
+    return read_json(path) if path.is_file() else {}
+
+
 def without_surrogates(text: str) -> str:
     """Returns a text with a question mark for each lone surrogate, which JSON may hold and UTF-8 may not."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -12,12 +12,12 @@ from ktcli.store.entry import BUILTIN
 from ktcli.text.around import NOTHING_AROUND, AroundText
 from ktcli.text.capabilities import Capabilities
 from ktcli.text.control import ControlTokens
-from ktcli.text.files import read_json
+from ktcli.text.files import read_json_if_any
 from ktcli.text.rows import KnownRows, read_rows
 from ktcli.text.settings import (
     Settings,
+    read_added,
     read_around_text,
-    read_begin,
     read_settings,
     read_stop_ids,
     unused_settings,
@@ -67,6 +67,13 @@ class TextModel:
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
+def read_trained_texts(name: str, folder: Path) -> TextModel:
+    """Returns the text files of a model as fine-tuning uses them: it needs no template, and as an adapter's chats it is
+    not told what kt's tables say; raises as `read_text_model`.
+    """
+    return replace(read_text_model(name, folder, chats=False), rows=None)
+
+
 def read_text_model(
     name: str,
     folder: Path,
@@ -87,23 +94,17 @@ def read_text_model(
     """
     tokenizer = tokenizer or load_tokenizer(folder)
     template = load_template(folder, name=name, chats=chats)
-    stop_ids = read_stop_ids(folder, tokenizer, template)
-    control = ControlTokens(tokenizer, allowed=allow_special)
-    config = folder / "tokenizer_config.json"
-    answers = read_json(config).get("response_template") if config.is_file() else None
-    settings, begin = read_settings(folder), read_begin(folder, tokenizer)
-    rows = read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None
-    unused = unused_settings(folder)
+    begin = read_added(folder, tokenizer, "bos")
     return TextModel(
         tokenizer,
-        control,
+        ControlTokens(tokenizer, allowed=allow_special),
         template,
-        stop_ids,
-        settings,
-        answers,
+        read_stop_ids(folder, tokenizer, template),
+        read_settings(folder),
+        read_json_if_any(folder / "tokenizer_config.json").get("response_template"),
         begin,
-        rows,
-        unused,
+        read_rows(data_path("profiles", BUILTIN)) if name == BUILTIN else None,
+        unused_settings(folder),
         read_around_text(folder, tokenizer, begin),
         makes_embeddings(folder),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ktcli import smallfiles
@@ -9,7 +10,7 @@ from ktcli.errors import NotFound, UsageError
 from ktcli.records import dataclass
 from ktcli.resources import data_path
 from ktcli.text.control import ControlTokens
-from ktcli.text.template import special_tokens
+from ktcli.text.settings import named_id
 from ktcli.text.tokenizer import SLACK, Tokenizer, load_tokenizer
 
 MAX_BYTES = 4 << 20  # about a million tokens; cutting more into tokens takes gigabytes
@@ -45,6 +46,13 @@ class Reading:
     begin: int | None
     bytes_per_token: float
 
+    @classmethod
+    def of(cls, ids: Sequence[int], tokenizer: Tokenizer, folder: Path) -> Reading:
+        """Returns the reading that ids are, of the tokenizer of the model in `folder`."""
+        size = len(tokenizer.decode(ids, special=True).encode())
+        begin = named_id(folder, tokenizer, "bos_token")
+        return cls(tuple(ids), begin, size / max(1, len(ids)))
+
 
 def read_passage(path: Path | None) -> Passage:
     """Returns the text of a file, or the built-in one; for a large file its beginning.
@@ -77,9 +85,7 @@ def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool 
     """
     tokenizer = load_tokenizer(folder)
     control = ControlTokens(tokenizer, allowed=allow_special)
-    ids = _first_ids(control, passage.text, most)
-    size = len(tokenizer.decode(ids, special=True).encode())
-    return Reading(tuple(ids), begin_of(folder, tokenizer), size / max(1, len(ids)))
+    return Reading.of(_first_ids(control, passage.text, most), tokenizer, folder)
 
 
 def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
@@ -89,11 +95,6 @@ def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
     if len(start) < len(text) and len(ids) < most + SLACK:
         ids = control.encode_text(text)
     return ids[:most]
-
-
-def begin_of(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Returns the id that texts begin with; None: the model's files name none."""
-    return tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
 
 
 def _decoded(data: bytes, where: str, *, whole: bool) -> str:

@@ -21,6 +21,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from types import BuiltinMethodType
 from typing import Any, cast
 
@@ -183,10 +184,8 @@ _KINDS: tuple[tuple[type, str], ...] = (
 
 def _kind(value: Any) -> str:
     """Returns the kind of a value, in the words of templates."""
-    for kind, word in _KINDS:
-        if isinstance(value, kind):
-            return word
-    return type(value).__name__.lstrip("_").lower()
+    own = type(value).__name__.lstrip("_").lower()
+    return next((word for kind, word in _KINDS if isinstance(value, kind)), own)
 
 
 def _strftime(now: datetime, pattern: Any) -> str:
@@ -204,6 +203,14 @@ def _range(*args: int) -> range:
     if len(values) > ITEMS:
         raise SecurityError(f"it asks for a range of {len(values)} numbers")
     return values
+
+
+_Filter = Callable[..., Any]
+
+
+def _lazily(run: _Filter, call: _Filter) -> _Filter:
+    """Returns a filter that takes the context, so that jinja2 does not evaluate it while compiling."""
+    return pass_context(partial(run, call))
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -234,57 +241,43 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "strftime_now": lambda pattern: _strftime(self.now or datetime.now(), pattern),
         }
         self.filters = {
-            **{name: self._instant(FILTERS[name]) for name in _INSTANT},
-            **{name: self._writing(FILTERS[name]) for name in _WRITING},
-            **{name: self._walking(FILTERS[name]) for name in _WALKING},
-            **{name: self._paid(call) for name, call in FILTERS_PAID.items()},
+            **{name: _lazily(self._instant, FILTERS[name]) for name in _INSTANT},
+            **{name: _lazily(self._writing, FILTERS[name]) for name in _WRITING},
+            **{name: _lazily(self._walking, FILTERS[name]) for name in _WALKING},
+            **{name: _lazily(self._paid, call) for name, call in FILTERS_PAID.items()},
         }
         self.tests = {name: TESTS[name] for name in _TESTS}
 
-    # Filters take the context so that jinja2 does not evaluate them while compiling.
+    def _instant(self, call: _Filter, context: Context, /, *args: Any, **more: Any) -> Any:
+        self.meter.step()
+        return call(*self._first(call, context), *args, **more)
 
-    def _instant(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @pass_context
-        def run(context: Context, *args: Any, **more: Any) -> Any:
-            self.meter.step()
-            return call(*self._first(call, context), *args, **more)
+    def _writing(
+        self, call: _Filter, _context: Context, value: Any, /, *args: Any, **more: Any
+    ) -> Any:
+        return self.meter.own(call(self.meter.text_of(value), *args, **more))
 
-        return run
+    def _walking(
+        self, call: _Filter, context: Context, value: Any, /, *args: Any, **more: Any
+    ) -> Any:
+        if isinstance(value, str):
+            self.meter.step(len(value))
+        elif isinstance(value, Iterable) and not isinstance(
+            value, (list, tuple, Mapping, Undefined)
+        ):
+            value = list(self.meter.each(value))
+        self.meter.weigh(value)  # what cannot be walked at all (none) is the filter's affair
+        return self.meter.own(call(*self._first(call, context), value, *args, **more))
 
-    def _writing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @pass_context
-        def run(_context: Context, value: Any, *args: Any, **more: Any) -> Any:
-            return self.meter.own(call(self.meter.text_of(value), *args, **more))
-
-        return run
-
-    def _walking(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @pass_context
-        def run(context: Context, value: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(value, str):
-                self.meter.step(len(value))
-            elif isinstance(value, Iterable) and not isinstance(
-                value, (list, tuple, Mapping, Undefined)
-            ):
-                value = list(self.meter.each(value))
-            self.meter.weigh(value)  # what cannot be walked at all (none) is the filter's affair
-            return self.meter.own(call(*self._first(call, context), value, *args, **more))
-
-        return run
-
-    def _first(self, call: Callable[..., Any], context: Context) -> tuple[Any, ...]:
+    def _first(self, call: _Filter, context: Context) -> tuple[Any, ...]:
         """Returns the arguments that jinja2 would pass to `call` before the value."""
         wants = getattr(getattr(call, "jinja_pass_arg", None), "name", None)
         given = {"context": context, "eval_context": context.eval_ctx, "environment": self}
         return (given[wants],) if wants else ()
 
-    def _paid(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        @pass_context
-        def run(_context: Context, *args: Any, **more: Any) -> Any:
-            self.meter.step()
-            return call(self.meter, *args, **more)
-
-        return run
+    def _paid(self, call: _Filter, _context: Context, /, *args: Any, **more: Any) -> Any:
+        self.meter.step()
+        return call(self.meter, *args, **more)
 
     def _raise_exception(self, message: Any) -> None:
         raise TemplateError(self.meter.text_of(message)[:300])

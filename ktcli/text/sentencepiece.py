@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktcli.errors import BadCheckpoint
-from ktcli.text.files import read_bytes, read_json
+from ktcli.text.files import read_bytes, read_json_if_any
 from ktcli.weights.vocabulary import PieceKind, Pieces, VocabularyPiece, added_token, document
 
 NAME = "tokenizer.model"
@@ -33,7 +33,7 @@ def document_of(path: Path, config: Path) -> str:
     Raises:
         BadCheckpoint: it is malformed, or of a kind that cannot be read.
     """
-    settings = read_json(config) if config.is_file() else {}
+    settings = read_json_if_any(config)
     pieces = replace(read_pieces(path), first_only=settings.get("legacy") is False)
     made = document(pieces)
     ids = {piece.text: id for id, piece in enumerate(pieces.pieces)}
@@ -89,11 +89,8 @@ def _parse(data: bytes, path: Path) -> Pieces:
 
 
 def _piece(fields: dict[int, Value]) -> VocabularyPiece:
-    text, score, kind = (
-        fields.get(1, b""),
-        fields.get(2, b"\0\0\0\0"),
-        fields.get(3, PieceKind.NORMAL),
-    )
+    text, score = fields.get(1, b""), fields.get(2, b"\0\0\0\0")
+    kind = fields.get(3, PieceKind.NORMAL)
     if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
         raise ValueError("a piece has fields of the wrong type")
     return VocabularyPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind))

@@ -14,7 +14,7 @@ from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.records import dataclass
 from ktcli.sampling import SamplingSettings
 from ktcli.text.around import AroundText
-from ktcli.text.files import read_json
+from ktcli.text.files import read_json_if_any
 from ktcli.text.template import ChatTemplate, special_tokens
 from ktcli.text.tokenizer import Tokenizer
 
@@ -79,9 +79,8 @@ class Settings:
         """
         more = dict(others)
         stated = more.pop("stated", None)
-        if (
-            stated is None
-        ):  # all of them were in force; a server need not hear of those that change nothing
+        # All of them were in force; a server need not hear of those that change nothing.
+        if stated is None:
             changed = {
                 each.name
                 for each in fields(sampling)
@@ -101,12 +100,8 @@ class Settings:
         second; gpt-oss always thinks, but not always long."""
         if self.thinking is None:
             return {}
-        effort = "high" if self.thinking else "low"
-        return {
-            "enable_thinking": self.thinking,
-            "thinking": self.thinking,
-            "reasoning_effort": effort,
-        }
+        names = dict.fromkeys(("enable_thinking", "thinking"), self.thinking)
+        return {**names, "reasoning_effort": "high" if self.thinking else "low"}
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
@@ -145,7 +140,7 @@ def read_settings(folder: Path) -> Settings:
         BadCheckpoint: they make no sense.
     """
     path = folder / _FILE
-    given = _given(path)
+    given = read_json_if_any(path)
     for name in _unused(given):
         del given[name]
     values: dict[str, Any] = {"greedy": given.get("do_sample") is not True}
@@ -166,12 +161,8 @@ def unused_settings(folder: Path) -> tuple[str, ...]:
     Raises:
         BadCheckpoint: the file is damaged.
     """
-    given = _given(folder / _FILE)
+    given = read_json_if_any(folder / _FILE)
     return tuple(f"{name} is {given[name]} in {_FILE}, which is ignored" for name in _unused(given))
-
-
-def _given(path: Path) -> dict[str, Any]:
-    return dict(read_json(path)) if path.is_file() else {}
 
 
 def _unused(given: Mapping[str, Any]) -> list[str]:
@@ -189,47 +180,44 @@ def _number(value: Any, *, whole: bool) -> float:
     return int(value) if whole else float(value)
 
 
-def read_begin(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the ids in front of a text outside any turn: that of the BOS token, if the model's tokenizer_config.json
-    says `add_bos_token`.
-    """
-    path = folder / "tokenizer_config.json"
-    if not path.is_file() or read_json(path).get("add_bos_token") is not True:
-        return ()
-    id = tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
-    return () if id is None else (id,)
-
-
 def read_around_text(folder: Path, tokenizer: Tokenizer, begin: tuple[int, ...]) -> AroundText:
     """Returns the ids before and behind a text for an embedding: those of the tokenizer's own post-processor, else
     those that tokenizer_config.json asks for by `add_bos_token` and `add_eos_token`.
 
     Args:
-        begin: see `read_begin`.
+        begin: those in front of a text outside any turn, see `read_added`.
     """
-    path, found = folder / "tokenizer_config.json", tokenizer.around
-    behind = found.behind
-    if not behind and path.is_file() and read_json(path).get("add_eos_token") is True:
-        id = tokenizer.id_of(special_tokens(folder).get("eos_token", ""))
-        behind = () if id is None else (id,)
-    return AroundText(found.before or begin, behind)
+    found = tokenizer.around
+    return AroundText(found.before or begin, found.behind or read_added(folder, tokenizer, "eos"))
+
+
+def read_added(folder: Path, tokenizer: Tokenizer, which: str) -> tuple[int, ...]:
+    """Returns the id of the "bos" or "eos" token if the model's tokenizer_config.json says that a text outside any turn
+    gets it (`add_bos_token`, `add_eos_token`); else none.
+    """
+    if read_json_if_any(folder / "tokenizer_config.json").get(f"add_{which}_token") is not True:
+        return ()
+    id = named_id(folder, tokenizer, f"{which}_token")
+    return () if id is None else (id,)
+
+
+def named_id(folder: Path, tokenizer: Tokenizer, name: str) -> int | None:
+    """Returns the id of a special token, such as bos_token; None: the model's files name none."""
+    return tokenizer.id_of(special_tokens(folder).get(name, ""))
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
     """Returns the ids that end an answer: those the files name, and the one with which the template ends a turn."""
     found: set[int] = set()
     for file in ("generation_config.json", "config.json"):
-        path = folder / file
-        if path.is_file():
-            found |= _ids(read_json(path), path)
-    named = tokenizer.id_of(special_tokens(folder).get("eos_token", ""))
-    if named is not None:
+        found |= _ids(folder / file)
+    if (named := named_id(folder, tokenizer, "eos_token")) is not None:
         found.add(named)
     return frozenset(found | _end_of_turn(tokenizer, template))
 
 
-def _ids(config: Mapping[str, Any], path: Path) -> set[int]:
-    value = config.get("eos_token_id")
+def _ids(path: Path) -> set[int]:
+    value = read_json_if_any(path).get("eos_token_id")
     many = value if isinstance(value, list) else [] if value is None else [value]
     many = [int(id) if isinstance(id, float) and id.is_integer() else id for id in many]
     if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in many):

@@ -17,7 +17,7 @@ from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError,
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.pooling import KEY
-from ktcli.text.files import read_json, read_text, without_surrogates
+from ktcli.text.files import read_json_if_any, read_text, without_surrogates
 from ktcli.text.meter import Meter
 from ktcli.text.sandbox import GLOBALS, MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
 
@@ -197,8 +197,7 @@ def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
     if beside.is_file():
         return read_text(beside, 4 * MAX_TEMPLATE_CHARS)
     for file in ("tokenizer_config.json", "chat_template.json"):
-        path = folder / file
-        found = read_json(path).get("chat_template") if path.is_file() else None
+        found = read_json_if_any(folder / file).get("chat_template")
         if isinstance(found, list):
             found = _default_of(found)
         if isinstance(found, str):
@@ -214,10 +213,9 @@ def find_template(folder: Path, *, name: str, chats: bool = True) -> str:
 
 def makes_embeddings(folder: Path) -> bool:
     """Returns whether a folder is that of an embedding model: a checkpoint of sentence-transformers, or a pack."""
-    config = folder / "config.json"
     if (folder / "modules.json").is_file():
         return True
-    return config.is_file() and read_json(config).get(KEY) is not None
+    return read_json_if_any(folder / "config.json").get(KEY) is not None
 
 
 def _default_of(named: Sequence[Any]) -> str | None:
@@ -233,8 +231,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     """Returns bos_token, eos_token and so on, which a template may name."""
     found: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        path = folder / file
-        for key, value in (read_json(path) if path.is_file() else {}).items():
+        for key, value in read_json_if_any(folder / file).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
                 found[key] = without_surrogates(text)

@@ -22,6 +22,7 @@ from ktcli.text.around import NOTHING_AROUND, AroundText, read_around
 from ktcli.text.codec import BORDER, RESERVED, Codec, LibraryCodec
 from ktcli.text.components import Examined, examine
 from ktcli.text.files import read_text, without_surrogates
+from ktcli.text.words import inserted
 
 MAX_BYTES = 60_000_000  # published ones reach 33 MB
 MAX_COMMAS = 3_000_000  # published ones have 1.3 million; a merge of two bytes takes 500 in memory
@@ -104,8 +105,7 @@ class Tokenizer:
             for id, (first, last) in pairs
             if id in control and text[first:last].strip() != words.get(id)
         ]
-        cuts = zip([0, *masked], [*masked, len(text)], strict=True)
-        return mark.join(text[first:last] for first, last in cuts)
+        return inserted(text, mark, masked)
 
     def _stretch(
         self, text: str, mark: str, control: frozenset[int], ids: list[int], *, begins: bool

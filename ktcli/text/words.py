@@ -49,11 +49,7 @@ class ControlWords:
 
     def marked(self, text: str, mark: str) -> str:
         """Returns a text with a mark behind the first character of each word."""
-        cuts = [at + 1 for at in self.places(text)]
-        if not cuts:
-            return text
-        pieces = zip([0, *cuts], [*cuts, len(text)], strict=True)
-        return mark.join(text[first:last] for first, last in pieces)
+        return inserted(text, mark, [at + 1 for at in self.places(text)])
 
     def guarded(self, text: str, mark: str, kept: Sequence[int] = ()) -> str:
         """Returns a text with a mark wherever a part of it could be part of a word, whatever stands before and behind
@@ -96,6 +92,12 @@ class ControlWords:
         backwards = text[::-1]
         at = bisect_left(self._backwards, backwards)
         return at < len(self._backwards) and self._backwards[at].startswith(backwards)
+
+
+def inserted(text: str, mark: str, places: Sequence[int]) -> str:
+    """Returns a text with a mark at each of some places, ascending."""
+    pieces = zip([0, *places], [*places, len(text)], strict=True)
+    return mark.join(text[first:last] for first, last in pieces)
 
 
 def _heads(words: Sequence[str]) -> re.Pattern[str]:

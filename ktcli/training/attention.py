@@ -128,10 +128,8 @@ def _attend_masked(
     for first in range(0, length, _BLOCK_QUERIES):
         last = min(first + _BLOCK_QUERIES, length)
         start = max(0, within.first_seen(first)) if within else 0
-        tokens, places = (
-            torch.arange(first, last, device=q.device)[:, None],
-            torch.arange(start, last, device=q.device),
-        )
+        tokens = torch.arange(first, last, device=q.device)[:, None]
+        places = torch.arange(start, last, device=q.device)
         seen = places <= tokens
         if within:
             seen &= places >= within.first_seen(tokens)

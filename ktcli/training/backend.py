@@ -25,7 +25,6 @@ from ktcli.ops.torch.kernels import EXACT, Kernel
 from ktcli.records import dataclass
 from ktcli.training import attention
 from ktcli.training.products import DenseProduct, HeadMatrices
-from ktcli.training.states import NewStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +103,22 @@ class DifferentiableBackend(TorchBackend):
         if kind is FieldKind.MATRIX and value is not None:
             return self._matrices[value.name]
         return super()._resolved(kind, value)
+
+
+@dataclass(frozen=True, slots=True)
+class NewStates:
+    """The empty states of new sequences for an operation, see `ops.torch.recurrent.States`: every document begins
+    without one, and none is kept behind its last token."""
+
+    sequences: int
+    device: torch.device
+
+    def read(self, shape: tuple[int, ...]) -> Tensor:
+        """Returns zeros, f32 [sequences, *shape]."""
+        return torch.zeros(self.sequences, *shape, device=self.device)
+
+    def write(self, values: Tensor) -> None:
+        """Discards values [sequences, …]: nothing follows a document."""
 
 
 def norm(

@@ -8,7 +8,7 @@ are left out there (`DifferentiableExperts`). A step that reads more slowly than
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
 from statistics import median
@@ -22,15 +22,13 @@ from ktcli.measure.clock import Measurement, alternate
 from ktcli.models import Model
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
-from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.planner.spec import Unit
 from ktcli.records import dataclass
 from ktcli.training.model import TrainableModel
-from ktcli.training.recorded import products_of
+from ktcli.training.recorded import layer_works, products_of
 from ktcli.weights.recipe import Recipe
 
 _SEED = 20_260_103
-_ATTENTION = (Unit.ATTENTION, Unit.CODES, Unit.RECURRENT)
-_IN_LAYERS = frozenset(ModelPart) - {ModelPart.EMBEDDING, ModelPart.HEAD, ModelPart.VECTORS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +47,21 @@ class TrainingWork:
     @classmethod
     def of(cls, model: Model, recipe: Recipe, tokens: int, *, retain: bool) -> TrainingWork:
         """Returns the work of a step of so many tokens."""
-        layers = [
-            work
-            for work in step_work(model, recipe, StepShape(tokens, outputs=0))
-            if work.part in _IN_LAYERS and work.unit not in _ATTENTION
-        ]
+        layers = layer_works(model, recipe, tokens)
         forward = dict.fromkeys(Unit, 0)
         for work in layers:
             forward[work.unit] += work.ops
         backward = dict.fromkeys(Unit, 0)
         backward[Unit.BF16] += sum(forward.values())
-        for work in _gate_up(layers) + ([] if retain else _again(layers, products_of(model).added)):
-            backward[work.unit] += work.ops
+        added = products_of(model).added
+        for work in layers:
+            is_experts = work.part is ModelPart.EXPERTS
+            if is_experts:  # gate and up are computed again: two of three matrices of a size
+                backward[work.unit] += 2 * work.ops // 3
+            if not retain:  # all is, but sums that are only added
+                left = work.ops * added.count(False) // len(added) if is_experts else work.ops
+                backward[work.unit] += left
         return cls(forward, backward, sum(work.read_bytes for work in layers))
-
-
-def _again(works: list[PartWork], added: Sequence[bool]) -> list[PartWork]:
-    """The work of layers that are computed again; `added`: see `ModelProducts`."""
-    return [
-        PartWork(work.part, work.unit, work.read_bytes, work.ops * added.count(False) // len(added))
-        if work.part is ModelPart.EXPERTS
-        else work
-        for work in works
-    ]
-
-
-def _gate_up(works: list[PartWork]) -> list[PartWork]:
-    """The share of the experts' work that is gate and up: two of three matrices of a size."""
-    return [
-        PartWork(work.part, work.unit, work.read_bytes, 2 * work.ops // 3)
-        for work in works
-        if work.part is ModelPart.EXPERTS
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +181,7 @@ def measure_steps(
     (ideal_forward, forward_bound), (ideal_backward, backward_bound) = (
         _ideal(ceilings, ops, work.read_bytes, ceilings.rate) for ops in both
     )
-    trained = sum(
-        each.values[0].numel() + each.values[1].numel() for each in model.factors.values()
-    )
+    trained = sum(each.parameters for each in model.factors.values())
     return TrainingTimes(
         measured,
         forward_s,

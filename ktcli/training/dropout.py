@@ -18,6 +18,12 @@ _DROPPED = 9  # beside the seed: for no other draws
 _VALUES = 1 << 16  # of a random number that decides on one element
 
 
+def random_numbers(name: str, seed: int, use: int, step: int) -> np.random.SFC64:
+    """Returns the random numbers of a step for something of this name and one use of them."""
+    words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
+    return np.random.SFC64([seed, use, step, *words])
+
+
 class Dropout:
     """The dropout of a model's factors; it drops nothing outside of a step.
 
@@ -60,8 +66,7 @@ class Dropout:
 
     def _kept(self, step: int, name: str, x: Tensor, first: int) -> Tensor:
         """Which elements of x are kept, bool [T, k]."""
-        words = np.frombuffer(sha256(name.encode()).digest(), np.uint32).tolist()
-        numbers = np.random.SFC64([self._seed, _DROPPED, step, *words])
+        numbers = random_numbers(name, self._seed, _DROPPED, step)
         count = (first + len(x)) * x.shape[1]
         drawn = numbers.random_raw(-(-count // 4)).view(np.uint16)[first * x.shape[1] : count]
         return torch.from_numpy(drawn >= self._below).view(x.shape).to(x.device)

@@ -86,6 +86,16 @@ class TrainedFactors(ABC):
         return own_spelling(self.target.name)
 
     @property
+    def parameters(self) -> int:
+        """The trained parameters: the numbers of `values`."""
+        return self.target.count * self.rank * (self.target.n + self.target.k)
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of A and B as they are stored."""
+        return self.a.numel() + self.b.numel()
+
+    @property
     def layer(self) -> int | None:
         """The number of its decoder layer."""
         return self.target.pieces[0].tensor.layer
@@ -154,10 +164,8 @@ class DenseFactors(TrainedFactors):
         """Returns the indices of the rows of a stored tensor that it changes, and of the rows of B for them, int64 [m]
         each.
         """
-        pieces = [piece for piece in self.target.pieces if piece.tensor.name == tensor.name]
-        rows = torch.cat([torch.from_numpy(piece.rows) for piece in pieces])
-        taken = torch.cat([torch.from_numpy(chosen_rows(piece)) for piece in pieces])
-        return rows.long().to(self.b.device), taken.long().to(self.b.device)
+        rows, taken = _rows_in(self.target, tensor)
+        return rows.to(self.b.device), taken.to(self.b.device)
 
     def of_heads(self, tensor: tensors.Tensor) -> Tensor:
         """Returns the indices of the rows of B for each matrix of a stored tensor, int64 [heads, m]."""
@@ -177,10 +185,8 @@ class ExpertFactors(TrainedFactors):
         shape_a = count, rank, ceil_to(tensor.k, PANEL_ROWS)
         shape_b = count, -(-tensor.n // PANEL_ROWS), rank, PANEL_ROWS
         super().__init__(target, settings, shape_a, shape_b)
-        pieces = [piece for piece in target.pieces if piece.tensor.name == tensor.name]
-        self._rows = torch.cat([torch.from_numpy(piece.rows) for piece in pieces]).long()
-        taken = [torch.from_numpy(chosen_rows(piece)) for piece in pieces]
-        self._taken, self.tensor = torch.cat(taken).long(), tensor
+        self._rows, self._taken = _rows_in(target, tensor)
+        self.tensor = tensor
 
     @property
     def update(self) -> Update:
@@ -199,6 +205,14 @@ class ExpertFactors(TrainedFactors):
         self.b[:, panel, :, lane] = b[:, self._taken].transpose(0, 1)
 
 
+def _rows_in(target: LoraTarget, tensor: tensors.Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the indices of the rows of a stored tensor that are a target's, and of the rows of B for them, int64."""
+    pieces = [piece for piece in target.pieces if piece.tensor.name == tensor.name]
+    rows = torch.cat([torch.from_numpy(piece.rows) for piece in pieces])
+    taken = torch.cat([torch.from_numpy(chosen_rows(piece)) for piece in pieces])
+    return rows.long(), taken.long()
+
+
 def by_rows(b: Tensor) -> Tensor:
     """Returns B [E, panels, r, 16] as rows [E, panels * 16, r]."""
     return b.transpose(2, 3).flatten(1, 2)
@@ -206,14 +220,8 @@ def by_rows(b: Tensor) -> Tensor:
 
 def factors_of(tensor: tensors.Tensor, factors: Sequence[TrainedFactors]) -> ExpertFactors | None:
     """Returns the factors of a tensor of experts; None: it is not trained."""
-    return next(
-        (
-            each
-            for each in factors
-            if isinstance(each, ExpertFactors) and each.tensor.name == tensor.name
-        ),
-        None,
-    )
+    of_experts = (each for each in factors if isinstance(each, ExpertFactors))
+    return next((each for each in of_experts if each.tensor.name == tensor.name), None)
 
 
 def factors_for(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:
@@ -236,7 +244,7 @@ def described_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFact
 
 def factor_bytes(model: Model, settings: LoraSettings) -> int:
     """Returns the bytes of the factors that `factors_for` would return, with their gradients; raises as it."""
-    return 2 * sum(each.a.nbytes + each.b.nbytes for each in described_factors(model, settings))
+    return 2 * 4 * sum(each.numbers for each in described_factors(model, settings))
 
 
 def _zero_factors(model: Model, settings: LoraSettings) -> tuple[TrainedFactors, ...]:

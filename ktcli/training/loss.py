@@ -13,9 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from ktcli.training.documents import Documents
 
-CHUNK_ELEMENTS = (
-    1 << 24
-)  # logits that exist at once: 64 MiB, and as much again twice for their gradient
+# Logits that exist at once: 64 MiB, and as much again twice for their gradient.
+CHUNK_ELEMENTS = 1 << 24
 
 Head = Callable[[Tensor], Tensor]  # the residual of some rows [N, H] -> their logits [N, vocab]
 

@@ -6,20 +6,26 @@ is trained if its operations are known.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 
 from ktcli.errors import UsageError
 from ktcli.models import Model
 from ktcli.ops.operation import Operation
+from ktcli.ops.part import ModelPart
 from ktcli.ops.recording import Record, record
 from ktcli.ops.table.attention import Choose, Mqa
 from ktcli.ops.table.experts import Experts, Route, Score
 from ktcli.ops.table.recurrent import Pooling
 from ktcli.ops.table.rowwise import Add, Linear, ScaleRows
 from ktcli.ops.table.streams import Collapse, Expand, Mix, SpreadStreams
+from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 from ktcli.records import dataclass
+from ktcli.weights.recipe import Recipe
 
+_IN_LAYERS = frozenset(ModelPart) - {ModelPart.EMBEDDING, ModelPart.HEAD, ModelPart.VECTORS}
+_NOT_PRODUCTS = (Unit.ATTENTION, Unit.CODES, Unit.RECURRENT)
 # The operations that have no gradient yet, each as the end of a sentence.
 _MISSING: dict[type[Operation], str] = {
     Choose: "a sparse choice of positions",
@@ -83,6 +89,21 @@ def products_of(model: Model) -> ModelProducts:
         tuple(_is_only_added(records[i:]) for i in sums),
         model.spec.top_k,
     )
+
+
+def layer_works(model: Model, recipe: Recipe, tokens: int) -> list[PartWork]:
+    """Returns the work of the products of all layers, forward, for so many tokens."""
+    works = step_work(model, recipe, StepShape(tokens, outputs=0))
+    return [each for each in works if each.part in _IN_LAYERS and each.unit not in _NOT_PRODUCTS]
+
+
+def dense_elements(model: Model) -> Counter[int]:
+    """Returns the number of elements that the dense products of each layer compute for one token."""
+    found = Counter[int]()
+    for each in record(model.forward).records:
+        if isinstance(each.operation, Linear) and each.layer is not None:
+            found[each.layer] += each.operation.weight.n
+    return found
 
 
 def _is_only_added(records: Sequence[Record]) -> bool:

@@ -148,7 +148,7 @@ def test_arrays_are_known_by_their_properties() -> None:
     assert held_arrays(schema) == {"a": None, "c": (b'"x"',)}
     schema["properties"]["d"]["additionalProperties"]["uniqueItems"] = True  # type: ignore[index]
     assert held_arrays(schema).keys() == {"a", "c", "*"}
-    found = without_unique(schema, schema)
+    found = without_unique(schema)
     assert "uniqueItems" not in json.dumps(found)
     assert found["properties"]["c"]["anyOf"][1]["maxItems"] == 1
 

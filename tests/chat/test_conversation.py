@@ -26,7 +26,7 @@ from ktcli.terminal.thoughts import ThoughtsView
 from ktcli.text.settings import (
     Settings,
     override,
-    read_begin,
+    read_added,
     read_settings,
     read_stop_ids,
     unused_settings,
@@ -211,7 +211,9 @@ def test_texts_begin_as_the_files_say(tmp_path: Path, says: bool | None) -> None
     tokenizer = load_tokenizer(tmp_path)
     config = {"bos_token": "<|user|>", **({} if says is None else {"add_bos_token": says})}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    assert read_begin(tmp_path, tokenizer) == ((tokenizer.id_of("<|user|>"),) if says else ())
+    assert read_added(tmp_path, tokenizer, "bos") == (
+        (tokenizer.id_of("<|user|>"),) if says else ()
+    )
 
 
 # --- slash commands ------------------------------------------------------------------------------

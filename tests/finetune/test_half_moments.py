@@ -11,11 +11,11 @@ import pytest
 import torch
 from finetune.runs import SHORT, Seen, begun, opened, resumed, same_bits, values, with_steps
 
-from ktcli.finetune.half_moments import AdamFacts, HalfMoments, next_bits, rounded
-from ktcli.finetune.settings import HALF_MOMENTS
+from ktcli.finetune.half_moments import HalfMoments, next_bits, rounded
+from ktcli.finetune.settings import HALF_MOMENTS, FinetuneSettings
 from ktcli.weights.pack import Pack
 
-FACTS = AdamFacts((0.9, 0.999), 1e-8, 0.01, 3)
+SETTINGS = FinetuneSettings(weight_decay=0.01, seed=3)
 HALF = replace(SHORT, optim=HALF_MOMENTS)
 
 
@@ -35,7 +35,7 @@ def test_the_second_moment_becomes_smaller() -> None:
     """By 0.1 % in a step without a gradient, which is less than bf16 can tell."""
     x = torch.zeros(1 << 12)
     x.grad = torch.ones(1 << 12)
-    half = HalfMoments({"x": x}, FACTS)
+    half = HalfMoments({"x": x}, SETTINGS)
     half.step(1, {"x": 0.0})
     x.grad.zero_()
     for step in range(2, 402):
@@ -48,8 +48,9 @@ def test_a_first_step_is_torchs_and_later_ones_are_near() -> None:
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(5_000, generator=generator)
     own, theirs = start.clone(), start.clone().requires_grad_()
-    half = HalfMoments({"x": own}, FACTS)
-    adam = torch.optim.AdamW([theirs], 1e-2, FACTS.betas, FACTS.eps, FACTS.weight_decay)
+    half = HalfMoments({"x": own}, SETTINGS)
+    s = SETTINGS
+    adam = torch.optim.AdamW([theirs], 1e-2, s.betas, s.adam_epsilon, s.weight_decay)
     for step in range(1, 51):
         own.grad = torch.randn(5_000, generator=generator) + start
         theirs.grad = own.grad.clone()

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ktcli.finetune.log import has_overfitted
-from ktcli.finetune.order import StepOrder, split, units_of
-from ktcli.finetune.schedule import RateSchedule
+from ktcli.finetune.order import RateSchedule, StepOrder, split, units_of
 from ktcli.finetune.settings import FinetuneSettings
 
 SETTINGS = FinetuneSettings(num_train_epochs=2.5)

@@ -75,7 +75,7 @@ def test_calls_share_their_processor_time(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(confined.resource, "setrlimit", lambda *_: None)
     write_tokenizer(tmp_path)
     requests = [{"document": (tmp_path / "tokenizer.json").read_text()}]
-    requests += [{"op": "encode", "text": "a"}] * 6
+    requests += [{"op": "encode", "given": {"text": "a"}}] * 6
     lines = [json.dumps(request).encode() + b"\n" for request in requests]
     confined._serve(io.BytesIO(b"".join(lines)), io.BytesIO())
     assert granted[0] == confined.LOAD_S

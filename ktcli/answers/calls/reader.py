@@ -10,8 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from ktcli.answers.calls.jsontext import JsonValue
-from ktcli.answers.calls.python import python_calls
+from ktcli.answers.calls.objects import JsonValue, calls_in, python_calls
 from ktcli.answers.calls.styles import Arguments, CallStyle
 from ktcli.answers.calls.values import PairValue, Tools
 from ktcli.answers.events import CallArguments, CallBegins, CallEnds, CallEvent
@@ -223,12 +222,9 @@ class CallReader:
         texts = 'string="true"' in said or (
             'string="false"' not in said and self._tools.is_text(self._tool, self._key)
         )
-        known = texts and self._key in self._tools.parameters.get(self._tool, {}).get(
-            "properties", {}
-        )
-        self._value = PairValue(
-            self._tools, self._tool, self._key, said, streams=known or "true" in said
-        )
+        schema = self._tools.parameters.get(self._tool, {})
+        streams = "true" in said or (texts and self._key in schema.get("properties", {}))
+        self._value = PairValue(self._tools, self._tool, self._key, said, streams=streams)
         lead = "{" if self._empty else ", "
         self._out.append(CallArguments(self.calls, f"{lead}{json.dumps(self._key)}: "))
         self._empty, self._state = False, self._in_value
@@ -252,19 +248,14 @@ class CallReader:
         whole."""
         style = self._style
         body = self._raw.removeprefix(style.begin) + self._text
-        if (
-            style.end
-            and not style.bare
-            and (head := re.match(_HEAD, body))
-            and (name := _text_of(head[1]))
-        ):
+        has_end = bool(style.end) and not style.bare
+        if has_end and (head := re.match(_HEAD, body)) and (name := _text_of(head[1])):
             self._begin(name)
             self._text = body[head.end() :]
             return self._open(self._in_json)
         if self._raw == style.begin and (fence := _FENCE.match(self._text)):
             self._text = self._text[fence.end() :]
-        is_marked = self._raw == style.begin and style.end and not style.bare
-        if is_marked and (python := _PYTHON.match(self._text)):
+        if has_end and self._raw == style.begin and (python := _PYTHON.match(self._text)):
             return bool(python[1]) and self._python()
         stripped = self._text.lstrip()
         if self._raw == style.begin and style.end and _FENCE_BEGUN.fullmatch(stripped):
@@ -275,7 +266,7 @@ class CallReader:
         self._raw, self._text = self._raw + self._text[:n], self._text[n:]
         if not self._json.ended:
             return False
-        return self._take(_calls_in(self._raw.removeprefix(style.begin)))
+        return self._take(calls_in(self._raw.removeprefix(style.begin)))
 
     def _python(self) -> bool:
         """Reads a list of Python's calls, whose brackets may stand in texts of either quotation marks, up to the
@@ -350,26 +341,3 @@ def _text_of(literal: str) -> str:
         return str(json.loads(literal))
     except ValueError:
         return ""
-
-
-def _calls_in(text: str) -> list[tuple[str, str]] | None:
-    """Returns the names and arguments of the calls in a text of JSON or Python; None: it is none."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return python_calls(text)
-    rows = found if isinstance(found, list) else [found]
-    calls = []
-    for row in rows:
-        row = row.get("function", row) if isinstance(row, dict) else None
-        name = row.get("name", row.get("tool_name")) if isinstance(row, dict) else row
-        if not isinstance(row, dict) or not isinstance(name, str):
-            return None
-        arguments = row.get("arguments", row.get("parameters", {}))
-        if arguments is None or arguments == "":
-            arguments = {}
-        said = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        calls.append((name, said))
-    return calls or None

@@ -115,7 +115,7 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(said, list):
         found = {each for each in said if isinstance(each, str)}
     if not found and isinstance(schema.get("enum"), list):
-        found = {_type_of(each) for each in schema["enum"]}
+        found = {type_of(each) for each in schema["enum"]}
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
             branches = [_types_of(each, root, depth + 1) for each in schema[name]]
@@ -132,21 +132,18 @@ def referred(ref: str, root: Mapping[str, Any]) -> Any:
     return at
 
 
-def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    kinds = (
-        (bool, "boolean"),
-        (int, "integer"),
-        (float, "number"),
-        (str, "string"),
-        (list, "array"),
-    )
-    return next((name for kind, name in kinds if isinstance(value, kind)), "object")
+_TYPES = {
+    type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+}  # fmt: skip
+
+
+def type_of(value: Any) -> str:
+    """Returns the type of a value of JSON, as schemas call it."""
+    return _TYPES.get(type(value), "object")
 
 
 def _is_one_of(value: Any, types: set[str]) -> bool:
-    kind = _type_of(value)
+    kind = type_of(value)
     return kind in types or (kind == "integer" and "number" in types)
 
 

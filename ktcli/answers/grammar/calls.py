@@ -14,6 +14,7 @@ from typing import Any
 from ktcli.answers.calls.reader import NAME_PATTERN
 from ktcli.answers.calls.styles import Arguments, CallStyle
 from ktcli.answers.calls.values import Tools
+from ktcli.answers.grammar.joined import listed_in
 from ktcli.answers.grammar.lark import GrammarWriter, optional_line
 from ktcli.answers.grammar.meaning import followed
 from ktcli.answers.grammar.schema import checked_schema
@@ -39,6 +40,11 @@ class WantedCalls:
     several: bool
     field: str
     free: bool = False
+
+    def schema(self, tool: str) -> dict[str, Any]:
+        """Returns the schema of a tool's arguments in the form that is compiled; raises as `checked_schema`."""
+        where = f"{self.field}: the parameters of {tool[:60]}"
+        return checked_schema({"type": "object", **self.tools.parameters[tool]}, where)
 
 
 def write_calls(writer: GrammarWriter, style: CallStyle, wanted: WantedCalls) -> str:
@@ -83,8 +89,7 @@ class _CallWriter:
 
     def rest(self, at: int, name: str) -> str:
         """Adds the rule of a call of one tool, number `at`, behind the mark that begins it; returns its name."""
-        where = f"{self._wanted.field}: the parameters of {name[:60]}"
-        schema = checked_schema({"type": "object", **self._wanted.tools.parameters[name]}, where)
+        schema = self._wanted.schema(name)
         style, text = self._style, self._writer.text
         if style.arguments is Arguments.OBJECT:
             return self._writer.rule(f"rest_{at}", self._object(at, name, schema))
@@ -176,6 +181,6 @@ def _listed(schema: Any) -> list[str]:
     """Returns the texts that a schema lists; none: it lists nothing, or something else."""
     if not isinstance(schema, Mapping):
         return []
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = listed_in(schema)
     known = isinstance(values, list) and all(isinstance(value, str) for value in values)
     return list(values) if known and isinstance(values, list) else []

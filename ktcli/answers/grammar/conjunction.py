@@ -13,11 +13,13 @@ from typing import Any
 
 from ktcli.answers.grammar.items import ARRAY_WORDS, merged_items
 from ktcli.answers.grammar.joined import (
+    CHOICES,
     Joined,
     common_types,
     fits_scalars,
     is_possible,
     names_in,
+    shared_types,
     types_of,
 )
 from ktcli.answers.grammar.members import OBJECT_WORDS, merged_members
@@ -31,14 +33,13 @@ _DEPTH = 200  # of references to references
 _SCALAR_WORDS = frozenset(
     "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
 )
-_CHOICES = ("anyOf", "oneOf")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # What is not said here, or by the words around it, and so is refused by its name.
 _OTHER_WORDS = frozenset(
     "not if unevaluatedProperties unevaluatedItems dependencies dependentRequired dependentSchemas".split()
 )
 WORDS = (
-    _SCALAR_WORDS | ARRAY_WORDS | OBJECT_WORDS | _OTHER_WORDS | {*_CHOICES, "type", "enum", "const"}
+    _SCALAR_WORDS | ARRAY_WORDS | OBJECT_WORDS | _OTHER_WORDS | {*CHOICES, "type", "enum", "const"}
 )
 _NEWER = frozenset({"prefixItems", "minContains", "maxContains"})  # not words of old drafts
 
@@ -197,7 +198,7 @@ class Conjunctions:
         """Returns what parts of a schema want together: a choice, if one of them is one."""
         if self._is_contrary(parts):
             return False
-        choices = [(part, word) for part in parts for word in _CHOICES if word in part]
+        choices = [(part, word) for part in parts for word in CHOICES if word in part]
         if not choices:
             return self._merged(parts)
         if any(not isinstance(part[word], list) for part, word in choices):
@@ -209,9 +210,7 @@ class Conjunctions:
 
     def _is_contrary(self, parts: Sequence[Mapping[str, Any]], depth: int = 0) -> bool:
         """Returns whether parts surely have no value in common: it ends choices of choices early."""
-        kinds = types_of({})
-        for part in parts:
-            kinds = common_types(kinds, types_of(part))
+        kinds = shared_types(parts)
         listed = [values for part in parts if (values := _listed(part)) is not None]
         if not kinds or not _common(listed):
             return True
@@ -252,9 +251,7 @@ class Conjunctions:
 
     def _merged(self, parts: Sequence[Mapping[str, Any]]) -> Any:
         """Returns what parts without references and choices want together."""
-        kinds = types_of({})
-        for part in parts:
-            kinds = common_types(kinds, types_of(part)) if "type" in part else kinds
+        kinds = shared_types(parts)
         found = _scalars(parts, kinds)
         arrays, objects = (self._ways(parts, kind, kinds) for kind in ("array", "object"))
         if len(arrays) == len(objects) == 1:
@@ -356,9 +353,7 @@ def _is_implied(
     more = [part for part in parts if id(part) not in known]
     if any(not part.keys() <= {"type", "required"} for part in more):
         return False
-    kinds = types_of({})
-    for other in others:
-        kinds = common_types(kinds, types_of(other))
+    kinds = shared_types(others)
     required = {name for other in others for name in names_in(other.get("required"))}
     return all(
         common_types(kinds, types_of(part)) == kinds

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.answers.calls.values import referred
-from ktcli.answers.grammar.meaning import followed, replaced
+from ktcli.answers.grammar.joined import listed_in
+from ktcli.answers.grammar.meaning import followed, rewritten
 from ktcli.answers.grammar.tokentable import BLANKS, NUMBER, TokenPart, TokenTable
 from ktcli.answers.grammar.vocabulary import SPECIAL
 from ktcli.errors import UsageError
@@ -69,25 +70,21 @@ def held_arrays(schema: Mapping[str, Any], field: str = "the schema") -> Held:
     return found
 
 
-def without_unique(schema: Any, root: Mapping[str, Any]) -> Any:
+def without_unique(schema: Mapping[str, Any]) -> Any:
     """Returns a schema without `uniqueItems`; an array whose items come from a list has at most as many items as
     that.
     """
-    return _without(schema, _ListedItems(root))
+    lists = _ListedItems(schema)
 
+    def change(found: dict[str, Any], array: Mapping[str, Any]) -> dict[str, Any]:
+        if found.get("uniqueItems") is True:
+            del found["uniqueItems"]
+            listed, most = lists.of(array), array.get("maxItems")
+            if listed is not None and not (isinstance(most, int) and most <= len(listed)):
+                found["maxItems"] = len(listed)
+        return found
 
-def _without(schema: Any, lists: _ListedItems) -> Any:
-    if isinstance(schema, list):
-        return [_without(each, lists) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = replaced(schema, lambda each: _without(each, lists))
-    if found.get("uniqueItems") is True:
-        del found["uniqueItems"]
-        listed, most = lists.of(schema), schema.get("maxItems")
-        if listed is not None and not (isinstance(most, int) and most <= len(listed)):
-            found["maxItems"] = len(listed)
-    return found
+    return rewritten(schema, change)
 
 
 class _ListedItems:
@@ -111,7 +108,7 @@ def _members(schema: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
 
 
 def _listed(items: Mapping[str, Any]) -> tuple[bytes, ...] | None:
-    values = [items["const"]] if "const" in items else items.get("enum")
+    values = listed_in(items)
     if values is None and items.get("type") == "boolean":
         values = [False, True]
     if not isinstance(values, list):

@@ -6,12 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ktcli.answers.grammar.joined import JSON_KINDS, KINDS, Joined, is_possible, possible_types
+from ktcli.answers.grammar.joined import (
+    CHOICES,
+    JSON_KINDS,
+    KINDS,
+    Joined,
+    is_possible,
+    possible_types,
+)
 
-_CHOICES = ("anyOf", "oneOf")
 _NAMED = ("properties", "patternProperties")
 _SINGLE = ("additionalProperties", "additionalItems", "items")
-_LISTS = (*_CHOICES, *_SINGLE)
+_LISTS = (*CHOICES, *_SINGLE)
 _NESTED = 12  # schemas in each other, before one is a definition
 
 
@@ -68,7 +74,7 @@ class _Writer:
         if not isinstance(said, Mapping):
             return said
         found = dict(said)
-        for word in _CHOICES:
+        for word in CHOICES:
             if word in found:
                 found[word] = [
                     self._schema(each, depth + 1) for each in found[word] if is_possible(each)

@@ -159,11 +159,8 @@ def _spelled(pattern: str) -> str:
             at += 2
             continue
         inside = one == "[" or (inside and one != "]")
-        if (
-            pattern.startswith("(?<", at)
-            and not inside
-            and pattern[at + 3 : at + 4] not in ("=", "!")
-        ):
+        is_named = pattern.startswith("(?<", at) and pattern[at + 3 : at + 4] not in ("=", "!")
+        if is_named and not inside:
             found, at = f"{found}(?P<", at + 3
             continue
         found, at = found + one, at + 1

@@ -64,8 +64,7 @@ class Form:
             UsageError: it is none, or beyond a limit.
         """
         if self.notation is Notation.SCHEMA:
-            schema = self._schema()
-            return schema_part(without_unique(schema, schema), name)
+            return schema_part(without_unique(self._schema()), name)
         said = self._choice() if self.notation is Notation.CHOICE else self.said
         if not isinstance(said, str) or not said:
             raise UsageError(f"{self.field} is not a {self.notation.value}: it must be a string")

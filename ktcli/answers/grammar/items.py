@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ktcli.answers.grammar.joined import Join, count_limits
+
 ARRAY_WORDS = frozenset(
     "items prefixItems additionalItems minItems maxItems contains minContains maxContains uniqueItems".split()
 )
 _PLACES = 3  # where the first of the items that an array has to contain may be
 _MOST_ITEMS = 64  # that are said one by one
-Join = Callable[[Sequence[Any]], Any]  # schemas that one value has to fit, in one
 
 
 def merged_items(
@@ -26,8 +27,7 @@ def merged_items(
         [first[at] if at < len(first) else rest for first, rest in zip(firsts, rests, strict=True)]
         for at in range(max(map(len, firsts)))
     ]
-    least = max((part.get("minItems", 0) for part in parts), default=0)
-    most = min((part["maxItems"] for part in parts if "maxItems" in part), default=None)
+    least, most = count_limits(parts, "minItems", "maxItems")
     found: dict[str, Any] = {}
     if any(part.get("uniqueItems") is True for part in parts):
         found["uniqueItems"] = True

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 JSON_KINDS = frozenset(KINDS) - {"integer"}  # each value has one of these
+CHOICES = ("anyOf", "oneOf")
+Join = Callable[[Sequence[Any]], Any]  # schemas that one value has to fit, in one
 
 
 class Joined:
@@ -36,6 +39,14 @@ def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset([said] if isinstance(said, str) else map(str, said))
 
 
+def count_limits(
+    parts: Sequence[Mapping[str, Any]], least: str, most: str
+) -> tuple[int, int | None]:
+    """Returns the closest limits that some parts of a schema say by these two words; None: no upper one."""
+    lowest = max((part.get(least, 0) for part in parts), default=0)
+    return lowest, min((part[most] for part in parts if most in part), default=None)
+
+
 def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     """Returns the types of the values that have one of some types, and one of others."""
     both = set(one & other)
@@ -45,13 +56,18 @@ def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     return frozenset(both - ({"integer"} if "number" in both else set()))
 
 
+def shared_types(schemas: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Returns the types of the values that have one of the types of each schema."""
+    return reduce(common_types, map(types_of, schemas), JSON_KINDS)
+
+
 def is_possible(schema: Any) -> bool:
     """Returns whether a schema has a value, as far as it is known of those in it."""
     if isinstance(schema, bool):
         return schema
     if isinstance(schema, Joined):
         return schema.possible
-    for choice in ("anyOf", "oneOf"):
+    for choice in CHOICES:
         if choice in schema and not any(map(is_possible, schema[choice])):
             return False
     if schema.get("enum") == []:
@@ -121,6 +137,11 @@ def _matches(said: Mapping[str, Any], text: str) -> bool:
         return "pattern" not in said or re.search(said["pattern"], text) is not None
     except (re.error, TypeError, RecursionError, OverflowError):
         return True
+
+
+def listed_in(schema: Mapping[str, Any]) -> Any:
+    """Returns the values that a schema lists, which should be a list; None: it lists none."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def names_in(said: Any) -> list[str]:

@@ -9,10 +9,10 @@ than the pattern allows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ktcli.answers.grammar.meaning import replaced
+from ktcli.answers.grammar.meaning import rewritten
 from ktcli.answers.grammar.narrowing import Narrowing
 
 _CLASS = r"\[(?:\\.|[^\]\\])+\]"
@@ -37,15 +37,14 @@ _MOST_CHARS = 2000  # of a pattern: what is done with one is quadratic in them
 _MOST_LETTERS = 100  # of a word, each of whose beginnings is written out
 
 
-def without_lookaheads(schema: Any, narrowing: Narrowing | None = None) -> Any:
+def without_lookaheads(schema: Any) -> Any:
     """Returns a schema with equal patterns that have no lookaheads, where such patterns exist, and else with narrower
     ones."""
-    narrowing = narrowing or Narrowing()
-    if isinstance(schema, list):
-        return [without_lookaheads(each, narrowing) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = replaced(schema, lambda each: without_lookaheads(each, narrowing))
+    narrowing = Narrowing()
+    return rewritten(schema, lambda found, _: _without_lookaheads(found, narrowing))
+
+
+def _without_lookaheads(found: dict[str, Any], narrowing: Narrowing) -> dict[str, Any]:
     pattern, further = found.get("pattern"), found.get("allOf", [])
     if not isinstance(pattern, str) or not isinstance(further, list):
         return found

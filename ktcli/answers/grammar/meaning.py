@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.answers.calls.values import referred
+from ktcli.answers.grammar.joined import listed_in
 from ktcli.records import dataclass
 
 # Keys whose values are no schemas.
@@ -91,16 +92,27 @@ def _meant(schema: Any, whole: _Document) -> Any:
     return found
 
 
-def replaced(schema: Mapping[str, Any], replace: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns a schema with others in the places of the schemas in it; properties may have the names of words."""
-    return {
+def rewritten(
+    schema: Any, change: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]]
+) -> Any:
+    """Returns a schema in which each schema is changed, inner ones first; properties may have the names of words.
+
+    Args:
+        change: returns what stands for a schema; is given it with its parts changed, its own to change, and as it was.
+    """
+    if isinstance(schema, list):
+        return [rewritten(each, change) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {
         key: value
         if key in VALUES
-        else {name: replace(each) for name, each in value.items()}
+        else {name: rewritten(each, change) for name, each in value.items()}
         if key in NAMING and isinstance(value, Mapping)
-        else replace(value)
+        else rewritten(value, change)
         for key, value in schema.items()
     }
+    return change(found, schema)
 
 
 def _leave_out_empty(schema: dict[str, Any]) -> None:
@@ -140,14 +152,9 @@ def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
         "$ref" not in names or names.keys() <= _NOTES | {"$ref"}
     )
     is_text = allowed.get("type", "string") == "string"
-    if (
-        not is_known
-        or not is_text
-        or "patternProperties" in schema
-        or "unevaluatedProperties" in schema
-    ):
+    if not (is_known and is_text and isinstance(properties, Mapping)):
         return
-    if not isinstance(properties, Mapping):
+    if "patternProperties" in schema or "unevaluatedProperties" in schema:
         return
     others = schema.get("additionalProperties", {})
     others = {} if others is True else others
@@ -155,7 +162,7 @@ def _name_properties(schema: dict[str, Any], whole: _Document) -> None:
     if limits == {"pattern"} and not properties and isinstance(allowed["pattern"], str):
         schema["patternProperties"] = {} if others is False else {allowed["pattern"]: others}
     elif limits == {"enum"} or limits == {"const"}:
-        names = allowed["enum"] if "enum" in allowed else [allowed["const"]]
+        names = listed_in(allowed)
         if not isinstance(names, list):
             return
         size = len(names) * len(json.dumps(others))

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, islice
 from typing import Any
 
-from ktcli.answers.grammar.joined import names_in
+from ktcli.answers.grammar.joined import Join, count_limits, listed_in, names_in
 from ktcli.answers.grammar.narrowing import Narrowing, narrowed
 
 OBJECT_WORDS = frozenset(
     "properties patternProperties additionalProperties required minProperties maxProperties propertyNames".split()
 )
-_EVERY_NAME = frozenset(
-    {"", "^", "$", ".*", "^.*", ".*$", "[\\s\\S]*"}
-)  # patterns that every name matches
+# Patterns that every name matches.
+_EVERY_NAME = frozenset({"", "^", "$", ".*", "^.*", ".*$", "[\\s\\S]*"})
 _MOST_WAYS = 64  # in which some of the members are there
 _NAME_WORDS = frozenset({"type", "pattern", "minLength", "maxLength", "enum", "const"})
-Join = Callable[[Sequence[Any]], Any]  # schemas that one value has to fit, in one
 
 
 def merged_members(parts: Sequence[Mapping[str, Any]], join: Join) -> list[dict[str, Any]]:
@@ -49,8 +47,7 @@ def merged_members(parts: Sequence[Mapping[str, Any]], join: Join) -> list[dict[
     for part in parts:
         if "propertyNames" in part and not _limit_names(found, part["propertyNames"], join):
             found["propertyNames"] = part["propertyNames"]
-    least = max((part.get("minProperties", 0) for part in parts), default=0)
-    most = min((part["maxProperties"] for part in parts if "maxProperties" in part), default=None)
+    least, most = count_limits(parts, "minProperties", "maxProperties")
     ways = [found]
     if least > len(required):
         ways = [way for each in ways for way in islice(_at_least(each, least), _MOST_WAYS)]
@@ -160,7 +157,7 @@ def _limit_names(schema: dict[str, Any], names: Any, join: Join) -> bool:
     if limits is None:
         return False
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    listed = [names["const"]] if "const" in names else names.get("enum")
+    listed = listed_in(names)
     others = schema.get("additionalProperties", True)
     known = [*properties, *(listed or ())]
     kept = {
@@ -195,23 +192,24 @@ def _name_patterns(names: Mapping[str, Any]) -> list[str] | None:
         return None
     found = [names["pattern"]] if "pattern" in names else []
     if found and ("minLength" in names or "maxLength" in names):
-        return (
-            [pattern]
-            if (pattern := narrowed(found[0], names.get("minLength", 0), names.get("maxLength")))
-            else None
-        )
+        pattern = narrowed(found[0], names.get("minLength", 0), names.get("maxLength"))
+        return [pattern] if pattern else None
     if "minLength" in names or "maxLength" in names:
         least, most = names.get("minLength", 0), names.get("maxLength", "")
         found.append(rf"^(?:.|\n){{{least},{most}}}$")
     return found
 
 
+def _members(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str], list[str]]:
+    """Returns the properties of a schema, the names that it requires, and the others that may be there."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    others = [name for name in properties if name not in required and properties[name] is not False]
+    return properties, required, others
+
+
 def _at_least(schema: Mapping[str, Any], least: int) -> Iterator[dict[str, Any]]:
     """Yields schemas of the objects that have so many members."""
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    optional = [
-        name for name in properties if name not in required and properties[name] is not False
-    ]
+    properties, required, optional = _members(schema)
     more = least - len(required)
     if more > len(optional) or not optional:
         need = [*required, *optional]
@@ -225,10 +223,7 @@ def _at_least(schema: Mapping[str, Any], least: int) -> Iterator[dict[str, Any]]
 
 def _at_most(schema: Mapping[str, Any], most: int) -> Iterator[dict[str, Any]]:
     """Yields schemas of the objects that have no more members than that."""
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    optional = [
-        name for name in properties if name not in required and properties[name] is not False
-    ]
+    properties, required, optional = _members(schema)
     is_open = schema.get("additionalProperties", True) is not False or "patternProperties" in schema
     room = most - len(required)
     if room < 0:

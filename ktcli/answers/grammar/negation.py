@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ktcli.answers.grammar.joined import KINDS
+from ktcli.answers.calls.values import type_of
+from ktcli.answers.grammar.joined import KINDS, listed_in
 from ktcli.answers.grammar.lookahead import other_texts, other_than
 from ktcli.answers.grammar.meaning import followed
 from ktcli.answers.grammar.narrowing import narrowed
@@ -130,11 +131,8 @@ class Negation:
                 return []
             if key == "contains":
                 return [{"type": "array", "items": other}] if schema.get("minContains", 1) else []
-            return (
-                []
-                if "prefixItems" in schema
-                else [{"type": "array", "minItems": 1, "items": [other]}]
-            )
+            first_other = {"type": "array", "minItems": 1, "items": [other]}
+            return [] if "prefixItems" in schema else [first_other]
         if key in _LIMITS and type(value) in (int, float):
             if (said := schema.get(f"exclusive{key.capitalize()}")) is True:
                 return [{"type": "number", _LIMITS[key][0]: value}]
@@ -215,11 +213,8 @@ def _by_value(conditions: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str,
     of_name: dict[str, tuple[list[Mapping[str, Any]], set[str]]] = {}
     for each in conditions:
         name = _asked(each)
-        known = (
-            {json.dumps(value) for value in _values(each["if"]["properties"][name])}
-            if name
-            else set()
-        )
+        values = _values(each["if"]["properties"][name]) if name else ()
+        known = set(map(json.dumps, values))
         if name is None or not known.isdisjoint(of_name.get(name, ([], set()))[1]):
             groups.append([each])
         elif name in of_name:
@@ -247,14 +242,11 @@ def _values(schema: Any) -> list[str]:
     """Returns the texts that a schema lists; empty: it lists none, or says more."""
     if not isinstance(schema, Mapping) or not schema.keys() <= NOTES | {"const", "enum", "type"}:
         return []
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    listed = listed_in(schema)
     if not isinstance(listed, list) or not all(isinstance(value, str) for value in listed):
         return []
-    return (
-        []
-        if {"const", "enum"} <= schema.keys() or schema.get("type", "string") != "string"
-        else listed
-    )
+    says_more = {"const", "enum"} <= schema.keys() or schema.get("type", "string") != "string"
+    return [] if says_more else listed
 
 
 def _other_kinds(said: Any) -> list[Any]:
@@ -271,25 +263,13 @@ def _other_values(values: Any) -> list[Any]:
     if not isinstance(values, list):
         return []
     texts = [value for value in values if isinstance(value, str)]
-    kinds = _other_kinds(sorted({_kind(value) for value in values} | {"string"}))
+    kinds = _other_kinds(sorted({type_of(value) for value in values} | {"string"}))
     if pattern := other_texts(texts) if texts else "^":
         kinds.append({"type": "string", "pattern": pattern})
     flags = {value for value in values if isinstance(value, bool)}
     if len(flags) == 1:
         kinds.append({"enum": [not flags.pop()]})
     return kinds
-
-
-def _kind(value: Any) -> str:
-    kinds = (
-        (bool, "boolean"),
-        (int, "number"),
-        (float, "number"),
-        (str, "string"),
-        (list, "array"),
-    )
-    found = next((kind for each, kind in kinds if isinstance(value, each)), None)
-    return found or ("null" if value is None else "object")
 
 
 def _other_texts(pattern: Any) -> list[Any]:

@@ -33,9 +33,7 @@ class References:
         return _pointed(name, whole)
 
     @cached_property
-    def _known(
-        self,
-    ) -> tuple[dict[int, str], dict[str, Any], dict[tuple[str, str], Any]]:
+    def _known(self) -> tuple[dict[int, str], dict[str, Any], dict[tuple[str, str], Any]]:
         """The base address of each schema, the schema of each address, and that of each name in one."""
         base, by_address = dict[int, str](), dict[str, Any]({"": self._root})
         by_name = dict[tuple[str, str], Any]()
@@ -70,9 +68,8 @@ def _pointed(pointer: str, root: Any) -> Any:
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(at, list):
-            at = (
-                at[int(name)] if name.isascii() and name.isdigit() and int(name) < len(at) else None
-            )
+            is_index = name.isascii() and name.isdigit() and int(name) < len(at)
+            at = at[int(name)] if is_index else None
         else:
             at = at.get(name) if isinstance(at, Mapping) else None
     return at

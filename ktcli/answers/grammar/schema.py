@@ -6,14 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from ktcli.answers.grammar.conjunction import WORDS, Conjunctions, NotKnown
 from ktcli.answers.grammar.emission import written
-from ktcli.answers.grammar.joined import KINDS, fits_scalars, types_of
+from ktcli.answers.grammar.joined import KINDS, fits_scalars, listed_in, names_in, types_of
 from ktcli.answers.grammar.lookahead import without_lookaheads
-from ktcli.answers.grammar.meaning import NAMING, UP_TO_7, VALUES, followed, meant_schema, replaced
+from ktcli.answers.grammar.meaning import NAMING, UP_TO_7, VALUES, followed, meant_schema, rewritten
 from ktcli.answers.grammar.negation import NOTES, Negation
 from ktcli.errors import UsageError
 
@@ -57,7 +57,8 @@ def checked_schema(schema: Any, field: str) -> dict[str, Any]:
         raise UsageError(f"{field} cannot be used: no value is known that fits it")
     if joined is None and _combines(found):
         return dict(without_lookaheads(found))
-    return dict(without_lookaheads(found if '"oneOf"' in json.dumps(found) else _closed(found)))
+    closed = found if '"oneOf"' in json.dumps(found) else rewritten(found, _closed)
+    return dict(without_lookaheads(closed))
 
 
 def _require_small(schema: Any, field: str) -> None:
@@ -125,19 +126,14 @@ def _combines(schema: Any) -> bool:
     return False
 
 
-def _closed(schema: Any) -> Any:
+def _closed(found: dict[str, Any], _schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a schema whose objects have no properties but those that are named, where it does not say so."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = replaced(schema, _closed)
     properties = found.get("properties")
     if (
         isinstance(properties, Mapping)
         and any(each is not False for each in properties.values())
         and _OTHERS.isdisjoint(found)
-        and set(_required(found)) <= set(properties)
+        and set(names_in(found.get("required"))) <= set(properties)
     ):
         found["additionalProperties"] = False
     return found
@@ -163,11 +159,9 @@ class _Branches:
 
     def exclusive(self, schema: Any) -> Any:
         """Returns a schema with `anyOf` in place of each `oneOf` of which no value fits two branches."""
-        if isinstance(schema, list):
-            return [self.exclusive(each) for each in schema]
-        if not isinstance(schema, Mapping):
-            return schema
-        found = replaced(schema, self.exclusive)
+        return rewritten(schema, self._exclusive)
+
+    def _exclusive(self, found: dict[str, Any], _schema: Mapping[str, Any]) -> dict[str, Any]:
         branches = found.get("oneOf")
         if isinstance(branches, list) and "anyOf" not in found:
             parted = branches if self._exclude(branches) else _parted(branches)
@@ -226,7 +220,7 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str,
         return mine.isdisjoint(theirs)
     for listed, said in ((one, other), (other, one)):
         if _fixed(listed) is not None and _is_scalar(said):
-            values = [listed["const"]] if "const" in listed else listed["enum"]
+            values = listed_in(listed)
             return not any(fits_scalars(value, types_of(said), [said]) for value in values)
     if (kinds := _types(one)) and (others := _types(other)):
         if {"integer", "number"} <= kinds | others and not kinds & others:
@@ -236,7 +230,7 @@ def _differ(one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str,
             return True
         if kinds != {"object"} or others != {"object"}:
             return False
-    both = set(_required(one)) & set(_required(other))
+    both = set(names_in(one.get("required"))) & set(names_in(other.get("required")))
     return any(_fixed_apart(one, other, name, root) for name in both)
 
 
@@ -268,16 +262,12 @@ def _parted(branches: Sequence[Any]) -> list[Any] | None:
 def _further_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Returns names that objects of one schema may have, while those of another one must not."""
     mine, theirs = one.get("properties"), other.get("properties", {})
-    if (
-        other.get("additionalProperties") is not False
-        or "patternProperties" in other
-        or not isinstance(mine, Mapping)
-        or not isinstance(theirs, Mapping)
-    ):
+    if other.get("additionalProperties") is not False or "patternProperties" in other:
         return []
-    return [name for name, each in mine.items() if name not in theirs and each is not False][
-        :_NAMES
-    ]
+    if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        return []
+    found = (name for name, each in mine.items() if name not in theirs and each is not False)
+    return list(islice(found, _NAMES))
 
 
 def _fixed_apart(
@@ -295,28 +285,16 @@ def _property(schema: Mapping[str, Any], name: str) -> Any:
     return properties.get(name) if isinstance(properties, Mapping) else None
 
 
-def _required(schema: Mapping[str, Any]) -> list[str]:
-    required = schema.get("required")
-    return (
-        [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    )
-
-
 def _types(schema: Mapping[str, Any]) -> set[str]:
     said = schema.get("type")
-    return (
-        {said}
-        if isinstance(said, str)
-        else set(map(str, said))
-        if isinstance(said, list)
-        else set()
-    )
+    listed = said if isinstance(said, list) else []
+    return {said} if isinstance(said, str) else set(map(str, listed))
 
 
 def _fixed(schema: Mapping[str, Any]) -> set[str] | None:
     """Returns the texts of the values that a schema lists; None: it lists none. Numbers are not told apart by their
     texts."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = listed_in(schema)
     if not isinstance(values, list) or any(
         isinstance(value, (float, Mapping, list)) for value in values
     ):

@@ -7,7 +7,6 @@ from ktcli.answers.channels import CHANNEL, END, FINAL, MESSAGE, START, Channels
 from ktcli.answers.grammar.calls import WantedCalls, write_calls
 from ktcli.answers.grammar.form import Form
 from ktcli.answers.grammar.lark import GrammarWriter, optional_line
-from ktcli.answers.grammar.schema import checked_schema
 from ktcli.answers.stream import ANSWER, THINK
 from ktcli.answers.templates.answers import Answers
 from ktcli.answers.templates.template import FieldRole
@@ -152,9 +151,8 @@ def _in_channels(writer: GrammarWriter, shape: Shape) -> str:
     quiet = writer.rule("quiet", f'{channel} "analysis" {message} TEXT? {end} {start} "assistant"')
     ways = []
     if shape.calls is not None:
-        for at, (name, schema) in enumerate(shape.calls.tools.parameters.items()):
-            where = f"{shape.calls.field}: the parameters of {name[:60]}"
-            known = checked_schema({"type": "object", **schema}, where)
+        for at, name in enumerate(shape.calls.tools.parameters):
+            known = shape.calls.schema(name)
             head = f"{channel} {writer.text('commentary ' + _TO + name)} {json_} {message}"
             ways.append(writer.rule(f"call_{at}", f"{head} {writer.schema(known, f'args_{at}')}"))
     if shape.form is not None:

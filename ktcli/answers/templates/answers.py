@@ -15,11 +15,8 @@ from ktcli.answers.templates.template import AnswerTemplate, Field, FieldRole
 from ktcli.records import dataclass
 from ktcli.text.tokenizer import Tokenizer
 
-_TOOL, _KEY, _VALUE = (
-    "get_weather",
-    "city",
-    "Paris",
-)  # of a call that is written to see whether it is read
+# Of a call that is written to see whether it is read.
+_TOOL, _KEY, _VALUE = "get_weather", "city", "Paris"
 
 
 @dataclass(frozen=True, slots=True)

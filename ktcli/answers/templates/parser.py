@@ -13,9 +13,8 @@ from ktcli.answers.templates.patterns import Match
 from ktcli.answers.templates.search import Search
 from ktcli.answers.templates.template import AnswerTemplate, Field
 
-_SLICE = (
-    64  # characters that are looked at together, so that little of them is read again behind a mark
-)
+# Characters that are looked at together, so that little of them is read again behind a mark.
+_SLICE = 64
 _AGAIN = 1 << 18  # characters that may be read again in all, a second's work; then no mark counts
 
 
@@ -68,16 +67,12 @@ class AnswerParser:
 
     def __init__(self, template: AnswerTemplate, *, once: bool = False) -> None:
         self._template, self._once = template, once
-        self._text, self._at, self._before = (
-            "",
-            0,
-            "",
-        )  # what is not read yet, its place, and the letter before it
+        self._text, self._at = "", 0  # what is not read yet, and its place
+        self._before = ""  # the letter before that
         self._origin = 0  # the place where the prompt ends
         self._field = template.rest
-        self._open = self._begun = (
-            False  # whether the field is open, and whether the answer has a letter outside all
-        )
+        self._open = False  # whether the field is open
+        self._begun = False  # whether the answer has a letter outside all fields
         self._groups: dict[str, str] = {}
         self._body: list[str] = []
         self._empty_at = -1  # the place of the last mark that was empty

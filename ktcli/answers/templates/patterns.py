@@ -68,6 +68,7 @@ class _Node(NamedTuple):
 
 
 END = 0  # the node of a match
+_Closure = tuple[tuple[int, tuple[int, ...]], ...]  # nodes, each with the slots noted on the way
 
 
 class Pattern:
@@ -88,10 +89,7 @@ class Pattern:
         self.none = (-1,) * (2 * len(groups))
         self.asks = any(node.place is not None for node in self._nodes)
         self.example = _example(tree)
-        self._closures: dict[
-            tuple[int, frozenset[TextPlace]], tuple[tuple[int, tuple[int, ...]], ...]
-        ]
-        self._closures = {}
+        self._closures: dict[tuple[int, frozenset[TextPlace]], _Closure] = {}
         if any(node == END for node, _ in self.closure(self._begin, frozenset())):
             raise ValueError("matches the empty string everywhere")
         self.first = self._first()
@@ -167,9 +165,7 @@ class Pattern:
 
     # --- what a thread at a node may do next --------------------------------------------------
 
-    def closure(
-        self, node: int, places: frozenset[TextPlace]
-    ) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def closure(self, node: int, places: frozenset[TextPlace]) -> _Closure:
         """Returns the nodes that take a letter, or end the match, which a node leads to at one of these places, the
         preferred first, each with the slots noted on the way there."""
         known = self._closures.get((node, places))

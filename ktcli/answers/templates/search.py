@@ -175,12 +175,10 @@ class Finder:
 def _places(before: str, behind: str) -> frozenset[TextPlace]:
     """Returns what holds between two letters, of which one may be missing."""
     edge = (bool(before) and is_word(before)) != (bool(behind) and is_word(behind))
-    found = {TextPlace.EDGE if edge else TextPlace.NO_EDGE}
-    return frozenset(
-        found
-        | ({TextPlace.BEGIN} if not before else set())
-        | ({TextPlace.END} if not behind else set())
-    )
+    found = [TextPlace.EDGE if edge else TextPlace.NO_EDGE]
+    found += [] if before else [TextPlace.BEGIN]
+    found += [] if behind else [TextPlace.END]
+    return frozenset(found)
 
 
 def _noted(places: tuple[int, ...], slots: tuple[int, ...], at: int) -> tuple[int, ...]:

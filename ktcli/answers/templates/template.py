@@ -26,9 +26,8 @@ from ktcli.records import dataclass
 TEMPLATE_CHARS = 65_536  # as JSON; published ones have about 1,000
 FIELDS = 16  # published ones have 3
 LITERALS = 16  # in the place of one
-ANCHOR_CHARS = (
-    8192  # at the end of a prompt, in which a pattern for the start of the answer is looked for
-)
+# At the end of a prompt, in which a pattern for the start of the answer is looked for.
+ANCHOR_CHARS = 8192
 PREFIX_CHARS = 65_536  # of an answer that the prompt may begin
 _KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
 _FIELD_KEYS = {
@@ -192,11 +191,8 @@ def _read_field(name: str, value: Any) -> Field:
     _check_keys(what, value, _FIELD_KEYS)
     opens, _ = _mark(what, value, "open")
     closes, _ = _mark(what, value, "close")
-    join, shape, each = (
-        value.get("join"),
-        value.get("transform"),
-        value.get("transform_each", False),
-    )
+    join, shape = value.get("join"), value.get("transform")
+    each = value.get("transform_each", False)
     if join is not None and not (isinstance(join, str) and value.get("repeats")):
         raise ValueError(f"{what} has a join that is not a string, or does not repeat")
     if not isinstance(each, bool) or (each and shape is None):

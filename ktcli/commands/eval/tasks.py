@@ -22,6 +22,7 @@ from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.numa import asked_numa
 from ktcli.models import Model, build
 from ktcli.output import out
+from ktcli.samples.sample import require_within
 from ktcli.samples.source import sources_of
 from ktcli.samples.tasks import read_tasks
 from ktcli.store import library
@@ -83,11 +84,7 @@ def _prepared(name: str, settings: FinetuneSettings) -> tuple[Ready, Model]:
     with library.repairable(ready.pack):
         model = build(Pack.open(ready.pack).config)
     require_text(ready.name, embeds=model.spec.embeds)
-    if settings.cutoff_len > model.spec.context:
-        raise UsageError(
-            f"cutoff_len {settings.cutoff_len:,} is more than the {model.spec.context:,} tokens of {ready.base}",
-            hint=f"use cutoff_len={model.spec.context}",
-        )
+    require_within(settings.cutoff_len, model.spec.context, ready.base)
     return ready, model
 
 

@@ -12,7 +12,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from ktcli.dialogue.local import LocalBackend
@@ -81,17 +81,9 @@ class PromptMaker:
         self._require_room(ids)
         assert ids is not None
         further = work <= MARKED_WORK_MOST
-        shared, marks = prompts.partings(ids, messages, variables, spoken, further=further)
-        return EncodedPrompt(
-            rendered.text,
-            ids,
-            marks,
-            asked.caller,
-            asked.continues,
-            shared,
-            forced=prompts.forced(messages, variables),
-            begins=all(each.get("role") != "assistant" for each in messages),
-        )
+        made = prompts.encoded(rendered.text, ids, messages, variables, spoken, further=further)
+        begins = all(each.get("role") != "assistant" for each in messages)
+        return replace(made, caller=asked.caller, continues=asked.continues, begins=begins)
 
     def of_text(self, text: str, caller: str = "") -> EncodedPrompt:
         """Returns the prompt of a text completion; control tokens in the text are plain text.
