@@ -18,9 +18,8 @@ from ktcli.store.retrying import silent, with_retries
 if TYPE_CHECKING:
     from requests import Response
 
-SILENCE_S = (
-    600.0  # without a byte of an answer, after which a server is given up: prompts may be long
-)
+# Without a byte of an answer, after which a server is given up: prompts may be long.
+SILENCE_S = 600.0
 BODY_S = 30.0  # for a list of models or an error
 LIST_BYTES, ERROR_BYTES = 4 << 20, 64 << 10
 

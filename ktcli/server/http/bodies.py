@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 from ktcli.server.http.refusals import Refusal
 
-RESERVATION = (
-    "kt.reservation"  # the key of a scope under which the guard puts the memory of its body
-)
+# The key of a scope under which the guard puts the memory of its body.
+RESERVATION = "kt.reservation"
 ALL_BYTES = 64 << 20
 # The first bytes of each body do not count, so that small requests are accepted while large ones are slow.
 FREE_BYTES = 64 << 10

@@ -31,9 +31,8 @@ SEED_VARIABLE = "PYTHONHASHSEED"
 INSTALL = "pip install 'ktcli[events]'"
 _TOPIC = b""  # vLLM's
 _END = (-1).to_bytes(8, "big", signed=True)
-_AT_ONCE = (
-    32  # events of a message: the engine's thread waits at most for that much work of this one
-)
+# Events of a message: the engine's thread waits at most for that much work of this one.
+_AT_ONCE = 32
 _GATHER_S = 0.01  # after the first change, for more of them
 _AGAIN_S = 1.0  # from telling all until it is told again
 _LINGER_MS = 200  # that a server which ends waits for those who listen

@@ -44,9 +44,8 @@ class EngineThread:
         self._timelines = Timelines(engine)
         self._work = threading.Condition()
         self._jobs: list[Callable[[], None]] = []  # for between two steps
-        self._ends_s: float | None = (
-            None  # until when answers may go on; None: nobody has closed it
-        )
+        # Until when answers may go on; None: nobody has closed it.
+        self._ends_s: float | None = None
         self._thread = Daemon(self._run, name="kt-engine")
         self._thread.start()
 

@@ -27,9 +27,8 @@ ANSWER_S = 10.0  # in which a server has answered one question
 _MOST_BYTES = 4 << 20
 _SHOWN = 200
 _CHECK = "check that it answers: curl ADDRESS/v1/models"
-_LEAST_TOKENS = (
-    2000  # that a server has looked up before shares of them are taken for its traffic's
-)
+# That a server has looked up before shares of them are taken for its traffic's.
+_LEAST_TOKENS = 2000
 _AT_ONCE = 16
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]

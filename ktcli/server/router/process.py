@@ -13,9 +13,8 @@ from ktcli.assembly.listener import Listener
 from ktcli.records import dataclass
 from ktcli.store.engines import InstalledEngine, row_of
 
-SETTLE_S = (
-    5  # that smg still answers after it was told to end, so that balancers in front of it notice
-)
+# That smg still answers after it was told to end, so that balancers in front of it notice.
+SETTLE_S = 5
 _SPARE_S = 5  # beyond what it was given to end
 _KEPT = 40  # of its last lines
 _SHOWN = 300

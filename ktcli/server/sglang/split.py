@@ -25,9 +25,8 @@ _NCCL_BYTES = 512 << 20  # of buffers that GPUs exchange sums through
 # Assumed: what the allocator cannot use. SGLang says of its own default that 1 to 3 GB are needed beside it.
 _SPARE_SHARE = 0.02
 _LEAST_SHARE, _MOST_SHARE = 0.30, 0.98  # of --mem-fraction-static
-_LAYER_COPIES = (
-    2  # of a layer while its experts are streamed through the GPUs: one computes, one arrives
-)
+# Of a layer while its experts are streamed through the GPUs: one computes, one arrives.
+_LAYER_COPIES = 2
 MOST_GPUS = 64
 
 

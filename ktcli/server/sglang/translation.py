@@ -32,9 +32,8 @@ from ktcli.store.mooncake.address import MooncakeAddress
 
 _CAPABILITY = 8  # kt-kernel and SGLang's kernels: Ampere or newer
 _HOST_CACHE_PART = 4  # of the memory beside the experts that HiCache gets
-_WATCHDOG_S = (
-    3000  # published: streaming a layer through the GPUs takes longer than the engine's own 300 s
-)
+# Published: streaming a layer through the GPUs takes longer than the engine's own 300 s.
+_WATCHDOG_S = 3000
 
 
 def command_line(asked: ServingQuestion) -> ServerLine:
