@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktcli.server.http.refusals import bad_value
+from ktcli.server.http.refusals import bad_field, bad_value
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "refusal"})
 _KINDS = {  # of blocks that a model which reads text cannot see
@@ -42,7 +42,7 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
     if isinstance(content, Mapping):
         return _block(content, where, asked) or ""
     if not isinstance(content, list):
-        raise bad_value(where, f"{where} must be a string or a list of content blocks")
+        raise bad_field(where, "must be a string or a list of content blocks")
     texts = (_block(block, f"{where}[{at}]", asked) for at, block in enumerate(content))
     return gap.join(text for text in texts if text is not None)
 
@@ -68,13 +68,13 @@ def _block(block: Any, where: str, asked: bool) -> str | None:
     if isinstance(block, str):
         return block
     if not isinstance(block, Mapping):
-        raise bad_value(where, f"{where} must be a content block")
+        raise bad_field(where, "must be a content block")
     kind = block.get("type") if isinstance(block.get("type"), str) else ""
     text = block.get("refusal") if kind == "refusal" else block.get("text")
     if isinstance(text, str) and (kind in _TEXTS or kind not in _KINDS):
         return text
     if kind in _TEXTS:
-        raise bad_value(f"{where}.text", f"{where}.text must be a string")
+        raise bad_field(f"{where}.text", "must be a string")
     if (found := _inner_text(block, where)) is not None:
         return found
     if kind not in _KINDS:

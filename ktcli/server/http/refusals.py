@@ -125,6 +125,11 @@ def bad_value(field: str, message: str) -> Refusal:
     return Refusal(400, message, field, "unsupported_value")
 
 
+def bad_field(field: str, what: str) -> Refusal:
+    """Returns the error that a field cannot be used: a sentence that begins with its name and goes on with `what`."""
+    return bad_value(field, f"{field} {what}")
+
+
 def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
     """Returns the text in a field of an item of a request; `where` names the item.
 
@@ -133,7 +138,7 @@ def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
     """
     value = item.get(name)
     if not isinstance(value, str):
-        raise bad_value(f"{where}.{name}", f"{where}.{name} must be a string")
+        raise bad_field(f"{where}.{name}", "must be a string")
     return value
 
 

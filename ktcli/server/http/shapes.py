@@ -12,7 +12,7 @@ from ktcli.answers.grammar.form import Form, Notation
 from ktcli.answers.grammar.whole import Shape
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.records import dataclass
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_field, bad_value
 
 # What vLLM's fields `structured_outputs` and `guided_…` are named behind.
 _NOTATIONS = {
@@ -54,8 +54,9 @@ class ToolChoice:
         if said == "required":
             return cls(required=True, several=several)
         if not isinstance(named, str) or not named:
-            words = "tool_choice must be auto, none, required, or an object that names a function"
-            raise bad_value("tool_choice", words)
+            raise bad_field(
+                "tool_choice", "must be auto, none, required, or an object that names a function"
+            )
         return cls(required=True, name=named, several=False)
 
 
@@ -73,8 +74,9 @@ def form_of_format(said: Mapping[str, Any] | None, field: str) -> Form | None:
     if kind == "json_object" and said.get("schema") is None:
         return Form.of_object(field)
     if kind not in ("json_object", "json_schema"):
-        words = f"{field}.type must be text, json_object or json_schema, not {str(kind)[:40]!r}"
-        raise bad_value(f"{field}.type", words)
+        raise bad_field(
+            f"{field}.type", f"must be text, json_object or json_schema, not {str(kind)[:40]!r}"
+        )
     inner = said if kind == "json_object" else said.get("json_schema")
     where = f"{field}.schema" if kind == "json_object" else f"{field}.json_schema.schema"
     return Form.of_schema(inner.get("schema") if isinstance(inner, Mapping) else None, where)
@@ -114,8 +116,7 @@ def with_form(
     if form is None:
         return options
     if options.shape is not None:
-        words = f"{form.field} and {options.shape.field} cannot be used together"
-        raise bad_value(form.field, words)
+        raise bad_field(form.field, f"and {options.shape.field} cannot be used together")
     return _shaped(options, Shape(form), names)
 
 
@@ -123,7 +124,7 @@ def _shaped(options: AnswerOptions, shape: Shape, names: FieldNames) -> AnswerOp
     """Returns options with a shape. Raises: Refusal: it would end an answer that is to be longer."""
     if options.min_tokens:
         field = names["min_tokens"]
-        raise bad_value(field, f"{field} and {shape.field} cannot be used together")
+        raise bad_field(field, f"and {shape.field} cannot be used together")
     return replace(options, shape=shape)
 
 
@@ -142,17 +143,14 @@ def with_tools(
         Refusal: a tool is required that is not offered.
     """
     if choice.required and not offered:
-        raise bad_value(
-            choice.field, f"{choice.field} requires a call, but the request has no tools"
-        )
+        raise bad_field(choice.field, "requires a call, but the request has no tools")
     if not offered:
         return options
     tools = Tools.of(offered)
     free = not choice.required  # else the grammar sees to it
     options = replace(options, tools=tools, one_call=free and not choice.several)
     if choice.name and choice.name not in tools.parameters:
-        words = f"{choice.field} names {choice.name[:60]!r}, which is not one of the tools"
-        raise bad_value(choice.field, words)
+        raise bad_field(choice.field, f"names {choice.name[:60]!r}, which is not one of the tools")
     wanted = [choice.name] if choice.name else list(tools.parameters)
     some = Tools({name: tools.parameters[name] for name in wanted})
     calls = WantedCalls(some, choice.several, choice.field)

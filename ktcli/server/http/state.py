@@ -33,7 +33,7 @@ from ktcli.server.models.loaded import Lease
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import PromptMaker
 from ktcli.server.models.residency import Residency
-from ktcli.server.models.source import AdaptedModel, ModelFacts, ModelSource
+from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.server.process.requestrecorder import RequestRecorder
@@ -246,7 +246,7 @@ class ServerState:
         source = await self.named(name)
         lease = await self.residency.lease(source, keep_s)
         try:
-            if isinstance(source, AdaptedModel):
+            if source.adapter:
                 assert lease.model.adapters is not None
                 digest = await asyncio.to_thread(lambda: source.digest)
                 lease.adapter = await lease.model.adapters.borrow(source.adapter, digest)

@@ -9,13 +9,14 @@ from dataclasses import field, replace
 
 from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.presets import preset_over, with_system
+from ktcli.assembly.talking import OpenModel
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.errors import DeviceError
 from ktcli.records import dataclass
 from ktcli.server.models.adapters import Borrowed
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.prompts import ChatRequest, PromptMaker
-from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource, Opened
+from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource
 from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.settings import Settings
 
@@ -33,7 +34,7 @@ class LoadedModel:
 
     source: ModelSource
     model: ServedModel
-    opened: Opened
+    opened: OpenModel
     fit: MemoryFit
     facts: ModelFacts
     keep_s: float

@@ -13,7 +13,7 @@ from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddin
 from ktcli.server.http.ollama.fields import keep_s_of
 from ktcli.server.http.openai.embeddings import numbers
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of
 
 
@@ -40,8 +40,7 @@ class _EmbedFields(msgspec.Struct):
         """
         asked = None if self.options is None else self.options.num_ctx
         if asked is not None and asked < 1:
-            words = f"options.num_ctx must be at least 1, not {asked}"
-            raise bad_value("options.num_ctx", words)
+            raise bad_field("options.num_ctx", f"must be at least 1, not {asked}")
         return asked or 0
 
 

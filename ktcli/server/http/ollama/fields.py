@@ -17,7 +17,7 @@ from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
 from ktcli.server.http.openai.fields import choice_of, functions
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import Sampled, logprobs_of
-from ktcli.server.http.refusals import FieldNames, about, bad_value
+from ktcli.server.http.refusals import FieldNames, about, bad_field
 from ktcli.server.http.shapes import with_form, with_tools
 from ktcli.server.models.keepalive import keep_seconds
 from ktcli.server.models.prompts import ChatRequest
@@ -116,8 +116,7 @@ class OllamaBody(AnswerConstraints):
         refuse_elsewhere(self, _ELSEWHERE)
         refuse_elsewhere(given, _ELSEWHERE_AMONG_OPTIONS, names)
         if given.num_ctx is not None and given.num_ctx < 1:
-            words = f"options.num_ctx must be at least 1, not {given.num_ctx}"
-            raise bad_value("options.num_ctx", words)
+            raise bad_field("options.num_ctx", f"must be at least 1, not {given.num_ctx}")
         said = Sampled(
             temperature=given.temperature,
             top_k=given.top_k,
@@ -242,8 +241,7 @@ class GenerateBody(OllamaBody):
 def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, Any]:
     images = message.get("images")
     if images and asked:
-        said = f"{where}.images has an image; this model accepts text only"
-        raise bad_value(f"{where}.images", said)
+        raise bad_field(f"{where}.images", "has an image; this model accepts text only")
     found = plain_message(message, where)
     if isinstance(images, list):
         found["content"] = "\n".join([*(unseen("an image") for _ in images), found["content"]])

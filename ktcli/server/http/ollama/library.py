@@ -16,7 +16,7 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.guard import is_owner
 from ktcli.server.http.ollama.chat import ALIVE, LINES
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import ServerState, state_of
 from ktcli.server.models.libraryeditor import LibraryEditor, PullStep
 from ktcli.threadpool import Threads
@@ -51,7 +51,7 @@ async def pull(request: Request) -> App:
     """Pulls and converts a model; it is cancelled when the client disconnects, and the next pull resumes it."""
     state, body = state_of(request), await body_of(request, PullBody)
     if body.insecure:
-        raise bad_value("insecure", "insecure is not supported")
+        raise bad_field("insecure", "is not supported")
     pulling = _Pull(_library_editor(request), _named(body.model or body.name, "model"))
     if body.stream:
         return StreamingResponse(_told(state, pulling), media_type=LINES)

@@ -12,7 +12,7 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
 from ktcli.server.http.foreign import not_supported
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.embedding import F32Array
 from ktcli.server.models.textids import Text
@@ -47,8 +47,9 @@ class EmbeddingsBody(msgspec.Struct):
     def require_known(self) -> None:
         """Raises an error if a field asks for something that kt does not support. Raises: Refusal: one does."""
         if self.encoding_format not in (None, *FORMATS):
-            said = f"encoding_format must be float or base64, not {self.encoding_format[:40]!r}"
-            raise bad_value("encoding_format", said)
+            raise bad_field(
+                "encoding_format", f"must be float or base64, not {self.encoding_format[:40]!r}"
+            )
         if self.truncate_prompt_tokens is not None:
             raise not_supported("truncate_prompt_tokens", "use /api/embed with truncate")
 
@@ -60,8 +61,10 @@ def _text(said: Any) -> Text:
     ids = said if isinstance(said, list) else []
     ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
     if said == "" or not ids or not all(type(each) is int for each in ids):
-        words = "input must be a string or a list of token ids, or a list of either, and must not be empty"
-        raise bad_value("input", words)
+        raise bad_field(
+            "input",
+            "must be a string or a list of token ids, or a list of either, and must not be empty",
+        )
     return ids
 
 

@@ -21,7 +21,7 @@ from ktcli.server.http.openai.sampled import (
     require_at_most,
     require_within,
 )
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_value
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_field, bad_value
 from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -64,7 +64,7 @@ class ChatBody(Sampled):
             Refusal: a message is invalid.
         """
         if not self.messages:
-            raise bad_value("messages", "messages must not be empty")
+            raise bad_field("messages", "must not be empty")
         last = last_question([each.get("role") for each in self.messages])
         messages = [
             plain_message(each, f"messages[{at}]", asked=at == last)
@@ -87,11 +87,9 @@ class ChatBody(Sampled):
         if not self.continue_final_message:
             return False
         if self.add_generation_prompt:
-            said = f"{field} and add_generation_prompt cannot be used together"
-            raise bad_value(field, said)
+            raise bad_field(field, "and add_generation_prompt cannot be used together")
         if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-            said = f"{field} requires the last message to be an assistant message with text"
-            raise bad_value(field, said)
+            raise bad_field(field, "requires the last message to be an assistant message with text")
         return True
 
     @property
@@ -133,8 +131,7 @@ class TextBody(Sampled):
         if self.logprobs is not None:
             require_within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
         if self.suffix and self.echo:
-            words = "suffix and echo cannot be used together"
-            raise bad_value("suffix", words)
+            raise bad_field("suffix", "and echo cannot be used together")
         most = 16 if self.max_tokens is None and self.n_predict is None else self.max_tokens
         options = self.answer_options(settings, most, self.logprobs, least=0)
         if not self.echo or self.logprobs is None:
@@ -152,8 +149,9 @@ class TextBody(Sampled):
         require_at_most("prompt", len(several), PROMPTS_MOST)
         choices = len(several) * (self.n or 1)
         if choices > PROMPTS_MOST:
-            words = f"prompt and n ask for {choices:,} answers; the limit is {PROMPTS_MOST}"
-            raise bad_value("prompt", words)
+            raise bad_field(
+                "prompt", f"and n ask for {choices:,} answers; the limit is {PROMPTS_MOST}"
+            )
         return [_prompt(each) for each in several]
 
 
@@ -168,8 +166,7 @@ def _prompt(said: Any) -> str | list[int]:
     ids: list[Any] = said if isinstance(said, list) and said else [None]
     ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
     if not all(type(each) is int for each in ids):
-        words = "prompt must be a string, a list of token ids, or a list of either"
-        raise bad_value("prompt", words)
+        raise bad_field("prompt", "must be a string, a list of token ids, or a list of either")
     return ids
 
 
@@ -190,10 +187,10 @@ def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
     """
     for name in said or ():
         if is_reserved(name):
-            words = (
-                f"chat_template_kwargs must not contain {name[:60]!r}, which the server sets itself"
+            raise bad_field(
+                "chat_template_kwargs",
+                f"must not contain {name[:60]!r}, which the server sets itself",
             )
-            raise bad_value("chat_template_kwargs", words)
     return said or {}
 
 
@@ -228,7 +225,7 @@ def require_parameters(schema: Any, field: str) -> None:
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise bad_value(field, f"{field} must be a JSON schema object")
+        raise bad_field(field, "must be a JSON schema object")
     kind = schema.get("type") or "object"
     if kind != "object":
         said = f"{field}.type must be 'object', not {str(kind)[:40]!r}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktcli.server.http.contents import text_of
-from ktcli.server.http.refusals import bad_value
+from ktcli.server.http.refusals import bad_field, bad_value
 from ktcli.text.template import REASONING
 
 # What chat templates read of a message beside its content and calls.
@@ -25,7 +25,7 @@ def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise bad_value(f"{where}.role", f"{where}.role must be a string")
+        raise bad_field(f"{where}.role", "must be a string")
     found = {name: message[name] for name in _FIELDS if isinstance(message.get(name), str)}
     found["role"] = "system" if role == "developer" else role
     found["content"] = text_of(message.get("content"), f"{where}.content", asked=asked)
@@ -44,7 +44,7 @@ def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """Returns calls of tools, each with a function name and arguments."""
     if not isinstance(calls, list):
-        raise bad_value(where, f"{where} must be a list")
+        raise bad_field(where, "must be a list")
     found = []
     for at, call in enumerate(calls):
         function = _function(call)

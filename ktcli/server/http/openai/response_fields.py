@@ -23,7 +23,7 @@ from ktcli.server.http.openai.fields import (
 )
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_value, text_in
+from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_field, text_in
 from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -120,17 +120,15 @@ class ResponseBody(Sampled):
         require_metadata(self.metadata or {})
         for name in ("safety_identifier", "prompt_cache_key"):
             if len(getattr(self, name) or "") > NAME_CHARS_MOST:
-                raise bad_value(name, f"{name} must be at most {NAME_CHARS_MOST} characters long")
+                raise bad_field(name, f"must be at most {NAME_CHARS_MOST} characters long")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
-            said = f"max_tool_calls must be at least 1, not {self.max_tool_calls}"
-            raise bad_value("max_tool_calls", said)
+            raise bad_field("max_tool_calls", f"must be at least 1, not {self.max_tool_calls}")
         if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
-            raise bad_value(
-                "top_logprobs",
-                f"top_logprobs must be between 0 and {LOGPROBS_MOST}, not {self.top_logprobs}",
+            raise bad_field(
+                "top_logprobs", f"must be between 0 and {LOGPROBS_MOST}, not {self.top_logprobs}"
             )
         if self.n not in (None, 1):
-            raise bad_value("n", f"n must be 1, not {self.n}: a response has one answer")
+            raise bad_field("n", f"must be 1, not {self.n}: a response has one answer")
         names = FieldNames(max_tokens="max_output_tokens")
         most = self.max_output_tokens
         if most is None:
@@ -151,12 +149,12 @@ class ResponseBody(Sampled):
         self._refuse_what_is_not_there()
         turn = turn or Turn(self.own_items)
         if not turn.items:
-            raise bad_value("input", "input must not be empty")
+            raise bad_field("input", "must not be empty")
         messages = list(_messages(turn))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if not messages:
-            raise bad_value("input", "input has no text")
+            raise bad_field("input", "has no text")
         variables = {**settings.variables}
         if self.reasoning is not None:
             variables |= effort_variables(self.reasoning.effort)
@@ -206,9 +204,8 @@ class ResponseBody(Sampled):
         if kind == "json_object":
             return Form.of_object(field)
         if kind != "json_schema":
-            raise bad_value(
-                f"{field}.type",
-                f"{field}.type must be text, json_object or json_schema, not {str(kind)[:40]!r}",
+            raise bad_field(
+                f"{field}.type", f"must be text, json_object or json_schema, not {str(kind)[:40]!r}"
             )
         with about(f"{field}.schema"):
             return Form.of_schema(said.get("schema"), f"{field}.schema")
@@ -222,11 +219,9 @@ class ResponseBody(Sampled):
         }
         for name, way in instead.items():
             if getattr(self, name):
-                raise bad_value(name, f"{name} is not supported: {way}")
+                raise bad_field(name, f"is not supported: {way}")
         if self.truncation not in (None, "disabled"):
-            raise bad_value(
-                "truncation", f"truncation must be 'disabled', not {self.truncation[:40]!r}"
-            )
+            raise bad_field("truncation", f"must be 'disabled', not {self.truncation[:40]!r}")
 
 
 def require_metadata(said: Mapping[str, Any]) -> None:
@@ -236,12 +231,13 @@ def require_metadata(said: Mapping[str, Any]) -> None:
         Refusal: there are more or longer entries.
     """
     if len(said) > METADATA_MOST:
-        words = f"metadata has {len(said):,} entries; the limit is {METADATA_MOST}"
-        raise bad_value("metadata", words)
+        raise bad_field("metadata", f"has {len(said):,} entries; the limit is {METADATA_MOST}")
     for name, value in said.items():
         if len(name) > METADATA_NAME_CHARS or len(str(value)) > METADATA_CHARS:
-            words = f"metadata is limited to names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
-            raise bad_value("metadata", words)
+            raise bad_field(
+                "metadata",
+                f"is limited to names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters",
+            )
 
 
 _OF_FUNCTION = ("name", "description", "parameters", "strict")

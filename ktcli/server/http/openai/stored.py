@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ktcli.server.http.kept import KeptResponse
 from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import owner_of, state_of
 
 _LIMIT, _LIMIT_MOST = 20, 100  # of the items in one list, as OpenAI has them
@@ -20,8 +20,9 @@ _ORDERS = ("asc", "desc")
 async def response(request: Request) -> Response:
     """Responds with a stored response."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-        said = "stream is not supported here: a response is stored only once it is complete"
-        raise bad_value("stream", said)
+        raise bad_field(
+            "stream", "is not supported here: a response is stored only once it is complete"
+        )
     return Response(_found(request).document, media_type="application/json")
 
 
@@ -43,11 +44,9 @@ async def input_items(request: Request) -> Response:
         asked.get("after"),
     )
     if order not in _ORDERS:
-        words = f"order must be asc or desc, not {order[:40]!r}"
-        raise bad_value("order", words)
+        raise bad_field("order", f"must be asc or desc, not {order[:40]!r}")
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _LIMIT_MOST:
-        words = f"limit must be between 1 and {_LIMIT_MOST}, not {limit[:40]!r}"
-        raise bad_value("limit", words)
+        raise bad_field("limit", f"must be between 1 and {_LIMIT_MOST}, not {limit[:40]!r}")
     if order == "desc":
         items.reverse()
     if after is not None:
