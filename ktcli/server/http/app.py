@@ -16,7 +16,7 @@ from ktcli.errors import KtError
 from ktcli.server.attached import api as engineapi
 from ktcli.server.attached.wire import PATH
 from ktcli.server.http import own
-from ktcli.server.http.answering import App
+from ktcli.server.http.answering import App, encode
 from ktcli.server.http.anthropic.messages import STREAM as ANTHROPIC
 from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.anthropic.messages import error_of as anthropic_error
@@ -36,7 +36,7 @@ from ktcli.server.http.openai.chat import (
 )
 from ktcli.server.http.openai.embeddings import embeddings
 from ktcli.server.http.openai.envelope import STREAM as OPENAI
-from ktcli.server.http.openai.envelope import encode, error_of
+from ktcli.server.http.openai.envelope import error_of
 from ktcli.server.http.openai.models import model, models
 from ktcli.server.http.openai.responses import STREAM as RESPONSES
 from ktcli.server.http.openai.responses import input_tokens, responses

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ktcli.models.pooling import TextPooling
 from ktcli.records import dataclass
-from ktcli.server.http.answering import Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.answering import NOTED, Receive, Scope, Send, send_body, send_start
 from ktcli.server.http.refusals import Refusal, about, bad_value
 from ktcli.server.http.state import ServerState
 from ktcli.server.models.embedding import EmbeddingRun, Embeddings, F32Array
@@ -120,7 +120,7 @@ class VectorsReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = {"prompt_tokens": self.found.tokens, "cached_tokens": self.found.reused}
-        scope["kt.noted"] |= {**counts, "tokens": 0}
+        scope[NOTED] |= {**counts, "tokens": 0}
         scope[INFERENCE] = self.found.inference
         with contextlib.suppress(TimeoutError):  # the client takes nothing any more
             await send_start(send, 200, "application/json", {})

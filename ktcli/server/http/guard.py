@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.server.http.access import (
@@ -25,13 +26,13 @@ from ktcli.server.http.access import (
     origin_headers,
     preflight_headers,
 )
-from ktcli.server.http.answering import App, Receive, Scope, Send
+from ktcli.server.http.answering import NOTED, App, Receive, Scope, Send
 from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
 from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
 from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.page.files import PATHS
 from ktcli.server.http.paths import meant_path
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, no_path
 from ktcli.server.http.state import KEY_NAME, Rules
 from ktcli.server.process.drain import Drain, cut_off
 from ktcli.server.tracing.spans import Trace
@@ -46,7 +47,6 @@ Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]
 Log = Callable[[dict[str, Any]], None]
 REQUEST_ID = "x-request-id"
 _ANTHROPIC_ID = b"request-id"  # where Anthropic's clients look for it
-NOTED = "kt.noted"  # the key of a scope under which handlers note what the log should say
 
 
 class Guard:
@@ -211,6 +211,12 @@ def is_owner(scope: Scope) -> bool:
     port.
     """
     return (scope.get("server") or ("", 0))[1] is None
+
+
+def require_owner(request: Request) -> None:
+    """Checks that a request came through the Unix socket. Raises: Refusal: it did not; others do not see the path."""
+    if not is_owner(request.scope):
+        raise no_path(request)
 
 
 def _too_large() -> Refusal:

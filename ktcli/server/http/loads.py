@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli import __version__
 from ktcli.native import PAGE_TOKENS
+from ktcli.server.http.answering import json_response
 from ktcli.server.http.state import ServerState, state_of
 
 
@@ -23,7 +23,7 @@ async def loads(request: Request) -> Response:
     state = state_of(request)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     said = {"timestamp": now, "version": __version__, "dp_rank_count": 1, "loads": [_load(state)]}
-    return Response(msgspec.json.encode(said), media_type="application/json")
+    return json_response(said)
 
 
 async def server_info(request: Request) -> Response:
@@ -48,7 +48,7 @@ async def server_info(request: Request) -> Response:
         "dp_size": 1,
         "status": state.status,
     }
-    return Response(msgspec.json.encode(said), media_type="application/json")
+    return json_response(said)
 
 
 def _load(state: ServerState) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ktcli import __version__
 from ktcli.server.http import own
+from ktcli.server.http.answering import encode
 from ktcli.server.http.anthropic.fields import MessagesBody
 from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.ollama import embed as ollama_embed
@@ -23,7 +24,6 @@ from ktcli.server.http.ollama.chat import chat, generate
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
 from ktcli.server.http.openai.chat import apply_template, chat_completions, render
 from ktcli.server.http.openai.embeddings import EmbeddingsBody, embeddings
-from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.openai.fields import ChatBody, TextBody
 from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.openai.responses import input_tokens, responses

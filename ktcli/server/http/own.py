@@ -14,9 +14,10 @@ from starlette.responses import Response
 from ktcli import __version__
 from ktcli.assembly.presets import preset_over
 from ktcli.engine.request import Candidate
+from ktcli.server.http.answering import json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.foreign import NO_LIMIT
-from ktcli.server.http.guard import is_owner
+from ktcli.server.http.guard import require_owner
 from ktcli.server.http.openai.chat import candidate_of
 from ktcli.server.http.openai.fields import ChatBody
 from ktcli.server.http.refusals import Refusal, about, bad_value
@@ -85,7 +86,7 @@ async def health(request: Request) -> Response:
     state = state_of(request)
     running, waiting = state.residency.counts()
     said = {"status": state.status, "running": running, "waiting": waiting}
-    return _json(said, 200 if state.status == "ok" else 503)
+    return json_response(said, 200 if state.status == "ok" else 503)
 
 
 async def server(request: Request) -> Response:
@@ -98,7 +99,9 @@ async def server(request: Request) -> Response:
     aliases, address = list(state.rules.aliases), state.rules.address
     said = Status(own.name, aliases, address, context, running, waiting, state.since, loaded)
     drain_s = ceil(state.drain.seconds)
-    return _json(msgspec.structs.replace(said, loading=state.status == "loading", drain_s=drain_s))
+    return json_response(
+        msgspec.structs.replace(said, loading=state.status == "loading", drain_s=drain_s)
+    )
 
 
 def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
@@ -116,16 +119,15 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
 
 async def drain(request: Request) -> Response:
     """Sets how long answers may take to finish once the server is shut down; through the Unix socket only."""
-    if not is_owner(request.scope):
-        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+    require_owner(request)
     body, state = await body_of(request, DrainBody), state_of(request)
     state.drain.seconds = body.seconds
-    return _json({"drain_s": body.seconds})
+    return json_response({"drain_s": body.seconds})
 
 
 async def version(request: Request) -> Response:
     """Returns the version of kt."""
-    return _json({"version": __version__})
+    return json_response({"version": __version__})
 
 
 async def props(request: Request) -> Response:
@@ -160,7 +162,7 @@ async def props(request: Request) -> Response:
         "modalities": {"vision": False, "audio": False},
         "build_info": f"kt {__version__}",
     }
-    return _json(said)
+    return json_response(said)
 
 
 async def metrics(request: Request) -> Response:
@@ -195,7 +197,7 @@ async def tokenize(request: Request) -> Response:
             tokenizer = lease.model.texts.tokenizer
             spell = lambda: [candidate_of(tokenizer, Candidate(id, 0.0)) for id in ids]  # noqa: E731
             said |= _spelled(ids, await asyncio.wrap_future(state.jobs.ask(spell)), body)
-    return _json(said)
+    return json_response(said)
 
 
 def _spelled(ids: list[int], tokens: list[dict[str, Any]], body: TokenizeBody) -> dict[str, Any]:
@@ -218,7 +220,7 @@ async def detokenize(request: Request) -> Response:
     with await state.lease(body.model) as lease, about("tokens"):
         prompts = lease.model.prompts
         text = await asyncio.wrap_future(state.jobs.ask(lambda: prompts.text_of(body.tokens)))
-    return _json({"content": text, "prompt": text})
+    return json_response({"content": text, "prompt": text})
 
 
 async def cancel(request: Request) -> Response:
@@ -230,8 +232,4 @@ async def cancel(request: Request) -> Response:
             404, f"Not Found: no request with the id {id[:100]!r} is in progress", "", "not_found"
         )
     found.cancel()
-    return _json({"id": id, "cancelled": True})
-
-
-def _json(document: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+    return json_response({"id": id, "cancelled": True})

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
+from starlette.requests import Request
+
 from ktcli.errors import (
     BadCheckpoint,
     Busy,
@@ -128,6 +130,24 @@ def bad_value(field: str, message: str) -> Refusal:
 def bad_field(field: str, what: str) -> Refusal:
     """Returns the error that a field cannot be used: a sentence that begins with its name and goes on with `what`."""
     return bad_value(field, f"{field} {what}")
+
+
+def require_at_most(field: str, count: int, most: int) -> None:
+    """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
+    if count > most:
+        raise bad_field(field, f"has {count:,} entries; the limit is {most:,}")
+
+
+def require_within(field: str, value: int, least: int, most: int | None) -> None:
+    """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
+    if value < least or (most is not None and value > most):
+        range_ = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise bad_field(field, f"must be {range_}, not {value}")
+
+
+def no_path(request: Request) -> Refusal:
+    """Returns the error that a server has no such path."""
+    return Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
 
 
 def text_in(item: Mapping[str, Any], name: str, where: str) -> str:

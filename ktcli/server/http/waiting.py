@@ -16,7 +16,16 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.records import dataclass
-from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.answering import (
+    ALIVE_S,
+    App,
+    Receive,
+    Scope,
+    Send,
+    gone,
+    send_body,
+    send_start,
+)
 from ktcli.server.http.bodies import RESERVATION
 from ktcli.server.http.body import BODY
 from ktcli.server.http.refusals import Refusal
@@ -79,11 +88,11 @@ class _WaitingReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         making = asyncio.ensure_future(self._handler(self._request))
-        gone = asyncio.create_task(_gone(receive))
+        leaving = asyncio.create_task(gone(receive))
         try:
-            await self._wait(making, gone, send)
+            await self._wait(making, leaving, send)
         finally:
-            gone.cancel()
+            leaving.cancel()
             if not making.done():
                 making.cancel()
                 await asyncio.wait({making})
@@ -97,11 +106,11 @@ class _WaitingReply:
         scope[RESERVATION].release()
 
     async def _wait(
-        self, making: asyncio.Future[App], gone: asyncio.Task[None], send: Send
+        self, making: asyncio.Future[App], leaving: asyncio.Task[None], send: Send
     ) -> None:
         """Waits until the handler has made its application, or the client has left."""
 
-        both: set[asyncio.Future[Any]] = {making, gone}
+        both: set[asyncio.Future[Any]] = {making, leaving}
 
         async def passes(seconds: float | None) -> bool:
             done, _ = await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -156,8 +165,3 @@ def _without_start(send: Send) -> Send:
             await send(message)
 
     return send_rest
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -14,11 +14,10 @@ from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEve
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Finish
-from ktcli.server.http.answering import Answering
+from ktcli.server.http.answering import Answering, WireReply, encode, json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.http.openai.chat import chance_of
-from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.openai.text import infill_options
 from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import ServerState, caller_of, state_of
@@ -104,7 +103,7 @@ async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> 
     reason = "unload" if keep_s == 0 else "load"
     head = {"model": source.name, "created_at": stamp()}
     document = {**head, **said, "done": True, "done_reason": reason}
-    return Response(encode(document), media_type="application/json")
+    return json_response(document)
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
@@ -115,7 +114,7 @@ def failed_early(body: bytes, refusal: Refusal) -> bytes:
 STREAM = StreamStyle(LINES, ALIVE, failed_early, default=True)
 
 
-class OllamaReply:
+class OllamaReply(WireReply):
     """The answer as lines of JSON.
 
     Args:
@@ -134,14 +133,6 @@ class OllamaReply:
         self._chances: list[dict[str, Any]] = []
         self._call: tuple[str, str] = ("", "")  # name and arguments of the one that is open
         self._began_s = time.monotonic()
-
-    def begin(self) -> bytes:
-        """Returns the beginning of a stream, which is empty."""
-        return b""
-
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the lines of JSON for them."""
-        return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
         """Returns the last line of a stream, with the counts and times."""

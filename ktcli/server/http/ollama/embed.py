@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 from starlette.requests import Request
 
+from ktcli.server.http.answering import encode
 from ktcli.server.http.body import body_of
 from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
 from ktcli.server.http.ollama.fields import keep_s_of
 from ktcli.server.http.openai.embeddings import numbers
-from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of
 

@@ -11,12 +11,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ktcli.server.http.answering import ALIVE_S, App
+from ktcli.server.http.answering import ALIVE_S, App, encode, json_response
 from ktcli.server.http.body import body_of
+from ktcli.server.http.foreign import not_supported
 from ktcli.server.http.guard import is_owner
 from ktcli.server.http.ollama.chat import ALIVE, LINES
-from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_field
+from ktcli.server.http.refusals import Refusal, no_path
 from ktcli.server.http.state import ServerState, state_of
 from ktcli.server.models.libraryeditor import LibraryEditor, PullStep
 from ktcli.threadpool import Threads
@@ -51,7 +51,7 @@ async def pull(request: Request) -> App:
     """Pulls and converts a model; it is cancelled when the client disconnects, and the next pull resumes it."""
     state, body = state_of(request), await body_of(request, PullBody)
     if body.insecure:
-        raise bad_field("insecure", "is not supported")
+        raise not_supported("insecure")
     pulling = _Pull(_library_editor(request), _named(body.model or body.name, "model"))
     if body.stream:
         return StreamingResponse(_told(state, pulling), media_type=LINES)
@@ -60,7 +60,7 @@ async def pull(request: Request) -> App:
     finally:
         pulling.stop()
         state.catalogue.forget()
-    return _json({"status": "success"})
+    return json_response({"status": "success"})
 
 
 async def delete(request: Request) -> Response:
@@ -70,7 +70,7 @@ async def delete(request: Request) -> Response:
     used = {state.catalogue.own.key, *(each.source.key for each in state.residency.loaded)}
     await asyncio.to_thread(editor.remove, name, used)
     state.catalogue.forget()
-    return _json(None)
+    return Response(media_type="application/json")
 
 
 async def copy(request: Request) -> Response:
@@ -80,15 +80,16 @@ async def copy(request: Request) -> Response:
     name, further = _named(body.source, "source"), _named(body.destination, "destination")
     await asyncio.to_thread(editor.name, name, further)
     state.catalogue.forget()
-    return _json(None)
+    return Response(media_type="application/json")
 
 
 async def unsupported(request: Request) -> Response:
     """Raises the error for paths of Ollama that this server does not support."""
-    path = request.url.path[:200]
     if request.method not in ("POST", "DELETE"):
-        raise Refusal(404, f"Not Found: {path}", "", "not_found")
-    raise Refusal(400, f"{path} is not supported; use kt convert to create models")
+        raise no_path(request)
+    raise Refusal(
+        400, f"{request.url.path[:200]} is not supported; use kt convert to create models"
+    )
 
 
 def _library_editor(request: Request) -> LibraryEditor:
@@ -186,8 +187,3 @@ def _of_step(step: PullStep) -> dict[str, Any]:
 
 def _line(document: dict[str, Any]) -> bytes:
     return encode(document) + b"\n"
-
-
-def _json(document: dict[str, Any] | None) -> Response:
-    body = b"" if document is None else encode(document)
-    return Response(body, media_type="application/json")

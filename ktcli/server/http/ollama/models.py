@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.models.pooling import PoolingMode
+from ktcli.server.http.answering import json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.chat import stamp
-from ktcli.server.http.openai.envelope import encode
 from ktcli.server.http.state import state_of
 from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.store.modelfile import parameter_lines
@@ -32,12 +32,12 @@ class ModelAsked(msgspec.Struct):
 
 async def version(request: Request) -> Response:
     """Returns the version of Ollama's API that is spoken."""
-    return _json({"version": VERSION})
+    return json_response({"version": VERSION})
 
 
 async def tags(request: Request) -> Response:
     """Responds with the models of the library: the server's own first, then those in memory."""
-    return _json({"models": await state_of(request).rows(_row)})
+    return json_response({"models": await state_of(request).rows(_row)})
 
 
 async def running(request: Request) -> Response:
@@ -51,7 +51,7 @@ async def running(request: Request) -> Response:
         rows.append(
             {**row, **about, "expires_at": _NEVER if each.expires is None else stamp(each.expires)}
         )
-    return _json({"models": rows})
+    return json_response({"models": rows})
 
 
 async def show(request: Request) -> Response:
@@ -71,7 +71,7 @@ async def show(request: Request) -> Response:
     }
     about = {"details": _details(facts), "model_info": info, "capabilities": can.capabilities}
     said = {**about, "template": can.template, "modified_at": stamp(facts.made)}
-    return _json({**said, **_preset(await state.preset(name, source))})
+    return json_response({**said, **_preset(await state.preset(name, source))})
 
 
 def _of_embeddings(facts: ModelFacts) -> dict[str, Any]:
@@ -108,7 +108,3 @@ def _row(source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
 def _details(facts: ModelFacts) -> dict[str, Any]:
     family = facts.family
     return {"format": "kt", "family": family, "families": [family], "parent_model": ""}
-
-
-def _json(document: Any) -> Response:
-    return Response(encode(document), media_type="application/json")

@@ -14,14 +14,15 @@ import msgspec
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.contents import last_question
 from ktcli.server.http.openai.message import plain_message
-from ktcli.server.http.openai.sampled import (
-    LOGPROBS_MOST,
-    Sampled,
-    logprobs_of,
+from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled, logprobs_of
+from ktcli.server.http.refusals import (
+    OWN_NAMES,
+    FieldNames,
+    bad_field,
+    bad_value,
     require_at_most,
     require_within,
 )
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_field, bad_value
 from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from ktcli.dialogue.answer import AnswerEvent, Ended, Said
 from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull
-from ktcli.server.http.answering import Answering, App
+from ktcli.server.http.answering import Answering, App, encode, json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.kept import KeptSlot
-from ktcli.server.http.openai.envelope import ALIVE, EVENTS, encode, error_of
+from ktcli.server.http.openai.envelope import ALIVE, EVENTS, OpenAIReply
 from ktcli.server.http.openai.output import OutputItems
 from ktcli.server.http.openai.response_document import failure, response_document
 from ktcli.server.http.openai.response_fields import ResponseBody
@@ -60,7 +60,7 @@ async def input_tokens(request: Request) -> Response:
         asked = body.chat_request(lease.settings, caller_of(request), turn)
         prompt = await state.prompt(lease.model, lease.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
-    return Response(encode(said), media_type="application/json")
+    return json_response(said)
 
 
 class EventStream:
@@ -76,15 +76,13 @@ class EventStream:
         return f"event: {kind}\ndata: ".encode() + encode(said) + b"\n\n"
 
 
-class ResponseReply:
+class ResponseReply(OpenAIReply):
     """The answer as a response object.
 
     Args:
         place: where it is kept.
         seal: returns thoughts as a sealed text; None: none is wanted.
     """
-
-    media_type, alive = EVENTS, ALIVE
 
     def __init__(
         self,
@@ -106,16 +104,13 @@ class ResponseReply:
         names = ("response.created", "response.in_progress")
         return b"".join(self._stream.event(name, response=self._document) for name in names)
 
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the stream's events for them."""
-        found = b""
-        for each in events:
-            if isinstance(each, Said):
-                found += self._items.take(each)
-            elif isinstance(each, Ended):
-                self._cut = each.finish is not Finish.STOP
-                found += self._items.close("incomplete" if self._cut else "completed")
-        return found
+    def _said(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, Said):
+            return self._items.take(event)
+        if isinstance(event, Ended):
+            self._cut = event.finish is not Finish.STOP
+            return self._items.close("incomplete" if self._cut else "completed")
+        return b""
 
     def end(self) -> bytes:
         """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off."""
@@ -135,7 +130,7 @@ class ResponseReply:
     def refused(self, refusal: Refusal) -> bytes:
         """Returns the JSON document of an error."""
         self._place.give_up()
-        return encode(error_of(refusal))
+        return super().refused(refusal)
 
     def _finished(self) -> bytes:
         """Returns the finished response as JSON, which is kept."""

@@ -12,7 +12,15 @@ from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
 from ktcli.server.http.constraints import AnswerConstraints
 from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_field, bad_value
+from ktcli.server.http.refusals import (
+    OWN_NAMES,
+    FieldNames,
+    about,
+    bad_field,
+    bad_value,
+    require_at_most,
+    require_within,
+)
 from ktcli.server.http.shapes import with_form
 from ktcli.text.settings import Settings, override
 
@@ -216,16 +224,3 @@ def _is_less(most: int, other: int | None) -> bool:
     if other is None or most < NO_LIMIT:
         return True
     return most != NO_LIMIT and (other == NO_LIMIT or most < other)
-
-
-def require_at_most(field: str, count: int, most: int) -> None:
-    """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
-    if count > most:
-        raise bad_field(field, f"has {count:,} entries; the limit is {most:,}")
-
-
-def require_within(field: str, value: int, least: int, most: int | None) -> None:
-    """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
-    if value < least or (most is not None and value > most):
-        range_ = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise bad_field(field, f"must be {range_}, not {value}")

@@ -8,9 +8,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ktcli.server.http.answering import json_response
 from ktcli.server.http.kept import KeptResponse
-from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_field
+from ktcli.server.http.refusals import Refusal, bad_field, no_path
 from ktcli.server.http.state import owner_of, state_of
 
 _LIMIT, _LIMIT_MOST = 20, 100  # of the items in one list, as OpenAI has them
@@ -31,7 +31,7 @@ async def delete(request: Request) -> Response:
     _found(request)
     id = request.path_params["id"]
     state_of(request).kept.drop(id)
-    return _json({"id": id, "object": "response", "deleted": True})
+    return json_response({"id": id, "object": "response", "deleted": True})
 
 
 async def input_items(request: Request) -> Response:
@@ -62,12 +62,14 @@ async def input_items(request: Request) -> Response:
         if page
         else {"first_id": None, "last_id": None}
     )
-    return _json({"object": "list", "data": page, **ends, "has_more": len(page) < len(items)})
+    return json_response(
+        {"object": "list", "data": page, **ends, "has_more": len(page) < len(items)}
+    )
 
 
 async def others(request: Request) -> Response:
     """Refuses every other path below a response with the status 404."""
-    raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+    raise no_path(request)
 
 
 def _found(request: Request) -> KeptResponse:
@@ -95,7 +97,3 @@ def _whole(item: dict[str, Any]) -> dict[str, Any]:
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
         found["content"] = [{"type": kind, "text": content}]
     return found
-
-
-def _json(document: Any) -> Response:
-    return Response(encode(document), media_type="application/json")

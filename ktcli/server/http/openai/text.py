@@ -14,22 +14,19 @@ from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, PromptProgr
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Candidate, Token
 from ktcli.errors import UsageError
-from ktcli.server.http.answering import Answering
+from ktcli.server.http.answering import Answering, encode
 from ktcli.server.http.body import body_of
 from ktcli.server.http.openai.chat import candidate_of, chance_of
 from ktcli.server.http.openai.envelope import (
-    ALIVE,
     DONE,
-    EVENTS,
     FINGERPRINT,
     FINISH,
-    encode,
-    error_of,
+    OpenAIReply,
     line,
     usage,
 )
 from ktcli.server.http.openai.fields import TextBody
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.refusals import about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.generation import Generation, Generations
 from ktcli.server.models.model import ServedModel
@@ -82,10 +79,8 @@ def _maker(
     return make
 
 
-class TextReply:
+class TextReply(OpenAIReply):
     """The answers as completions of a text."""
-
-    media_type, alive = EVENTS, ALIVE
 
     def __init__(self, generation: Generations, body: TextBody, options: AnswerOptions) -> None:
         self._generation, self._body, self._each = generation, body, options.choices
@@ -104,23 +99,11 @@ class TextReply:
         self._echoed: set[int] = set()  # the choices of a stream whose prompts are out
         self._tokenizer = generation.model.texts.tokenizer
 
-    def begin(self) -> bytes:
-        """Returns the beginning of a stream, which is empty."""
-        return b""
-
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the stream's chunks for them."""
-        return b"".join(self._said(each) for each in events)
-
     def end(self) -> bytes:
         """Returns the end of a stream: a chunk with the usage if it was asked for, then `[DONE]`."""
         if not self._body.wants_usage:
             return DONE
         return line({**self._head, "choices": [], "usage": usage(self._generation, 0)}) + DONE
-
-    def failed(self, refusal: Refusal) -> bytes:
-        """Returns the end of a stream that failed: the error, then `[DONE]`."""
-        return line(error_of(refusal)) + DONE
 
     def whole(self) -> bytes:
         """Returns the completion as one JSON document: all choices, and the usage."""
@@ -131,10 +114,6 @@ class TextReply:
             said = self._choice(at, before + text, self._finish[at], chances + moved)
             choices.append(said)
         return encode({**self._head, "choices": choices, "usage": usage(self._generation, 0)})
-
-    def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
-        return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:
         at = event.choice
