@@ -41,14 +41,16 @@ class ToolChoice:
     field: str = "tool_choice"
 
     @classmethod
-    def of(cls, said: Any, named: Any, *, several: bool) -> ToolChoice:
+    def of(cls, said: Any, named: Any, parallel: bool | None) -> ToolChoice:
         """Returns the choice that OpenAI's `tool_choice` asks for.
 
         Args:
             named: the name of the function in it, where this API has that.
+            parallel: the field `parallel_tool_calls`.
         Raises:
             Refusal: it is none.
         """
+        several = parallel is not False
         if said in (None, "auto", "none"):
             return cls(several=several)
         if said == "required":

@@ -13,9 +13,15 @@ from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.constraints import AnswerConstraints
 from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.foreign import NO_LIMIT, refuse_elsewhere
-from ktcli.server.http.openai.fields import few_tools, require_parameters
+from ktcli.server.http.openai.fields import TOOLS_MOST, require_parameters
 from ktcli.server.http.openai.sampled import Sampled
-from ktcli.server.http.refusals import FieldNames, bad_field, text_in
+from ktcli.server.http.refusals import (
+    FieldNames,
+    bad_field,
+    require_at_most,
+    require_within,
+    text_in,
+)
 from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -128,7 +134,7 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             Refusal: there are too many, or one has no name, or no schema of an object.
         """
         tools = self.tools or []
-        few_tools(tools)
+        require_at_most("tools", len(tools), TOOLS_MOST)
         known = [
             _tool(tool, f"tools[{at}]")
             for at, tool in enumerate(tools)
@@ -161,8 +167,7 @@ class MessagesBody(AnswerConstraints, kw_only=True):
         said, field = self.thinking, "thinking.budget_tokens"
         if said is None or said.type != "enabled" or said.budget_tokens is None:
             return None
-        if said.budget_tokens < 1:
-            raise bad_field(field, f"must be at least 1, not {said.budget_tokens}")
+        require_within(field, said.budget_tokens, 1, None)
         if said.budget_tokens >= most != NO_LIMIT:
             raise bad_field(
                 field, f"must be less than max_tokens ({most}), not {said.budget_tokens}"

@@ -13,7 +13,7 @@ from ktcli.server.http.body import body_of
 from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
 from ktcli.server.http.ollama.fields import keep_s_of
 from ktcli.server.http.openai.embeddings import numbers
-from ktcli.server.http.refusals import Refusal, bad_field
+from ktcli.server.http.refusals import Refusal, require_within
 from ktcli.server.http.state import caller_of, state_of
 
 
@@ -39,8 +39,8 @@ class _EmbedFields(msgspec.Struct):
             Refusal: it is less than one.
         """
         asked = None if self.options is None else self.options.num_ctx
-        if asked is not None and asked < 1:
-            raise bad_field("options.num_ctx", f"must be at least 1, not {asked}")
+        if asked is not None:
+            require_within("options.num_ctx", asked, 1, None)
         return asked or 0
 
 

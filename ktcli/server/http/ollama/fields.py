@@ -17,7 +17,7 @@ from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
 from ktcli.server.http.openai.fields import choice_of, functions
 from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import Sampled, logprobs_of
-from ktcli.server.http.refusals import FieldNames, about, bad_field
+from ktcli.server.http.refusals import FieldNames, about, bad_field, require_within
 from ktcli.server.http.shapes import with_form, with_tools
 from ktcli.server.models.keepalive import keep_seconds
 from ktcli.server.models.prompts import ChatRequest
@@ -65,6 +65,8 @@ _ELSEWHERE_AMONG_OPTIONS = {
     "max_new_tokens": "use options.num_predict",
     "min_new_tokens": "use options.min_tokens",
 }
+# What OpenAI's API has under the same names.
+_SAMPLED = ("temperature top_k top_p min_p presence_penalty frequency_penalty seed stop").split()
 _NAMES = {
     **{
         name: f"options.{name}"
@@ -115,18 +117,11 @@ class OllamaBody(AnswerConstraints):
         given, names = self.options or Options(), self.names
         refuse_elsewhere(self, _ELSEWHERE)
         refuse_elsewhere(given, _ELSEWHERE_AMONG_OPTIONS, names)
-        if given.num_ctx is not None and given.num_ctx < 1:
-            raise bad_field("options.num_ctx", f"must be at least 1, not {given.num_ctx}")
+        if given.num_ctx is not None:
+            require_within("options.num_ctx", given.num_ctx, 1, None)
         said = Sampled(
-            temperature=given.temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            min_p=given.min_p,
             repetition_penalty=given.repeat_penalty,
-            presence_penalty=given.presence_penalty,
-            frequency_penalty=given.frequency_penalty,
-            seed=given.seed,
-            stop=given.stop,
+            **{name: getattr(given, name) for name in _SAMPLED},
             **{**self.given_constraints(), **given.given_constraints()},
         )
         most = given.num_predict
@@ -190,14 +185,13 @@ class OllamaChatBody(OllamaBody):
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
-        choice = choice_of(self.tool_choice, several=self.parallel_tool_calls is not False)
+        choice = choice_of(self.tool_choice, self.parallel_tool_calls)
         return with_tools(self.answer_options(settings), self._offered, choice, self.names)
 
     @property
     def _offered(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
-        tools = functions(self.tools)
-        return [] if self.tool_choice == "none" else tools
+        return functions(self.tools, self.tool_choice)
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.

@@ -12,6 +12,7 @@ from ktcli.server.http.answering import encode
 from ktcli.server.http.body import body_of
 from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
 from ktcli.server.http.foreign import not_supported
+from ktcli.server.http.openai.fields import token_ids
 from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.embedding import F32Array
@@ -58,9 +59,7 @@ def _text(said: Any) -> Text:
     """Returns one text, or the ids of one. Raises: Refusal: it is neither, or empty."""
     if isinstance(said, str) and said:
         return said
-    ids = said if isinstance(said, list) else []
-    ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
-    if said == "" or not ids or not all(type(each) is int for each in ids):
+    if not (ids := token_ids(said)):
         raise bad_field(
             "input",
             "must be a string or a list of token ids, or a list of either, and must not be empty",

@@ -56,7 +56,8 @@ class ChatBody(Sampled):
         if self.max_completion_tokens is not None:
             most, names = self.max_completion_tokens, FieldNames(max_tokens="max_completion_tokens")
         options = self.answer_options(settings, most, chances, names)
-        return with_tools(options, self.offered, self._choice)
+        tools = self.offered
+        return with_tools(options, tools, choice_of(self.tool_choice, self.parallel_tool_calls))
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
@@ -71,7 +72,8 @@ class ChatBody(Sampled):
             plain_message(each, f"messages[{at}]", asked=at == last)
             for at, each in enumerate(self.messages)
         ]
-        variables = {**settings.variables, **self._variables()}
+        variables = {**settings.variables, **effort_variables(self.reasoning_effort)}
+        variables |= own_variables(self.chat_template_kwargs)
         if self.offered:
             variables["tools"] = self.offered
         if self.add_generation_prompt is False:
@@ -100,23 +102,7 @@ class ChatBody(Sampled):
         Raises:
             Refusal: one of them is invalid, or there are too many.
         """
-        tools = functions(self.tools)
-        return [] if self.tool_choice == "none" else tools
-
-    @property
-    def _choice(self) -> ToolChoice:
-        """Returns how the tools are to be used.
-
-        Raises:
-            Refusal: in a way that is not supported.
-        """
-        return choice_of(self.tool_choice, several=self.parallel_tool_calls is not False)
-
-    def _variables(self) -> dict[str, Any]:
-        return {
-            **effort_variables(self.reasoning_effort),
-            **own_variables(self.chat_template_kwargs),
-        }
+        return functions(self.tools, self.tool_choice)
 
 
 class TextBody(Sampled):
@@ -146,7 +132,8 @@ class TextBody(Sampled):
             Refusal: they are neither, or there are too many.
         """
         said = self.prompt
-        several = said if isinstance(said, list) and said and _is_prompt(said[0]) else [said]
+        is_list = isinstance(said, list) and said and isinstance(said[0], str | list)
+        several = said if is_list else [said]
         require_at_most("prompt", len(several), PROMPTS_MOST)
         choices = len(several) * (self.n or 1)
         if choices > PROMPTS_MOST:
@@ -156,19 +143,20 @@ class TextBody(Sampled):
         return [_prompt(each) for each in several]
 
 
-def _is_prompt(said: Any) -> bool:
-    return isinstance(said, str | list)
-
-
 def _prompt(said: Any) -> str | list[int]:
     """Returns one prompt. Raises: Refusal: it is neither a text nor token ids."""
     if isinstance(said, str):
         return said
-    ids: list[Any] = said if isinstance(said, list) and said else [None]
-    ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
-    if not all(type(each) is int for each in ids):
+    if not (ids := token_ids(said)):
         raise bad_field("prompt", "must be a string, a list of token ids, or a list of either")
     return ids
+
+
+def token_ids(said: Any) -> list[int]:
+    """Returns a list of token ids, some of which may be written as floats; []: it is something else."""
+    found = said if isinstance(said, list) else []
+    found = [int(each) if isinstance(each, float) and each.is_integer() else each for each in found]
+    return found if all(type(each) is int for each in found) else []
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
@@ -195,26 +183,26 @@ def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
     return said or {}
 
 
-def choice_of(said: str | dict[str, Any] | None, *, several: bool = True) -> ToolChoice:
-    """Returns the choice that a `tool_choice` asks for. Raises: Refusal: it is none."""
+def choice_of(said: str | dict[str, Any] | None, parallel: bool | None) -> ToolChoice:
+    """Returns the choice that `tool_choice` and `parallel_tool_calls` ask for. Raises: Refusal: it is none."""
     function = said.get("function") if isinstance(said, dict) else None
     named = function.get("name") if isinstance(function, dict) else None
-    return ToolChoice.of(said, named, several=several)
+    return ToolChoice.of(said, named, parallel)
 
 
-def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Returns the tools of a request, checked.
+def functions(tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str, Any]]:
+    """Returns the tools of a request, checked; none of them where its choice of tools is "none".
 
     Raises:
         Refusal: one names no function, or its parameters are not the schema of an object, or there are too many.
     """
-    few_tools(tools or ())
+    require_at_most("tools", len(tools or ()), TOOLS_MOST)
     for at, tool in enumerate(tools or ()):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_value(f"tools[{at}]", f"tools[{at}].function.name must be a string")
         require_parameters(function.get("parameters"), f"tools[{at}].function.parameters")
-    return tools or []
+    return [] if choice == "none" else tools or []
 
 
 def require_parameters(schema: Any, field: str) -> None:
@@ -231,12 +219,3 @@ def require_parameters(schema: Any, field: str) -> None:
     if kind != "object":
         said = f"{field}.type must be 'object', not {str(kind)[:40]!r}"
         raise bad_value(field, said)
-
-
-def few_tools(tools: Sequence[Any]) -> None:
-    """Checks the number of tools of a request.
-
-    Raises:
-        Refusal: there are too many.
-    """
-    require_at_most("tools", len(tools), TOOLS_MOST)
