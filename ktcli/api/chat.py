@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.api.engine import TextEngine
+from ktcli.api.engine import TextEngine, settings_over
 from ktcli.api.prompts import MORE_CONTEXT
 from ktcli.api.result import GenerationResult, without_thoughts
-from ktcli.api.settings import settings_over
 from ktcli.chat.chat import Chat
 from ktcli.dialogue.answer import AnswerRun
 from ktcli.errors import ContextFull

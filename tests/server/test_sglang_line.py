@@ -25,9 +25,16 @@ from ktcli.models import build
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Request
-from ktcli.server.sglang.checking import OtherFlags, require_accepted
 from ktcli.server.sglang.families import FAMILIES, METHODS, STORED, stored_of
-from ktcli.server.sglang.flags import EngineFlag, FlagTable, parser_of, recorded, table_of
+from ktcli.server.sglang.flags import (
+    EngineFlag,
+    FlagTable,
+    OtherFlags,
+    parser_of,
+    recorded,
+    require_accepted,
+    table_of,
+)
 from ktcli.server.sglang.line import HIDDEN, ServerLine
 from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangOptions
 from ktcli.server.sglang.source import flags_in, read_flags

@@ -247,8 +247,7 @@ def _settings(
         KtError: smg is not installed, no server answers, or two differ.
     """
     from ktcli.server.router.asking import facts_of_those_there
-    from ktcli.server.router.facts import require_agreement
-    from ktcli.server.router.plan import plan_for
+    from ktcli.server.router.plan import plan_for, require_agreement
     from ktcli.server.router.supervision import RouterSettings
 
     engine = engines.require(ENGINE)

@@ -49,8 +49,7 @@ from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import Refusal, require_within
 from ktcli.server.http.state import ServerState, recorded_space, state_of
 from ktcli.server.models.constraining import submitted
-from ktcli.server.models.loaded import Lease
-from ktcli.server.models.model import ServedModel
+from ktcli.server.models.model import Lease, ServedModel
 from ktcli.server.models.source import ModelSource
 
 _MOST_DRAWN = 1 << 62

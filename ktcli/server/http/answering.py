@@ -19,7 +19,7 @@ from ktcli.dialogue.answer import AnswerEvent, Ended
 from ktcli.engine.request import Finish
 from ktcli.server.http.refusals import Refusal, refusal_of
 from ktcli.server.models.generation import Generation, Generations
-from ktcli.server.tracing.inference import INFERENCE
+from ktcli.server.tracing.spans import INFERENCE
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -21,7 +21,6 @@ from ktcli.server.http.anthropic.messages import STREAM as ANTHROPIC
 from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.anthropic.messages import error_of as anthropic_error
 from ktcli.server.http.guard import Guard
-from ktcli.server.http.loads import loads, server_info
 from ktcli.server.http.ollama import embed as ollama_embed
 from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
@@ -42,6 +41,7 @@ from ktcli.server.http.openai.responses import STREAM as RESPONSES
 from ktcli.server.http.openai.responses import input_tokens, responses
 from ktcli.server.http.openai.text import completions
 from ktcli.server.http.openapi import openapi
+from ktcli.server.http.own import loads, server_info
 from ktcli.server.http.page import files as page
 from ktcli.server.http.refusals import Refusal, refusal_of
 from ktcli.server.http.state import ServerState

@@ -14,7 +14,7 @@ from ktcli.server.http.refusals import Refusal, about, bad_value
 from ktcli.server.http.state import ServerState
 from ktcli.server.models.embedding import EmbeddingRun, Embeddings, F32Array
 from ktcli.server.models.textids import EmbeddingRequest, Text, require_few, shortened
-from ktcli.server.tracing.inference import INFERENCE
+from ktcli.server.tracing.spans import INFERENCE
 
 _ROWS = 32  # vectors that are written at once
 USUAL = "qwen3-embedding-0.6b"  # the model of the catalogue that refusals name

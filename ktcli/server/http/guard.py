@@ -27,11 +27,9 @@ from ktcli.server.http.access import (
     preflight_headers,
 )
 from ktcli.server.http.answering import NOTED, App, Receive, Scope, Send
-from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
-from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
+from ktcli.server.http.body import BODY, BYTE_ORDER_MARK, RESERVATION, Bodies, BodyReservation
 from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.page.files import PATHS
-from ktcli.server.http.paths import meant_path
 from ktcli.server.http.refusals import Refusal, no_path
 from ktcli.server.http.state import KEY_NAME, Rules
 from ktcli.server.process.drain import Drain, cut_off
@@ -279,3 +277,29 @@ def _key_name(headers: Headers, keys: ApiKeys) -> str | None:
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     name = keys.name_of(bearer)
     return keys.name_of(headers.get("x-api-key", "")) if name is None else name
+
+
+_ADDRESS = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+# The paths of OpenAI's and Anthropic's APIs, behind the `/v1` that belongs to the address.
+_UNVERSIONED = re.compile(
+    r"/(?:chat/completions(?:/render|/input_tokens)?|completions|embeddings|models(?:/.+)?|messages(?:/count_tokens)?"
+    r"|responses(?:/.+)?)"
+)
+# Paths of this server that clients ask for behind an address that ends in `/v1`.
+_OWN = re.compile(r"/v1/(?:tokenize|detokenize|apply-template|props|version|health|metrics)")
+
+
+def meant_path(path: str, root: str = "") -> str:
+    """Returns the path of the server that a request means.
+
+    Args:
+        path: the target of the request, decoded, without its query.
+        root: the path below which a proxy publishes the server; it may have taken it off.
+    """
+    found = _ADDRESS.sub("", path, count=1) if _ADDRESS.match(path) else path
+    if root and (found == root or found.startswith(f"{root}/")):
+        found = found.removeprefix(root)
+    found = found.rstrip("/") or "/"
+    if _OWN.fullmatch(found):
+        return found.removeprefix("/v1")
+    return f"/v1{found}" if _UNVERSIONED.fullmatch(found) else found

@@ -29,8 +29,7 @@ from ktcli.server.models.constraining import submitted
 from ktcli.server.models.generation import Generation
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.libraryeditor import LibraryEditor
-from ktcli.server.models.loaded import Lease
-from ktcli.server.models.model import ServedModel
+from ktcli.server.models.model import Lease, ServedModel
 from ktcli.server.models.prompts import PromptMaker
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelFacts, ModelSource

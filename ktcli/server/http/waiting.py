@@ -26,8 +26,7 @@ from ktcli.server.http.answering import (
     send_body,
     send_start,
 )
-from ktcli.server.http.bodies import RESERVATION
-from ktcli.server.http.body import BODY
+from ktcli.server.http.body import BODY, RESERVATION
 from ktcli.server.http.refusals import Refusal
 
 SILENT_S = 3.0  # until a stream begins without its answer

@@ -24,7 +24,7 @@ from ktcli.records import dataclass
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.textids import TOKENS_MOST, EmbeddingRequest, TextCutter, TextIds
-from ktcli.server.tracing.inference import Inference
+from ktcli.server.tracing.spans import Inference
 
 _AT_ONCE = 32  # texts that are with the engine at once, of one request
 

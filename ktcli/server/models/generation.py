@@ -16,8 +16,8 @@ from ktcli.engine.request import Answer, Finish, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.tier import Tier
 from ktcli.server.http.metrics import Metrics
-from ktcli.server.models.loaded import Lease
-from ktcli.server.tracing.inference import Inference, finish_of
+from ktcli.server.models.model import Lease
+from ktcli.server.tracing.spans import Inference, finish_of
 from ktcli.threads import BackgroundCall
 
 PERSIST_S = 10.0  # the longest that the end of an answer waits for its pages to be stored

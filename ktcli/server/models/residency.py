@@ -30,8 +30,7 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.records import dataclass
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.models.jobs import Jobs
-from ktcli.server.models.loaded import Lease, LoadedModel
-from ktcli.server.models.model import ServedModel
+from ktcli.server.models.model import Lease, LoadedModel, ServedModel
 from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.threadpool import Threads
 

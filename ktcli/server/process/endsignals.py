@@ -1,7 +1,8 @@
-"""Calls a function on the signals that tell a process to end, instead of ending it."""
+"""Handles the signals that tell a process to end; SIGHUP may also ask it to read its files again."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,3 +30,15 @@ def on_end_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class StartingTerminal:
+    """The terminal from which the process was started, if there was one."""
+
+    def __init__(self) -> None:
+        self._files = [each for each in range(3) if os.isatty(each)]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there was a terminal and it is closed; `isatty` is false for a closed one."""
+        return bool(self._files) and not any(os.isatty(each) for each in self._files)

@@ -30,9 +30,9 @@ from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.drain import cut_off
+from ktcli.server.process.endsignals import StartingTerminal
 from ktcli.server.process.listening import IDLE_S, Connection
 from ktcli.server.process.requestrecorder import RequestRecorder
-from ktcli.server.process.terminal import StartingTerminal
 from ktcli.server.tracing.spans import Trace
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer

@@ -17,7 +17,7 @@ from ktcli.client.http import HttpClient, NoResponse
 from ktcli.client.listing import ListedModel, listed_models
 from ktcli.errors import KtError, UsageError, hinted
 from ktcli.server.router.counters import Counters, cached_share, counters_in, mean, ratio
-from ktcli.server.router.facts import ServerFacts
+from ktcli.server.router.plan import ServerFacts
 from ktcli.smallfiles import json_object
 from ktcli.threadpool import Threads
 

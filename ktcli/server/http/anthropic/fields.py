@@ -10,9 +10,8 @@ import msgspec
 
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.constraints import AnswerConstraints
+from ktcli.server.http.constraints import NO_LIMIT, AnswerConstraints, refuse_elsewhere
 from ktcli.server.http.contents import last_question, text_of
-from ktcli.server.http.foreign import NO_LIMIT, refuse_elsewhere
 from ktcli.server.http.openai.fields import TOOLS_MOST, require_parameters
 from ktcli.server.http.openai.sampled import Sampled
 from ktcli.server.http.refusals import (

@@ -23,7 +23,7 @@ from ktcli.server.http.refusals import Refusal, about
 from ktcli.server.http.state import ServerState, caller_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
-from ktcli.server.models.loaded import Lease
+from ktcli.server.models.model import Lease
 from ktcli.server.models.prompts import PromptMaker
 
 LINES = "application/x-ndjson"

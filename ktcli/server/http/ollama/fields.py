@@ -11,11 +11,14 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.errors import ContextFull
-from ktcli.server.http.constraints import AnswerConstraints
-from ktcli.server.http.contents import last_question, unseen
-from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
+from ktcli.server.http.constraints import (
+    NO_LIMIT,
+    AnswerConstraints,
+    not_supported,
+    refuse_elsewhere,
+)
+from ktcli.server.http.contents import last_question, plain_message, unseen
 from ktcli.server.http.openai.fields import choice_of, functions
-from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import Sampled, logprobs_of
 from ktcli.server.http.refusals import FieldNames, about, bad_field, require_within
 from ktcli.server.http.shapes import with_form, with_tools

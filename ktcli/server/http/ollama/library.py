@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from ktcli.server.http.answering import ALIVE_S, App, encode, json_response
 from ktcli.server.http.body import body_of
-from ktcli.server.http.foreign import not_supported
+from ktcli.server.http.constraints import not_supported
 from ktcli.server.http.guard import is_owner
 from ktcli.server.http.ollama.chat import ALIVE, LINES
 from ktcli.server.http.refusals import Refusal, no_path

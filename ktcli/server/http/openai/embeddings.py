@@ -10,8 +10,8 @@ from starlette.requests import Request
 
 from ktcli.server.http.answering import encode
 from ktcli.server.http.body import body_of
+from ktcli.server.http.constraints import not_supported
 from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
-from ktcli.server.http.foreign import not_supported
 from ktcli.server.http.openai.fields import token_ids
 from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of

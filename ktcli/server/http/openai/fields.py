@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.contents import last_question
-from ktcli.server.http.openai.message import plain_message
+from ktcli.server.http.contents import last_question, plain_message
 from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled, logprobs_of
 from ktcli.server.http.refusals import (
     OWN_NAMES,

@@ -14,15 +14,14 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.records import dataclass
-from ktcli.server.http.contents import last_question
-from ktcli.server.http.foreign import refuse_elsewhere
+from ktcli.server.http.constraints import refuse_elsewhere
+from ktcli.server.http.contents import last_question, plain_message
 from ktcli.server.http.openai.fields import (
     TOOLS_MOST,
     effort_variables,
     own_variables,
     require_parameters,
 )
-from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled
 from ktcli.server.http.refusals import (
     OWN_NAMES,

@@ -10,8 +10,12 @@ import msgspec
 
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
-from ktcli.server.http.constraints import AnswerConstraints
-from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
+from ktcli.server.http.constraints import (
+    NO_LIMIT,
+    AnswerConstraints,
+    not_supported,
+    refuse_elsewhere,
+)
 from ktcli.server.http.refusals import (
     OWN_NAMES,
     FieldNames,

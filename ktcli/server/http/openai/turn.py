@@ -14,8 +14,7 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.server.http.answering import encode
-from ktcli.server.http.bodies import RESERVATION
-from ktcli.server.http.body import BODY, require_decodable
+from ktcli.server.http.body import BODY, RESERVATION, require_decodable
 from ktcli.server.http.kept import EACH_BYTES_MOST, KeptResponse, KeptResponses, KeptSlot
 from ktcli.server.http.openai.response_fields import ResponseBody, Turn
 from ktcli.server.http.refusals import Refusal, text_in
