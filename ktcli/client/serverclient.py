@@ -1,7 +1,7 @@
 """Asks one server for its list of models, and for chat completions as streams.
 
-In a stream of events each line with data is a JSON object, and `[DONE]` ends it. It is foreign input, without end if its
-sender likes: lines, and all of it, are bounded. One that ends without `[DONE]` was cut off; one with an error in it
+In a stream of events each line with data is a JSON object, and `[DONE]` ends it. It is foreign input, without end if
+its sender likes: lines, and all of it, are bounded. One that ends without `[DONE]` was cut off; one with an error in it
 failed, whatever follows.
 """
 

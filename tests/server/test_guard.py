@@ -166,7 +166,7 @@ def test_a_log_for_programs_is_json_throughout(
 def test_unfinished_bodies_are_bounded_together(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "ALL_BYTES", 1 << 20)
+    monkeypatch.setattr(body, "ALL_BYTES", 1 << 20)
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n".encode()
     clients = []
     part = b" " * (body.FREE_BYTES + (300 << 10))

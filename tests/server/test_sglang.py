@@ -240,7 +240,7 @@ def test_what_it_prints_is_kept_within_a_bound(fake: FakeSglang, size: int, tmp_
 
 
 def test_the_log_keeps_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boundedlog, "LOG_BYTES", 100)
+    monkeypatch.setattr(process, "LOG_BYTES", 100)
     log = BoundedLog(tmp_path / "log")
     for number in range(50):
         log.write(b"line %d\n" % number)

@@ -1,4 +1,4 @@
-"""A model that is served: its engine on a separate thread, its text files, and the leases that prevent its unloading."""
+"""A model that is served: its engine on a thread of its own, its text files, and leases that prevent its unloading."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Makes the spans of a request once it has been answered: of the HTTP request, and below it of the model's work, of which
-they say counts and times, no text.
+"""Makes the spans of a request once it has been answered: of the HTTP request, and below it of the model's work, with
+counts and times, no text.
 
 Names and attributes are those of OpenTelemetry's semantic conventions for HTTP servers and generative AI. A request
 that came with a `traceparent` continues that trace. Nothing is made while a model computes.
