@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pooling import PooledRows
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
-from ktcli.errors import Busy, KtError, UsageError
+from ktcli.errors import KtError, UsageError
 from ktcli.models.pooling import TextPooling
 from ktcli.records import dataclass
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.textids import TOKENS_MOST, EmbeddingRequest, TextCutter, TextIds
+from ktcli.server.process.drain import shutting_down
 from ktcli.server.tracing.spans import Inference
 
 _AT_ONCE = 32  # texts that are with the engine at once, of one request
@@ -132,8 +133,7 @@ class EmbeddingRun:
         finished = await ended
         self._answers.remove(answer)
         if finished.finish in (Finish.FAILED, Finish.CANCELLED):
-            ending = Busy("the server is shutting down", hint="try again once it has restarted")
-            raise finished.error or ending
+            raise finished.error or shutting_down()
         return answer
 
     def _vector(self, answer: Answer) -> F32Array:

@@ -19,6 +19,7 @@ from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import Busy, DeviceError, KtError
 from ktcli.server.models.timelines import Timelines
+from ktcli.server.process.drain import shutting_down
 from ktcli.threads import Daemon
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class EngineThread:
         """
         with self._work:
             if self._ends_s is not None and not goes_on:
-                raise Busy("the server is shutting down", hint="try again once it has restarted")
+                raise shutting_down()
             if self.failure is not None:
                 raise Busy(str(self.failure), hint=_AGAIN)
             sequence = self._timelines.take(conversation)
@@ -110,7 +111,7 @@ class EngineThread:
 
         with self._work:
             if self._ends_s is not None:
-                raise Busy("the server is shutting down", hint="try again once it has restarted")
+                raise shutting_down()
             self._jobs.append(job)
             self._work.notify()
         return done

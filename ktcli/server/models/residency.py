@@ -24,7 +24,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.talking import give_back_memory
 from ktcli.engine.scheduler import Limits
 from ktcli.engine.waiting import require_room
-from ktcli.errors import Busy, DeviceError
+from ktcli.errors import DeviceError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.records import dataclass
@@ -32,6 +32,7 @@ from ktcli.server.http.refusals import Refusal
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.model import Lease, LoadedModel, ServedModel
 from ktcli.server.models.source import FOREVER, ModelSource
+from ktcli.server.process.drain import shutting_down
 from ktcli.threadpool import Threads
 
 T = TypeVar("T")
@@ -138,7 +139,7 @@ class Residency:
     async def _wait_for(self, source: ModelSource, keep_s: float | None) -> Lease:
         """Returns a lease of a model, however many wait already; raises as `lease`."""
         if self._stopping:
-            raise _ending()
+            raise shutting_down()
         waiter = _Waiter(source, keep_s, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._changed.set()
@@ -172,7 +173,7 @@ class Residency:
         self._changed.set()
         for waiter in self._waiters:
             if not waiter.lease.done():
-                waiter.lease.set_exception(_ending())
+                waiter.lease.set_exception(shutting_down())
 
     async def close(self) -> None:
         """Closes all models; answers in progress are cancelled."""
@@ -371,7 +372,3 @@ def _lease(loaded: LoadedModel, keep_s: float | None) -> Lease:
 
 def _resident_bytes() -> int:
     return resident_bytes(SYSTEM_ROOT) or 0
-
-
-def _ending() -> Busy:
-    return Busy("the server is shutting down", hint="try again once it has restarted")

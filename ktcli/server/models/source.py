@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from ktcli.assembly.adapters import digest_of
 from ktcli.assembly.beside import HeldMemory, MemoryFit, fit_beside
-from ktcli.assembly.listener import Bar, Listener
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.talking import Opening, OpenModel, after_failure, open_read
-from ktcli.errors import Busy, DeviceError, NotFound
+from ktcli.errors import DeviceError, NotFound
 from ktcli.manifest import PACK
 from ktcli.models import build
 from ktcli.models.pooling import TextPooling, read_pooling
 from ktcli.records import dataclass
+from ktcli.server.process.drain import shutting_down
+from ktcli.server.process.supervisor import WatchedListener
 from ktcli.store import adapters, catalog, library
 from ktcli.text.model import TextModel, read_text_model
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
@@ -147,7 +147,12 @@ class ModelSource:
         """
         how = self.how
         wanted = replace(how.wanted, context=fit.context)
-        listener = _Stoppable(how.listener, is_stopped)
+
+        def go_on(done: int, total: int | None) -> None:
+            if is_stopped():
+                raise shutting_down()
+
+        listener = WatchedListener(how.listener, lambda title: go_on)
         return open_read(
             self.ready, texts, self.asked, replace(how, wanted=wanted, listener=listener)
         )
@@ -185,41 +190,3 @@ def _as_known(pooling: TextPooling | None, pack: Pack) -> TextPooling | None:
         None if profile is None else read_pooling(profile.config, build(pack.config).spec.hidden)
     )
     return pooling if known is None else replace(pooling, any_length=known.any_length)
-
-
-class _Stoppable:
-    """A listener whose progress stops the work when it is asked to."""
-
-    def __init__(self, listener: Listener, is_stopped: Callable[[], bool]) -> None:
-        self._listener, self._is_stopped = listener, is_stopped
-        self.note, self.warn = listener.note, listener.warn
-
-    def agree(self, offer: Iterable[str], command: str) -> None:
-        self._listener.agree(offer, command)
-
-    def progress(
-        self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
-    ) -> AbstractContextManager[Bar]:
-        return self._bar(self._listener.progress(title, total, unit=unit, done=done))
-
-    @contextmanager
-    def _bar(self, inner: AbstractContextManager[Bar]) -> Iterator[Bar]:
-        with inner as bar:
-            yield _StoppableBar(bar, self._is_stopped)
-
-
-class _StoppableBar:
-    def __init__(self, bar: Bar, is_stopped: Callable[[], bool]) -> None:
-        self._bar, self._is_stopped = bar, is_stopped
-
-    def advance(self, amount: int = 1) -> None:
-        self._check()
-        self._bar.advance(amount)
-
-    def update(self, *, done: int, total: int | None = None) -> None:
-        self._check()
-        self._bar.update(done=done, total=total)
-
-    def _check(self) -> None:
-        if self._is_stopped():
-            raise Busy("the server is shutting down", hint="try again once it has restarted")

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def on_end_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Opens a context in which `stop` is called for each signal that ends the process; signals that the parent process
-    ignored stay ignored.
-    """
+def signals_handled(handle: Callable[[int], object], signals: Iterable[int]) -> Iterator[None]:
+    """Opens a context in which `handle` is called with the number of each of some signals that comes."""
 
     def heard(number: int, frame: FrameType | None) -> None:
-        stop()
+        handle(number)
 
-    before = {
-        each: signal.signal(each, heard)
-        for each in _ENDING
-        if signal.getsignal(each) is not signal.SIG_IGN
-    }
+    before = {each: signal.signal(each, heard) for each in signals}
     try:
         yield
     finally:

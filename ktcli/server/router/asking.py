@@ -146,6 +146,12 @@ def context_of(address: ServerAddress, key: str, model: str) -> int | None:
     return _row(address, _models_of(address, key), model).context
 
 
+def counters_of(address: ServerAddress, key: str = "", answer_s: float = 0.0) -> Counters:
+    """Returns the counters of a server; none if it does not respond in time, see `ask`."""
+    reply = _asked_or_none(address, "/metrics", key, answer_s)
+    return Counters({}) if reply is None else counters_in(reply.body)
+
+
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
     """Returns the facts of a server, completed by the traffic in its counters."""
     measured_s = mean(counters, "inter_token_latency_seconds", "time_per_output_token_seconds")
@@ -207,9 +213,11 @@ def _row(address: ServerAddress, rows: Sequence[ListedModel], wanted: str) -> Li
     return rows[0]
 
 
-def _asked_or_none(address: ServerAddress, path: str, key: str) -> HttpReply | None:
+def _asked_or_none(
+    address: ServerAddress, path: str, key: str, answer_s: float = 0.0
+) -> HttpReply | None:
     try:
-        return ask(address, path, key)
+        return ask(address, path, key, answer_s=answer_s)
     except KtError:
         return None
 

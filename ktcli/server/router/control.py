@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ktcli.errors import UsageError
-from ktcli.server.process.controlsocket import ControlAnswers
+from ktcli.server.process.controlsocket import start_answering
 from ktcli.server.process.discovery import Status
 from ktcli.server.router.address import address_of
 from ktcli.server.router.status import RouterStatus, status_of_router
@@ -35,7 +35,7 @@ def answer_at(listening: socket.socket, router: RouterSupervisor) -> None:
         ("POST", SERVERS): lambda body: _added(router, _change(body)),
         ("DELETE", SERVERS): lambda body: _removed(router, _change(body)),
     }
-    ControlAnswers(listening, answers).start()
+    start_answering(listening, answers)
 
 
 def _change(body: Any) -> ServerChange:

@@ -12,8 +12,8 @@ import msgspec
 from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError
 from ktcli.records import dataclass
-from ktcli.server.router.asking import HttpReply, ask
-from ktcli.server.router.counters import Counters, counters_in
+from ktcli.server.router.asking import HttpReply, ask, counters_of
+from ktcli.server.router.counters import Counters
 from ktcli.server.router.plan import RouterPlace
 
 _POLL_S = 0.1
@@ -111,11 +111,7 @@ class SmgClient:
 
     def counters(self) -> Counters:
         """Returns its counters; none if it does not respond."""
-        address = ServerAddress("http", "127.0.0.1", self.place.metrics_port)
-        try:
-            return counters_in(ask(address, "/metrics").body)
-        except KtError:
-            return Counters({})
+        return counters_of(ServerAddress("http", "127.0.0.1", self.place.metrics_port))
 
     def _asked(self, method: str, path: str, body: Mapping[str, str] | None = None) -> HttpReply:
         try:

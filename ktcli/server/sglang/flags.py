@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NoReturn
+
+import msgspec
 
 from ktcli.errors import KtError, UsageError
 from ktcli.records import dataclass
@@ -63,39 +64,12 @@ class FlagTable:
         """Returns the flags by each of their spellings."""
         return {name: flag for flag in self.flags for name in flag.names}
 
-    def document(self) -> dict[str, Any]:
-        """Returns the table as a JSON object; empty fields are left out."""
-        silent = asdict(EngineFlag((), ""))
-        flags = [
-            {key: value for key, value in asdict(flag).items() if value != silent[key]}
-            for flag in self.flags
-        ]
-        return {"version": self.version, "architectures": [*self.architectures], "flags": flags}
-
-
-def table_of(found: Mapping[str, Any]) -> FlagTable:
-    """Returns the table that `FlagTable.document` wrote."""
-    flags = []
-    for row in found["flags"]:
-        choices = row.get("choices")
-        flags.append(
-            EngineFlag(
-                tuple(row["names"]),
-                row["kind"],
-                row.get("nargs", ""),
-                None if choices is None else tuple(choices),
-                row.get("default"),
-                row.get("required", False),
-            )
-        )
-    return FlagTable(found["version"], tuple(flags), tuple(found["architectures"]))
-
 
 @cache
 def recorded() -> FlagTable:
     """Returns the flags of the version that was tested."""
-    text = data_path("profiles", "engines", "sglang-kt.json").read_text(encoding="utf-8")
-    return table_of(json.loads(text))
+    data = data_path("profiles", "engines", "sglang-kt.json").read_bytes()
+    return msgspec.json.decode(data, type=FlagTable)
 
 
 def parser_of(flags: Iterable[EngineFlag]) -> argparse.ArgumentParser:

@@ -16,8 +16,8 @@ from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
-from ktcli.server.router.asking import ask
-from ktcli.server.router.counters import Counters, counters_in
+from ktcli.server.router.asking import ask, counters_of
+from ktcli.server.router.counters import Counters
 from ktcli.server.router.smg import here
 from ktcli.server.sglang.failures import why_ended
 from ktcli.server.sglang.line import ServerLine
@@ -122,10 +122,7 @@ class EngineProcess(LoggedChild):
 
     def counters(self) -> Counters:
         """Returns its counters; none if it does not respond at once."""
-        with contextlib.suppress(KtError):
-            reply = ask(self._address, "/metrics", self._key, answer_s=_COUNTERS_ANSWER_S)
-            return counters_in(reply.body)
-        return Counters({})
+        return counters_of(self._address, self._key, _COUNTERS_ANSWER_S)
 
     def why(self) -> KtError:
         """Returns the reason why it has ended, once it has, with all processes that it started."""

@@ -17,7 +17,7 @@ from ktcli.assembly.listener import Listener
 from ktcli.errors import KtError, UsageError
 from ktcli.records import dataclass
 from ktcli.server.process.childsupervisor import POLL_S, ChildSupervisor, RestartPace
-from ktcli.server.process.controlsocket import ControlAnswers
+from ktcli.server.process.controlsocket import start_answering
 from ktcli.server.process.discovery import LoadedStatus, Status
 from ktcli.server.process.draintime import DRAIN_MOST_S
 from ktcli.server.sglang.line import ServerLine
@@ -147,7 +147,7 @@ def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
         ("GET", "/server"): lambda _: engine_status(supervisor),
         ("POST", "/server/drain"): lambda body: _set_drain(supervisor, body),
     }
-    ControlAnswers(listening, answers).start()
+    start_answering(listening, answers)
 
 
 def engine_status(supervisor: EngineSupervisor) -> Status:
