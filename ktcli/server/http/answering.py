@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.dialogue.answer import AnswerEvent, Ended
@@ -107,7 +108,7 @@ class Answering:
         end = (
             reply.end()
             if self._error is None
-            else reply.failed(refusal_of(self._scope, self._error))
+            else reply.failed(refusal_of(Request(self._scope), self._error))
         )
         await send_body(send, end, more=False)
 
@@ -118,7 +119,7 @@ class Answering:
             await self._start(send, 200, "application/json", {})
             await send_body(send, self._reply.whole(), more=False)
             return
-        refusal = refusal_of(self._scope, self._error)
+        refusal = refusal_of(Request(self._scope), self._error)
         await self._start(send, refusal.status, "application/json", refusal.headers)
         await send_body(send, self._reply.refused(refusal), more=False)
 

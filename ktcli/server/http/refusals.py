@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from ktcli.errors import (
@@ -162,12 +163,25 @@ def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def refusal_of(scope: MutableMapping[str, Any], error: Exception) -> Refusal:
+def refusal_of(request: Request, error: Exception) -> Refusal:
     """Returns the HTTP error for an exception; writes a line to the server's log if it is unexpected."""
+    if isinstance(error, HTTPException):
+        return _of_starlette(request, error)
     refusal = Refusal.of(error)
     if refusal.code == "internal_error":
-        scope["app"].state.server.listener.warn(_log_line_of(error))
+        request.app.state.server.listener.warn(_log_line_of(error))
     return refusal
+
+
+def _of_starlette(request: Request, error: HTTPException) -> Refusal:
+    path = request.url.path[:200]
+    doubled = " (set the address without /v1)" if path.startswith(("/v1/v1/", "/v1/api/")) else ""
+    said = {
+        404: f"Not Found: {path}{doubled}",
+        405: f"Method Not Allowed: {request.method} {path}",
+    }
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "")
+    return Refusal(error.status_code, said.get(error.status_code, error.detail), "", code)
 
 
 def _log_line_of(error: Exception) -> str:

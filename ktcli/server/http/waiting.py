@@ -27,7 +27,7 @@ from ktcli.server.http.answering import (
     send_start,
 )
 from ktcli.server.http.body import BODY, RESERVATION
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, refusal_of
 
 SILENT_S = 3.0  # until a stream begins without its answer
 
@@ -54,19 +54,16 @@ class _StreamOption(msgspec.Struct):
     stream: bool | None = None
 
 
-def waiting_handler(
-    handler: Handler, style: StreamStyle | None, refuse: Callable[[Request, Exception], Refusal]
-) -> Handler:
+def waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:
     """Returns a handler that runs another one and keeps its connection alive until that one has made its response.
 
     Args:
         style: of the streams that the handler makes; None: it makes none.
-        refuse: returns what a client is told of an error.
     """
 
     @functools.wraps(handler)
     async def handle(request: Request) -> App:
-        return _WaitingReply(handler, style, refuse, request)
+        return _WaitingReply(handler, style, request)
 
     return handle
 
@@ -74,15 +71,8 @@ def waiting_handler(
 class _WaitingReply:
     """An ASGI application that answers one request with what its handler makes, however long that takes."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        style: StreamStyle | None,
-        refuse: Callable[[Request, Exception], Refusal],
-        request: Request,
-    ) -> None:
-        self._handler, self._style, self._refuse = handler, style, refuse
-        self._request = request
+    def __init__(self, handler: Handler, style: StreamStyle | None, request: Request) -> None:
+        self._handler, self._style, self._request = handler, style, request
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +137,7 @@ class _WaitingReply:
         assert style is not None
         error = making.exception()
         if isinstance(error, Exception):
-            refusal = self._refuse(self._request, error)
+            refusal = refusal_of(self._request, error)
             with contextlib.suppress(TimeoutError):
                 failed = style.failed(self._request.scope[BODY], refusal)
                 await send_body(send, failed, more=False)
