@@ -12,7 +12,7 @@ from server.running import Running, running, scripted
 from starlette.routing import Route
 
 from ktcli.server.http import app
-from ktcli.server.http.openapi import BodyRoute, openapi_document
+from ktcli.server.http.openapi import bodies_of, openapi_document
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,7 @@ def test_every_path_is_there_with_the_fields_that_it_reads(document: Any) -> Non
     assert document["openapi"].startswith("3.1")
     schemas = document["components"]["schemas"]
     ways = [way for at in document["paths"].values() for way in at.values()]
-    rows = [each.body for each in app._ROUTES if isinstance(each, BodyRoute)]
-    bodies = [kind for kind in rows if kind is not None]
+    bodies = bodies_of(app._ROUTES)
     posts = [way for way in ways if "requestBody" in way]
     assert len(posts) == len(bodies)
     for post in posts:  # a handler that reads a body has a row

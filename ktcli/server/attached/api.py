@@ -208,7 +208,9 @@ class EngineAnswering:
         if isinstance(message, NextId):
             first = self._token_s is None
             since = self._began_s if self._token_s is None else self._token_s
-            (self._metrics.first_token if first else self._metrics.gap).observe(now - since)
+            self._metrics.times["time_to_first_token" if first else "inter_token_latency"].observe(
+                now - since
+            )
             self._token_s = now
         elif isinstance(message, Over):
             self._over = True

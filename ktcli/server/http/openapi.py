@@ -73,6 +73,11 @@ class BodyRoute(Route):
         self.body, self.streams = body, streams
 
 
+def bodies_of(routes: Sequence[Route]) -> list[type[msgspec.Struct]]:
+    """Returns the structures of the bodies that the handlers of routes read, as often as they do."""
+    return [each.body for each in routes if isinstance(each, BodyRoute) and each.body is not None]
+
+
 def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Awaitable[Response]]:
     """Returns the handler that sends the OpenAPI document of the routes."""
     document = encode(openapi_document(routes, has_key=has_key))
@@ -86,8 +91,9 @@ def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Aw
 
 def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any]:
     """Returns the OpenAPI document of the routes that are in the schema."""
-    read = [each.body for each in routes if isinstance(each, BodyRoute) and each.body is not None]
-    _, schemas = msgspec.json.schema_components(read, ref_template=_COMPONENTS + "{name}")
+    _, schemas = msgspec.json.schema_components(
+        bodies_of(routes), ref_template=_COMPONENTS + "{name}"
+    )
     components: dict[str, Any] = {"schemas": {**schemas, **_ERRORS}}
     paths: dict[str, Any] = {}
     for route in routes:

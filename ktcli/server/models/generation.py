@@ -225,10 +225,10 @@ class Generation:
         """Measures the time to the first token, or between two."""
         now, before = time.monotonic(), self._token_s.get(choice)
         if before is None:
-            self._metrics.first_token.observe(now - self._began_s)
+            self._metrics.times["time_to_first_token"].observe(now - self._began_s)
             self._first_s = now if self._first_s is None else self._first_s
         else:
-            self._metrics.gap.observe(now - before)
+            self._metrics.times["inter_token_latency"].observe(now - before)
         self._token_s[choice] = now
 
     def _close(self, ended: Ended) -> None:

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from ktcli.server.http.answering import encode
 from ktcli.server.http.body import body_of
 from ktcli.server.http.constraints import not_supported
-from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
+from ktcli.server.http.embeddings import VectorsReply, embeddings_of
 from ktcli.server.http.openai.fields import token_ids
 from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.embedding import F32Array
-from ktcli.server.models.textids import Text
+from ktcli.server.models.textids import EmbeddingRequest, Text
 
 FORMATS = "float", "base64"
 
@@ -71,14 +71,8 @@ async def embeddings(request: Request) -> VectorsReply:
     """Returns a vector for each text."""
     state, body = state_of(request), await body_of(request, EmbeddingsBody)
     body.require_known()
-    asked = EmbeddingsAsked(
-        body.model,
-        body.texts,
-        caller_of(request),
-        prompt_name=body.prompt_name,
-        dimensions=body.dimensions,
-    )
-    name, found = await embeddings_of(state, asked)
+    asked = EmbeddingRequest(body.texts, caller_of(request))
+    name, found = await embeddings_of(state, body.model, asked, body.prompt_name, body.dimensions)
     row = _in_base64 if body.encoding_format == "base64" else _in_numbers
     usage = {
         "prompt_tokens": found.tokens,
