@@ -37,14 +37,7 @@ class TextChat:
         think: bool | None = None,
     ) -> None:
         backend = engine.backend
-        settings = settings_over(
-            engine.settings,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            stop=stop,
-            seed=seed,
-            think=think,
-        )
+        settings = settings_over(engine.settings, max_tokens, temperature, stop, seed, think)
         self._engine, self._chat = engine, Chat(backend, settings)
         self._chat.conversation.system = system or engine.preset.get("system") or ""
         self._coming: Generator[AnswerPiece] | None = None  # of the answer that is being made

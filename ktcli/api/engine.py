@@ -162,14 +162,7 @@ class TextEngine:
             KtError: the model or the machine could not go on.
         """
         backend = self.backend
-        settings = settings_over(
-            self.settings,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            stop=stop,
-            seed=seed,
-            think=think,
-        )
+        settings = settings_over(self.settings, max_tokens, temperature, stop, seed, think)
         read = PromptReader(backend, settings.variables, self.preset).all(prompts)
         options = AnswerOptions(settings.sampling, settings.stops, settings.max_tokens)
         made = [
@@ -228,7 +221,6 @@ class _Logged(Silent):
 
 def settings_over(
     own: Settings,
-    *,
     max_tokens: int | None,
     temperature: float | None,
     stop: str | Sequence[str],

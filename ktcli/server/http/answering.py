@@ -164,6 +164,11 @@ def cancelled_at_end(receive: Receive, cancel: Callable[[], None]) -> Iterator[N
         watching.cancel()
 
 
+def stamp(seconds: float | None = None) -> str:
+    """Returns a time, in seconds since 1970, in the format of APIs; None: now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
 async def send_start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:
     """Sends the status and the headers of a response."""
     said = {"Content-Type": media_type, **headers}

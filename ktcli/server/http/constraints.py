@@ -17,16 +17,10 @@ from ktcli.server.http.refusals import OWN_NAMES, FieldNames, Refusal, bad_value
 from ktcli.server.http.shapes import GUIDES, form_of_format, form_of_guides
 
 NO_LIMIT = -1  # in place of a number of tokens, as vLLM and llama.cpp have it
-_NAMES = (
-    "bad_words allowed_token_ids logits_processors use_beam_search truncate_prompt_tokens "
-    "include_stop_str_in_output structural_tag guided_whitespace_pattern stop_regex no_stop_trim "
-    "custom_logit_processor bad_words_ids force_words_ids no_repeat_ngram_size t_max_predict_ms n_indent audio"
-).split()
 
 
-class ForeignLimits(msgspec.Struct):
-    """Fields of other servers that would limit an answer and are refused; null, false and empty values are allowed, and
-    -1, which is no limit."""
+class _UnsupportedLimits(msgspec.Struct):
+    """Fields of other servers that would limit an answer in ways that kt does not support."""
 
     bad_words: Any = None
     allowed_token_ids: Any = None
@@ -45,6 +39,12 @@ class ForeignLimits(msgspec.Struct):
     t_max_predict_ms: Any = None
     n_indent: Any = None
     audio: Any = None
+
+
+class ForeignLimits(_UnsupportedLimits):
+    """Fields of other servers that would limit an answer and are refused; null, false and empty values are allowed, and
+    -1, which is no limit."""
+
     max_new_tokens: Any = None
     min_new_tokens: Any = None
     functions: Any = None
@@ -52,7 +52,7 @@ class ForeignLimits(msgspec.Struct):
 
     def refuse_foreign_limits(self, names: FieldNames = OWN_NAMES) -> None:
         """Checks that the request has none of these fields. Raises: Refusal: it has one."""
-        for name in _NAMES:
+        for name in _UnsupportedLimits.__struct_fields__:
             value = getattr(self, name)
             if value and value != NO_LIMIT:
                 raise not_supported(names[name])

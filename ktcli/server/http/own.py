@@ -3,9 +3,9 @@ the words of SGLang that they read."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from datetime import UTC, datetime
+from functools import partial
 from math import ceil
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from ktcli.server.http.constraints import NO_LIMIT
 from ktcli.server.http.guard import require_owner
 from ktcli.server.http.openai.chat import candidate_of
 from ktcli.server.http.openai.fields import ChatBody
-from ktcli.server.http.refusals import Refusal, about, bad_value
+from ktcli.server.http.refusals import about, bad_value, not_found
 from ktcli.server.http.state import ServerState, caller_of, state_of
 from ktcli.server.models.model import LoadedModel
 from ktcli.server.process.discovery import LoadedStatus, Status
@@ -192,14 +192,16 @@ async def tokenize(request: Request) -> Response:
             asked = body.chat().chat_request(lease.settings, caller_of(request))
             ids = list((await state.prompt(lease.model, lease.of_messages(asked))).ids)
         else:
-            words, begin = text, prompts.begin if body.begins else ()
-            cut = lambda: prompts.ids_of(words, special=body.parse_special)  # noqa: E731
-            ids = [*begin, *await asyncio.wrap_future(state.jobs.ask(cut))]
+            begin = prompts.begin if body.begins else ()
+            read = partial(prompts.ids_of, text, special=body.parse_special)
+            ids = [*begin, *await state.jobs.result(read)]
         said = {"tokens": ids, "count": len(ids), "max_model_len": context}
         if body.with_pieces or body.return_token_strs:
             tokenizer = lease.model.texts.tokenizer
-            spell = lambda: [candidate_of(tokenizer, Candidate(id, 0.0)) for id in ids]  # noqa: E731
-            said |= _spelled(ids, await asyncio.wrap_future(state.jobs.ask(spell)), body)
+            tokens = await state.jobs.result(
+                lambda: [candidate_of(tokenizer, Candidate(id, 0.0)) for id in ids]
+            )
+            said |= _spelled(ids, tokens, body)
     return json_response(said)
 
 
@@ -222,7 +224,7 @@ async def detokenize(request: Request) -> Response:
     body, state = await body_of(request, DetokenizeBody), state_of(request)
     with await state.lease(body.model) as lease, about("tokens"):
         prompts = lease.model.prompts
-        text = await asyncio.wrap_future(state.jobs.ask(lambda: prompts.text_of(body.tokens)))
+        text = await state.jobs.result(lambda: prompts.text_of(body.tokens))
     return json_response({"content": text, "prompt": text})
 
 
@@ -231,9 +233,7 @@ async def cancel(request: Request) -> Response:
     state, id = state_of(request), request.path_params["id"]
     found = state.answering.get(re.sub(r"^.*[-_]", "", id))
     if found is None or found.over or found.prompt.caller != caller_of(request):
-        raise Refusal(
-            404, f"Not Found: no request with the id {id[:100]!r} is in progress", "", "not_found"
-        )
+        raise not_found(f"no request with the id {id[:100]!r} is in progress")
     found.cancel()
     return json_response({"id": id, "cancelled": True})
 

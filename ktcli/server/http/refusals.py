@@ -146,9 +146,14 @@ def require_within(field: str, value: int, least: int, most: int | None) -> None
         raise bad_field(field, f"must be {range_}, not {value}")
 
 
+def not_found(what: str, field: str = "") -> Refusal:
+    """Returns the error that the server has none of what a request, or a field of it, names."""
+    return Refusal(404, f"Not Found: {what}", field, "not_found")
+
+
 def no_path(request: Request) -> Refusal:
     """Returns the error that a server has no such path."""
-    return Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+    return not_found(request.url.path[:200])
 
 
 def text_in(item: Mapping[str, Any], name: str, where: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -30,7 +30,7 @@ from ktcli.server.models.generation import Generation
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.model import Lease, ServedModel
-from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.prompts import PromptMaker, require_ids
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.server.process.drain import Drain
@@ -213,10 +213,10 @@ class ServerState:
                 answers = loaded.model.answers
             else:
                 tokenizer = await asyncio.to_thread(source.read_tokenizer)
-                read = lambda: AnswerFormat.of(source.read_text_model(tokenizer))  # noqa: E731
-                answers = await asyncio.wrap_future(self.jobs.ask(read))
-            asked = self.jobs.ask(lambda: ModelAbilities.of(answers))
-            found = await asyncio.wrap_future(asked)
+                answers = await self.jobs.result(
+                    lambda: AnswerFormat.of(source.read_text_model(tokenizer))
+                )
+            found = await self.jobs.result(lambda: ModelAbilities.of(answers))
             if facts.pooling is not None:
                 found = found._replace(capabilities=[facts.task])
             self.abilities[key] = found
@@ -307,7 +307,7 @@ class ServerState:
         with about(names["logit_bias"]):
             options.sampling.require_within(model.backend.engine.spec.vocab)
         with about(names["stop_token_ids"]):
-            _require_ids(options.stop_ids, model.backend.engine.spec.vocab)
+            require_ids(options.stop_ids, model.backend.engine.spec.vocab)
         calls, before = model.answers.calls, None if options.plain else prompt.text
         if shape is None or not shape.holds(calls):
             return submit(())
@@ -327,7 +327,7 @@ class ServerState:
         Raises:
             KtError: it cannot be made.
         """
-        return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+        return await self.jobs.result(lambda: make(model.prompts))
 
 
 def recorded_space(lease: Lease, salt: str = "") -> str:
@@ -341,12 +341,6 @@ def _require_texts(model: ServedModel) -> None:
         instead = "use /v1/embeddings or /api/embed, or another model"
         said = f"{model.name} produces embeddings, not text: {instead}"
         raise bad_value("model", said)
-
-
-def _require_ids(ids: Collection[int], vocab: int) -> None:
-    """Checks that a vocabulary of `vocab` ids has these. Raises: UsageError: it lacks one."""
-    if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
-        raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
 
 
 def state_of(request: Request) -> ServerState:

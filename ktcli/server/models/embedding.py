@@ -82,7 +82,7 @@ class EmbeddingRun:
         cutter = TextCutter(self.model, self.pooling, self.asked)
         prompts: list[TextIds] = []
         for some in cutter.parts():
-            prompts += await asyncio.wrap_future(jobs.ask(partial(cutter.cut, some)))
+            prompts += await jobs.result(partial(cutter.cut, some))
             if sum(each.ids.size for each in prompts) > TOKENS_MOST:
                 raise UsageError(
                     f"the texts have more than {TOKENS_MOST:,} tokens, the limit for one request"

@@ -251,7 +251,7 @@ class Residency:
     async def _load(self, source: ModelSource, fit: MemoryFit) -> None:
         facts = await self._beside(source.facts)
         tokenizer = await self._beside(source.read_tokenizer)
-        texts = await asyncio.wrap_future(self._jobs.ask(lambda: source.read_text_model(tokenizer)))
+        texts = await self._jobs.result(lambda: source.read_text_model(tokenizer))
         opened = await self._beside(lambda: source.open(texts, fit, lambda: self._stopping))
         model = ServedModel(opened.backend, self.limits, opened.read_adapter)
         self._has_loaded = True

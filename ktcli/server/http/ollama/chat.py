@@ -14,12 +14,12 @@ from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEve
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Finish
-from ktcli.server.http.answering import Answering, WireReply, encode, json_response
+from ktcli.server.http.answering import Answering, WireReply, encode, json_response, stamp
 from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.http.openai.chat import chance_of
-from ktcli.server.http.openai.text import infill_options
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.openai.text import continuation, infill_options
+from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, caller_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
@@ -54,14 +54,9 @@ async def generate(request: Request) -> Answering | Response:
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.settings
         options = body.answer_options(settings)
-        of_messages = lease.of_messages(body.chat_request(settings, caller))
-
-        def make(prompts: PromptMaker) -> EncodedPrompt:
-            if body.suffix:
-                with about("suffix"):
-                    return prompts.of_infill(body.prompt, body.suffix, caller)
-            return prompts.of_text(body.prompt, caller) if body.raw else of_messages(prompts)
-
+        make = lease.of_messages(body.chat_request(settings, caller))
+        if body.suffix or body.raw:
+            make = continuation(body.prompt, caller, body.suffix)
         if body.suffix:
             options = infill_options(lease.model, options)
         generation = await _generation(state, lease, body, make, options)
@@ -85,11 +80,6 @@ def _answering(generation: Generation, body: OllamaBody, *, in_chat: bool) -> An
     context = body.context(generation.model.backend.engine.context)
     reply = OllamaReply(generation, in_chat=in_chat, context=context)
     return Answering(generation, reply, stream=body.stream)
-
-
-def stamp(seconds: float | None = None) -> str:
-    """Returns a time, in seconds since 1970, in Ollama's format; None: now."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> Response:

@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.models.pooling import PoolingMode
-from ktcli.server.http.answering import json_response
+from ktcli.server.http.answering import json_response, stamp
 from ktcli.server.http.body import body_of
-from ktcli.server.http.ollama.chat import stamp
 from ktcli.server.http.state import state_of
 from ktcli.server.models.source import ModelFacts, ModelSource
 from ktcli.store.modelfile import parameter_lines

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ktcli.server.http.answering import json_response
+from ktcli.server.http.answering import json_response, stamp
 from ktcli.server.http.openai.envelope import error_of
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, state_of
@@ -47,7 +46,7 @@ def _row(state: ServerState, source: ModelSource, facts: ModelFacts, name: str) 
         "object": "model",
         "type": "model",
         "display_name": name,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(facts.made)),
+        "created_at": stamp(facts.made),
         "created": facts.made,
         "owned_by": "kt",
         "max_model_len": context,

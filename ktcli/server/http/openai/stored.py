@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ktcli.server.http.answering import json_response
 from ktcli.server.http.kept import KeptResponse
-from ktcli.server.http.refusals import Refusal, bad_field, no_path
+from ktcli.server.http.refusals import bad_field, no_path, not_found
 from ktcli.server.http.state import owner_of, state_of
 
 _LIMIT, _LIMIT_MOST = 20, 100  # of the items in one list, as OpenAI has them
@@ -52,9 +52,7 @@ async def input_items(request: Request) -> Response:
     if after is not None:
         place = next((at for at, each in enumerate(items) if each["id"] == after), None)
         if place is None:
-            raise Refusal(
-                404, f"Not Found: after names no item: {after[:100]!r}", "after", "not_found"
-            )
+            raise not_found(f"after names no item: {after[:100]!r}", "after")
         items = items[place + 1 :]
     page = items[: int(limit)]
     ends = (
@@ -77,8 +75,7 @@ def _found(request: Request) -> KeptResponse:
     id = request.path_params["id"]
     found = state_of(request).kept.find(id, owner_of(request))
     if found is None:
-        said = f"Not Found: this server has no response {id[:100]!r}"
-        raise Refusal(404, said, "", "not_found")
+        raise not_found(f"this server has no response {id[:100]!r}")
     return found
 
 

@@ -45,7 +45,7 @@ async def completions(request: Request) -> Answering:
             if body.suffix:
                 options = infill_options(lease.model, options)
             for prompt in body.prompts():
-                make = _maker(prompt, caller, body.suffix or "")
+                make = continuation(prompt, caller, body.suffix or "")
                 made.append(await state.generation(lease, make, options))
     except BaseException:
         for each in made:
@@ -62,9 +62,11 @@ def infill_options(model: ServedModel, options: AnswerOptions) -> AnswerOptions:
     return replace(options, plain=True, stop_ids=options.stop_ids | ends)
 
 
-def _maker(
+def continuation(
     prompt: str | list[int], caller: str, suffix: str
 ) -> Callable[[PromptMaker], EncodedPrompt]:
+    """Returns a function that makes the prompt of a text or of ids that are gone on with, or filled up to a suffix."""
+
     def make(prompts: PromptMaker) -> EncodedPrompt:
         if suffix:
             with about("suffix"):

@@ -17,7 +17,7 @@ from ktcli.server.http.answering import encode
 from ktcli.server.http.body import BODY, RESERVATION, require_decodable
 from ktcli.server.http.kept import EACH_BYTES_MOST, KeptResponse, KeptResponses, KeptSlot
 from ktcli.server.http.openai.response_fields import ResponseBody, Turn
-from ktcli.server.http.refusals import Refusal, text_in
+from ktcli.server.http.refusals import Refusal, not_found, text_in
 from ktcli.server.http.state import owner_of, state_of
 
 Item = Mapping[str, Any]
@@ -142,11 +142,8 @@ def _refers(item: Item) -> bool:
 
 
 def _not_kept(field: str, what: str) -> Refusal:
-    said = (
-        f"Not Found: {field} names the {what}, which this server has not stored; "
-        "send the whole conversation as input"
-    )
-    return Refusal(404, said, field, "not_found")
+    stored = f"{field} names the {what}, which this server has not stored"
+    return not_found(f"{stored}; send the whole conversation as input", field)
 
 
 async def _decoded(data: bytes) -> list[dict[str, Any]]:
