@@ -33,8 +33,7 @@ from hypothesis import strategies as st
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.client import serverclient
 from ktcli.client.completion import Completion
-from ktcli.client.listing import listed_models
-from ktcli.client.serverclient import documents
+from ktcli.client.serverclient import documents, listed_models
 from ktcli.errors import KtError
 
 HALF = [delta(role="assistant", content=""), delta(content="half an ")]

@@ -14,7 +14,7 @@ from server.running import Running, running, scripted
 from ktcli.sampling import SamplingSettings
 from ktcli.server.http import app
 from ktcli.server.http.anthropic.fields import MessagesBody
-from ktcli.server.http.lenient import converted
+from ktcli.server.http.body import converted
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
 from ktcli.server.http.openai.fields import ChatBody, TextBody
 from ktcli.server.http.openai.response_fields import ResponseBody

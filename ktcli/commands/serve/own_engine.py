@@ -25,10 +25,9 @@ from ktcli.server.kvevents.publisher import publishing
 from ktcli.server.models.catalogue import LibraryReader
 from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.server.process.background import log_path, shorten
-from ktcli.server.process.requestrecorder import RequestRecorder
+from ktcli.server.process.requestrecorder import BlockHasher, RequestRecorder, TraceFile
 from ktcli.server.process.serving import Service, Serving
 from ktcli.server.process.supervisor import Supervisor
-from ktcli.server.process.tracefile import BlockHasher, TraceFile
 from ktcli.server.tracing.provider import tracing
 
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it

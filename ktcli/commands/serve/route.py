@@ -165,7 +165,7 @@ def route(
         _change(port, changes, words, adds=add is not None)
         return
     if words == [STATUS]:
-        from ktcli.server.router.client import status
+        from ktcli.server.router.control import status
 
         found = status(port)
         out.result(status_document(found), lambda: status_words(found))
@@ -321,7 +321,7 @@ def _change(port: int, changes: Sequence[str], words: Sequence[str], *, adds: bo
     Raises:
         UsageError: more than one thing is asked for.
     """
-    from ktcli.server.router.client import change
+    from ktcli.server.router.control import change
 
     if words or len(changes) > 1:
         raise UsageError(

@@ -24,7 +24,6 @@ from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.anthropic.messages import error_of as anthropic_error
 from ktcli.server.http.guard import Guard
 from ktcli.server.http.ollama import embed as ollama_embed
-from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import STREAM as OLLAMA
 from ktcli.server.http.ollama.chat import chat, generate
@@ -66,7 +65,7 @@ def application(state: ServerState) -> App:
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.keys))))
     routes += [
         _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], stored.others, routes),
-        _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama_library.unsupported, routes),
+        _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama.unsupported, routes),
     ]
     kinds = (HTTPException, Refusal, KtError, Exception)
     handlers = dict.fromkeys(kinds, _failed)
@@ -170,9 +169,9 @@ _ROUTES = [
     BodyRoute("/api/show", ollama.show, ollama.ModelAsked),
     _post("/api/chat", chat, OllamaChatBody, OLLAMA),
     _post("/api/generate", generate, GenerateBody, OLLAMA),
-    _post("/api/pull", ollama_library.pull, ollama_library.PullBody, streams=True),
-    BodyRoute("/api/delete", ollama_library.delete, ollama_library.DeleteBody, "DELETE"),
-    BodyRoute("/api/copy", ollama_library.copy, ollama_library.CopyBody),
+    _post("/api/pull", ollama.pull, ollama.PullBody, streams=True),
+    BodyRoute("/api/delete", ollama.delete, ollama.DeleteBody, "DELETE"),
+    BodyRoute("/api/copy", ollama.copy, ollama.CopyBody),
     _post("/api/embed", ollama_embed.embed, ollama_embed.EmbedBody),
     _post("/api/embeddings", ollama_embed.embedding, ollama_embed.EmbeddingsPromptBody),
     _post("/v1/messages", messages, MessagesBody, ANTHROPIC),

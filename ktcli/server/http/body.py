@@ -1,22 +1,25 @@
 """Parses the bodies of requests: JSON of limited depth and decoded size, as a structure whose fields are checked.
 
-The memory of all bodies that a server has received and not yet parsed is limited, too.
+The memory of all bodies that a server has received and not yet parsed is limited, too. JSON that does not fit its
+structure is read as clients write it. A serializer writes `"stream": null` for an option that nobody set, and 4096.0
+where its language has one number type.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
+from msgspec import inspect
 from starlette.requests import Request
 
 from ktcli.records import dataclass
-from ktcli.server.http.lenient import converted
 from ktcli.server.http.refusals import Refusal
 
 T = TypeVar("T")
@@ -224,3 +227,80 @@ class BodyReservation:
         """Releases the memory; a second call does nothing."""
         self._bodies.taken_bytes -= self._taken_bytes
         self._taken_bytes = 0
+
+
+# Beyond it not every whole number is a float, so that what was meant is not known.
+_EXACT = 2.0**53
+
+
+def tidied(value: Any, kind: type[Any]) -> Any:
+    """Returns a JSON value without null in fields of a structure that cannot be null, and with integers where its
+    fields are integers (2.0 is 2); everything else is unchanged.
+
+    Args:
+        kind: the structure that the value is to become.
+    """
+    return _tidied(value, _fields_of(cast(Hashable, kind)))
+
+
+@cache
+def _fields_of(kind: Hashable) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _tidied(value: Any, kind: inspect.Type) -> Any:
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    if isinstance(value, dict):
+        return _object(value, members)
+    if isinstance(value, list):
+        return _list(value, members)
+    if isinstance(value, float) and _is(inspect.IntType, members):
+        exact = value.is_integer() and abs(value) <= _EXACT
+        return int(value) if exact and not _is(inspect.FloatType, members) else value
+    return value
+
+
+def _object(value: dict[str, Any], members: tuple[inspect.Type, ...]) -> dict[str, Any]:
+    for member in members:
+        if isinstance(member, inspect.StructType):
+            kinds = {each.encode_name: each.type for each in member.fields}
+        elif isinstance(member, inspect.DictType):
+            kinds = dict.fromkeys(value, member.value_type)
+        else:
+            continue
+        found = {}
+        for name, each in value.items():
+            kind = kinds.get(name)
+            if kind is None:
+                found[name] = each
+            elif each is not None or _may_be_null(kind):
+                found[name] = _tidied(each, kind)
+        return found
+    return value
+
+
+def _list(value: list[Any], members: tuple[inspect.Type, ...]) -> list[Any]:
+    for member in members:
+        if isinstance(member, inspect.ListType):
+            if isinstance(member.item_type, inspect.AnyType):
+                return value
+            return [_tidied(each, member.item_type) for each in value]
+    return value
+
+
+def _may_be_null(kind: inspect.Type) -> bool:
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return _is(inspect.NoneType, members) or _is(inspect.AnyType, members)
+
+
+def _is(what: type[inspect.Type], members: tuple[inspect.Type, ...]) -> bool:
+    return any(isinstance(each, what) for each in members)
+
+
+def converted(value: Any, kind: type[Any]) -> Any:
+    """Returns a decoded JSON value as a structure.
+
+    Raises:
+        msgspec.ValidationError: a field has the wrong type.
+    """
+    return msgspec.convert(tidied(value, kind), kind)

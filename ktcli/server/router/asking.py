@@ -14,7 +14,7 @@ import msgspec
 
 from ktcli.client.address import ServerAddress
 from ktcli.client.http import HttpClient, NoResponse
-from ktcli.client.listing import ListedModel, listed_models
+from ktcli.client.serverclient import ListedModel, listed_models
 from ktcli.errors import KtError, UsageError, hinted
 from ktcli.server.router.counters import Counters, cached_share, counters_in, mean, ratio
 from ktcli.server.router.plan import ServerFacts

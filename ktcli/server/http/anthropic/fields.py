@@ -10,7 +10,14 @@ import msgspec
 
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.constraints import NO_LIMIT, AnswerConstraints, refuse_elsewhere
+from ktcli.server.http.constraints import (
+    NO_LIMIT,
+    AnswerConstraints,
+    ToolChoice,
+    refuse_elsewhere,
+    with_form,
+    with_tools,
+)
 from ktcli.server.http.contents import last_question, text_of
 from ktcli.server.http.openai.fields import TOOLS_MOST, require_parameters
 from ktcli.server.http.openai.sampled import Sampled
@@ -21,7 +28,6 @@ from ktcli.server.http.refusals import (
     require_within,
     text_in,
 )
-from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 

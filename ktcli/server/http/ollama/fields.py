@@ -16,12 +16,13 @@ from ktcli.server.http.constraints import (
     AnswerConstraints,
     not_supported,
     refuse_elsewhere,
+    with_form,
+    with_tools,
 )
 from ktcli.server.http.contents import last_question, plain_message, unseen
 from ktcli.server.http.openai.fields import choice_of, functions
 from ktcli.server.http.openai.sampled import Sampled, logprobs_of
 from ktcli.server.http.refusals import FieldNames, about, bad_field, require_within
-from ktcli.server.http.shapes import with_form, with_tools
 from ktcli.server.models.keepalive import keep_seconds
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings

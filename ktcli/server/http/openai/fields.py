@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ktcli.dialogue.answer import AnswerOptions
+from ktcli.server.http.constraints import ToolChoice, with_tools
 from ktcli.server.http.contents import last_question, plain_message
 from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled, logprobs_of
 from ktcli.server.http.refusals import (
@@ -22,7 +23,6 @@ from ktcli.server.http.refusals import (
     require_at_most,
     require_within,
 )
-from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 from ktcli.text.template import is_reserved

@@ -14,7 +14,7 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.records import dataclass
-from ktcli.server.http.constraints import refuse_elsewhere
+from ktcli.server.http.constraints import ToolChoice, refuse_elsewhere, with_form, with_tools
 from ktcli.server.http.contents import last_question, plain_message
 from ktcli.server.http.openai.fields import (
     TOOLS_MOST,
@@ -32,7 +32,6 @@ from ktcli.server.http.refusals import (
     require_within,
     text_in,
 )
-from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 

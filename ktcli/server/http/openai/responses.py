@@ -23,7 +23,7 @@ from ktcli.server.http.kept import KeptSlot
 from ktcli.server.http.openai.envelope import ALIVE, EVENTS, OpenAIReply
 from ktcli.server.http.openai.output import OutputItems
 from ktcli.server.http.openai.response_fields import ResponseBody
-from ktcli.server.http.openai.turn import slot_of, turn_of
+from ktcli.server.http.openai.stored import slot_of, turn_of
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import caller_of, owner_of, state_of
 from ktcli.server.http.waiting import StreamStyle

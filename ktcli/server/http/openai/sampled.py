@@ -15,6 +15,7 @@ from ktcli.server.http.constraints import (
     AnswerConstraints,
     not_supported,
     refuse_elsewhere,
+    with_form,
 )
 from ktcli.server.http.refusals import (
     OWN_NAMES,
@@ -25,7 +26,6 @@ from ktcli.server.http.refusals import (
     require_at_most,
     require_within,
 )
-from ktcli.server.http.shapes import with_form
 from ktcli.text.settings import Settings, override
 
 ANY_SEED = -1
