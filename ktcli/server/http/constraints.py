@@ -174,6 +174,10 @@ def with_tools(
 NO_LIMIT = -1  # in place of a number of tokens, as vLLM and llama.cpp have it
 
 
+# What other APIs call the most tokens of an answer.
+MOST_TOKENS = "num_predict max_completion_tokens max_output_tokens max_new_tokens".split()
+
+
 class _UnsupportedLimits(msgspec.Struct):
     """Fields of other servers that would limit an answer in ways that kt does not support."""
 

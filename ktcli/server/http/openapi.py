@@ -19,36 +19,20 @@ _COMPONENTS = "#/components/schemas/"
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _OTHER_TYPES = {"/metrics": ["text/plain"], "/": ["text/html", "text/plain"]}
 _TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """Returns the schema of an object that has all of these properties."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
 _ERRORS = {
-    "Error": {
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {
-                    "message": _TEXT,
-                    "type": _TEXT,
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                },
-            }
-        },
-    },
-    "AnthropicError": {
-        "type": "object",
-        "required": ["type", "error"],
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "required": ["type", "message"],
-                "properties": {"type": _TEXT, "message": _TEXT},
-            },
-        },
-    },
-    "OllamaError": {"type": "object", "required": ["error"], "properties": {"error": _TEXT}},
+    "Error": _object(
+        error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
+    ),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    "OllamaError": _object(error=_TEXT),
 }
 
 

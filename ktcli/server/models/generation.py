@@ -203,10 +203,8 @@ class Generation:
             self.ended(self.tokens)
         self._events.append(event)
         self.came.set()
-        if isinstance(
-            event, Ended
-        ):  # last: a fault in it keeps nobody waiting, and no model in memory
-            self._close(event)
+        if isinstance(event, Ended):
+            self._close(event)  # last: a fault in it keeps nobody waiting, and no model in memory
 
     def _begin_others(self, event: Said | Ended) -> None:
         """Begins the other answers, unless the first one says that there will be none."""

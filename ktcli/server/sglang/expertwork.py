@@ -117,7 +117,8 @@ def expert_work(
     has_shared = bool(text_config(asked.config).get("n_shared_experts"))
     if not sizes.experts_bytes or (not forced and room.experts(wanted) == sizes.experts):
         shares = split(room, options.name, wanted, plan.context, None)
-        return _on_gpus(asked, shares, has_shared=has_shared)
+        free = max(0, asked.machine.memory.free_bytes - _PROCESSES_BYTES)
+        return ExpertWork("", "", shares, 0, 0, CHUNK, False, False, has_shared, free)
     method = _method(asked, family, stored)
     threshold = 0 if adapted or method in CONVERTED else _threshold(plan)
     streaming, notes = _streaming(room, threshold, plan.context)
@@ -143,12 +144,6 @@ def expert_work(
         _room(asked, sizes, method),
         notes,
     )
-
-
-def _on_gpus(asked: ServingQuestion, shares: GpuSplit, *, has_shared: bool) -> ExpertWork:
-    """Returns the work of a model all of whose experts are on the GPUs."""
-    free = max(0, asked.machine.memory.free_bytes - _PROCESSES_BYTES)
-    return ExpertWork("", "", shares, 0, 0, CHUNK, False, False, has_shared, free)
 
 
 def _streaming(room: GpuRoom, threshold: int, context: int) -> tuple[GpuRoom, tuple[str, ...]]:

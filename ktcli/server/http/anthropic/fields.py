@@ -11,6 +11,7 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.server.http.constraints import (
+    MOST_TOKENS,
     NO_LIMIT,
     AnswerConstraints,
     ToolChoice,
@@ -37,10 +38,7 @@ _ELSEWHERE = {
     "stop": "use stop_sequences",
     "format": "use output_config.format",
     "num_ctx": "use options.num_ctx of Ollama's API",
-    "num_predict": "use max_tokens",
-    "max_completion_tokens": "use max_tokens",
-    "max_output_tokens": "use max_tokens",
-    "max_new_tokens": "use max_tokens",
+    **dict.fromkeys(MOST_TOKENS, "use max_tokens"),
     "min_new_tokens": "use min_tokens",
     "logprobs": "use OpenAI's API",
     "top_logprobs": "use OpenAI's API",

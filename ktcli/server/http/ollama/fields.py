@@ -12,6 +12,7 @@ from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.errors import ContextFull
 from ktcli.server.http.constraints import (
+    MOST_TOKENS,
     NO_LIMIT,
     AnswerConstraints,
     not_supported,
@@ -57,11 +58,7 @@ class Options(AnswerConstraints):
 _ELSEWHERE = {
     "stop": "use options.stop",
     "num_ctx": "use options.num_ctx",
-    "num_predict": "use options.num_predict",
-    "max_tokens": "use options.num_predict",
-    "max_completion_tokens": "use options.num_predict",
-    "max_output_tokens": "use options.num_predict",
-    "max_new_tokens": "use options.num_predict",
+    **dict.fromkeys(["num_predict", "max_tokens", *MOST_TOKENS], "use options.num_predict"),
     "min_new_tokens": "use min_tokens",
     "stop_sequences": "use options.stop",
 }

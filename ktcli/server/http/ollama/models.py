@@ -38,6 +38,11 @@ class ModelAsked(msgspec.Struct):
     model: str = ""
     name: str = ""
 
+    @property
+    def said(self) -> str:
+        """The name of the model, in either field."""
+        return self.model or self.name
+
 
 async def version(request: Request) -> Response:
     """Returns the version of Ollama's API that is spoken."""
@@ -66,7 +71,7 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """Responds with a model's facts and capabilities, whether it is in memory or not."""
     state, body = state_of(request), await body_of(request, ModelAsked)
-    name = body.model or body.name
+    name = body.said
     source = await state.named(name)
     loaded = state.residency.find(source)
     context = loaded.model.backend.engine.context if loaded else None
@@ -122,20 +127,15 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
 _LATEST = ":latest"
 
 
-class PullBody(msgspec.Struct):
+class PullBody(ModelAsked):
     """A request for a model."""
 
-    model: str = ""
-    name: str = ""
     stream: bool = True
     insecure: bool = False
 
 
-class DeleteBody(msgspec.Struct):
+class DeleteBody(ModelAsked):
     """A request to remove a model."""
-
-    model: str = ""
-    name: str = ""
 
 
 class CopyBody(msgspec.Struct):
@@ -150,7 +150,7 @@ async def pull(request: Request) -> App:
     state, body = state_of(request), await body_of(request, PullBody)
     if body.insecure:
         raise not_supported("insecure")
-    pulling = _Pull(_library_editor(request), _named(body.model or body.name, "model"))
+    pulling = _Pull(_library_editor(request), _named(body.said, "model"))
     if body.stream:
         return StreamingResponse(_told(state, pulling), media_type=LINES)
     try:
@@ -164,7 +164,7 @@ async def pull(request: Request) -> App:
 async def delete(request: Request) -> Response:
     """Removes a model, or a further name."""
     state, body = state_of(request), await body_of(request, DeleteBody)
-    editor, name = _library_editor(request), _named(body.model or body.name, "model")
+    editor, name = _library_editor(request), _named(body.said, "model")
     used = {state.catalogue.own.key, *(each.source.key for each in state.residency.loaded)}
     await asyncio.to_thread(editor.remove, name, used)
     state.catalogue.forget()

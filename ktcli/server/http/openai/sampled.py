@@ -11,6 +11,7 @@ import msgspec
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
 from ktcli.server.http.constraints import (
+    MOST_TOKENS,
     NO_LIMIT,
     AnswerConstraints,
     not_supported,
@@ -39,10 +40,7 @@ BIASES_MOST = 1024
 _ELSEWHERE = {
     "format": "use response_format",
     "num_ctx": "use options.num_ctx of Ollama's API",
-    "num_predict": "use max_tokens",
-    "max_completion_tokens": "use max_tokens",
-    "max_output_tokens": "use max_tokens",
-    "max_new_tokens": "use max_tokens",
+    **dict.fromkeys(MOST_TOKENS, "use max_tokens"),
     "min_new_tokens": "use min_tokens",
     "stop_sequences": "use stop",
 }

@@ -70,9 +70,8 @@ async def part(request: Request) -> Response:
 
 
 def _sent(name: str) -> Response:
-    cache = (
-        _STAYS if name in _VENDORED else _CHANGES
-    )  # a library's file has its version in its name
+    # A library's file has its version in its name.
+    cache = _STAYS if name in _VENDORED else _CHANGES
     return Response(
         (_FOLDER / name).read_bytes(),
         media_type=PARTS[name],
