@@ -80,7 +80,8 @@ class Answering:
     def __init__(
         self, generation: Generation | Generations, reply: WireReply, *, stream: bool
     ) -> None:
-        self._generation, self._reply, self._stream = generation, reply, stream
+        of = Generations([generation]) if isinstance(generation, Generation) else generation
+        self._generation, self._reply, self._stream = of, reply, stream
         self._error: Exception | None = None
         self._scope: Scope = {}
 

@@ -64,7 +64,7 @@ class OpenAIReply(WireReply):
 
 def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str, Any]:
     """Returns the usage of a request: the tokens of its prompts and of all answers."""
-    prompt, said = generation.counts["prompt_tokens"], generation.tokens
+    prompt, said = generation.prompt_tokens, generation.tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,
