@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -154,7 +154,9 @@ def shape_of(data: bytes) -> JsonShape:
 
     It takes about 1 ns a byte, and memory for 1 MiB at a time.
     """
-    most = _shape(data.count(b"[") + data.count(b"{"), data)
+    most = _of_counts(
+        data.count(b"[") + data.count(b"{"), {mark: data.count(mark) for mark in _BYTES_OF}
+    )
     if most.is_small:
         return most
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in data else data
@@ -170,10 +172,6 @@ def shape_of(data: bytes) -> JsonShape:
             levels = np.cumsum(_STEPS[np.frombuffer(outside, np.uint8)], dtype=np.int32) + level
             deep, level = max(deep, int(levels.max())), int(levels[-1])
     return _of_counts(deep, counts)
-
-
-def _shape(deep: int, data: bytes) -> JsonShape:
-    return _of_counts(deep, {mark: data.count(mark) for mark in _BYTES_OF})
 
 
 def _of_counts(deep: int, counts: dict[bytes, int]) -> JsonShape:
@@ -233,19 +231,7 @@ class BodyReservation:
 _EXACT = 2.0**53
 
 
-def tidied(value: Any, kind: type[Any]) -> Any:
-    """Returns a JSON value without null in fields of a structure that cannot be null, and with integers where its
-    fields are integers (2.0 is 2); everything else is unchanged.
-
-    Args:
-        kind: the structure that the value is to become.
-    """
-    return _tidied(value, _fields_of(cast(Hashable, kind)))
-
-
-@cache
-def _fields_of(kind: Hashable) -> inspect.Type:
-    return inspect.type_info(kind)
+_type_of = cache(inspect.type_info)
 
 
 def _tidied(value: Any, kind: inspect.Type) -> Any:
@@ -298,9 +284,10 @@ def _is(what: type[inspect.Type], members: tuple[inspect.Type, ...]) -> bool:
 
 
 def converted(value: Any, kind: type[Any]) -> Any:
-    """Returns a decoded JSON value as a structure.
+    """Returns a decoded JSON value as a structure; null in fields that cannot be null is left out, and whole numbers
+    are integers where fields are integers (2.0 is 2).
 
     Raises:
         msgspec.ValidationError: a field has the wrong type.
     """
-    return msgspec.convert(tidied(value, kind), kind)
+    return msgspec.convert(_tidied(value, _type_of(kind)), kind)

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from starlette.requests import Request
@@ -25,14 +25,14 @@ from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import OWN_NAMES, FieldNames, Refusal, about, bad_value
 from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.models.catalogue import Catalogue
-from ktcli.server.models.constraining import submitted
+from ktcli.server.models.constraining import Submitted, submitted
 from ktcli.server.models.generation import Generation
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.model import Lease, ServedModel
 from ktcli.server.models.prompts import PromptMaker, require_ids
 from ktcli.server.models.residency import Residency
-from ktcli.server.models.source import ModelFacts, ModelSource
+from ktcli.server.models.source import ModelFacts, ModelSource, adapter_digest
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.server.process.requestrecorder import RequestRecorder
@@ -74,13 +74,6 @@ class Rules:
     defaults: Preset = NOTHING
     drain_s: float = DRAIN_S
     decode_tok_s: float | None = None
-
-
-class Cancellable(Protocol):
-    """An answer that can be cancelled."""
-
-    def cancel(self) -> None:
-        """Cancels it at the next step."""
 
 
 class ModelAbilities(NamedTuple):
@@ -138,7 +131,7 @@ class ServerState:
     drain: Drain = field(init=False)
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
-    attached: WeakSet[Cancellable] = field(default_factory=WeakSet)
+    attached: WeakSet[Submitted] = field(default_factory=WeakSet)
     kept: KeptResponses = field(default_factory=KeptResponses)
     seal: ThoughtSeal = field(default_factory=ThoughtSeal)
 
@@ -247,7 +240,7 @@ class ServerState:
         try:
             if source.adapter:
                 assert lease.model.adapters is not None
-                digest = await asyncio.to_thread(lambda: source.digest)
+                digest = await asyncio.to_thread(adapter_digest, source.adapter)
                 lease.adapter = await lease.model.adapters.borrow(source.adapter, digest)
                 lease.name = source.name
             lease.preset = await self.preset(name, source)

@@ -97,17 +97,8 @@ class ModelSource:
             raise NotFound(f"{self.ready.name} is no longer in the library") from error
         found = _facts_of(self.ready.pack, made)
         for name in filter(None, (self.ready.adapter, self.adapter)):
-            found = replace(found, identity=f"{found.identity}+{_digest(name)}")
+            found = replace(found, identity=f"{found.identity}+{adapter_digest(name)}")
         return found
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the files of its adapter, from the library.
-
-        Raises:
-            NotFound, BadCheckpoint: it is no longer there, or damaged.
-        """
-        return _digest(self.adapter)
 
     def fit(self, held: HeldMemory) -> MemoryFit:
         """Returns how the model fits into memory next to the models already there.
@@ -158,7 +149,12 @@ class ModelSource:
         )
 
 
-def _digest(adapter: str) -> str:
+def adapter_digest(adapter: str) -> str:
+    """Returns the SHA-256 of the files of an adapter of the library.
+
+    Raises:
+        NotFound, BadCheckpoint: it is no longer there, or damaged.
+    """
     return digest_of(adapters.resolve(adapter))
 
 
