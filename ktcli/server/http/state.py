@@ -30,7 +30,7 @@ from ktcli.server.models.generation import Generation
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.model import Lease, ServedModel
-from ktcli.server.models.prompts import PromptMaker, require_ids
+from ktcli.server.models.prompts import PromptSource, require_ids
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelFacts, ModelSource, adapter_digest
 from ktcli.server.process.drain import Drain
@@ -258,7 +258,7 @@ class ServerState:
         return (found or own).over(self.rules.defaults)
 
     async def generation(
-        self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
+        self, lease: Lease, make: PromptSource, options: AnswerOptions
     ) -> Generation:
         """Makes a prompt on the main thread and submits it; returns its generation.
 
@@ -312,9 +312,7 @@ class ServerState:
             compile = lambda: grammars.constraints(held, calls, before, options.choices)  # noqa: E731
             return await submitted(grammars, held.field, compile, submit, options.choices)
 
-    async def prompt(
-        self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
-    ) -> EncodedPrompt:
+    async def prompt(self, model: ServedModel, make: PromptSource) -> EncodedPrompt:
         """Returns a prompt, made on the main thread.
 
         Raises:

@@ -13,13 +13,12 @@ from ktcli.assembly.beside import MemoryFit
 from ktcli.assembly.presets import preset_over, with_system
 from ktcli.assembly.talking import OpenModel
 from ktcli.dialogue.local import LocalBackend
-from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import DeviceError
 from ktcli.records import dataclass
 from ktcli.server.models.adapters import Borrowed, ServedAdapters
 from ktcli.server.models.enginethread import EngineThread, LoopQueue
-from ktcli.server.models.prompts import ChatRequest, PromptMaker
+from ktcli.server.models.prompts import ChatRequest, PromptMaker, PromptSource
 from ktcli.server.models.source import FOREVER, ModelFacts, ModelSource
 from ktcli.store.preset import NOTHING, Preset
 from ktcli.text.settings import Settings
@@ -139,7 +138,7 @@ class Lease:
         """The settings of answers: the model's own, overridden by those of the preset."""
         return preset_over(self.preset, self.model.texts.settings)
 
-    def of_messages(self, asked: ChatRequest) -> Callable[[PromptMaker], EncodedPrompt]:
+    def of_messages(self, asked: ChatRequest) -> PromptSource:
         """Returns a function that makes the prompt of a conversation; it begins with the preset's system text unless it
         has one of its own.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -185,6 +185,9 @@ class PromptMaker:
                     self._answers.move_to_end(key)
                     found.append(spoken)
         return found
+
+
+PromptSource = Callable[[PromptMaker], EncodedPrompt]  # makes one prompt, on the main thread
 
 
 def require_ids(ids: Iterable[int], vocab: int, where: str = "") -> None:

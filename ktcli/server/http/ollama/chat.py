@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +11,6 @@ from starlette.responses import Response
 
 from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, Said
-from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Finish
 from ktcli.server.http.answering import Answering, WireReply, encode, json_response, stamp
 from ktcli.server.http.body import body_of
@@ -24,7 +22,7 @@ from ktcli.server.http.state import ServerState, caller_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
 from ktcli.server.models.model import Lease
-from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.prompts import PromptSource
 
 LINES = "application/x-ndjson"
 ALIVE = b" "  # before a line, where JSON ignores it
@@ -64,11 +62,7 @@ async def generate(request: Request) -> Answering | Response:
 
 
 async def _generation(
-    state: ServerState,
-    lease: Lease,
-    body: OllamaBody,
-    make: Callable[[PromptMaker], EncodedPrompt],
-    options: AnswerOptions,
+    state: ServerState, lease: Lease, body: OllamaBody, make: PromptSource, options: AnswerOptions
 ) -> Generation:
     """Returns the generation of an answer that stays within `num_ctx`; see `ServerState.generation`."""
     prompt = await state.prompt(lease.model, make)

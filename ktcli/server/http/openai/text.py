@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from ktcli.server.http.refusals import about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.generation import Generation, Generations
 from ktcli.server.models.model import ServedModel
-from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.prompts import PromptMaker, PromptSource
 from ktcli.text.tokenizer import Tokenizer
 
 
@@ -62,9 +61,7 @@ def infill_options(model: ServedModel, options: AnswerOptions) -> AnswerOptions:
     return replace(options, plain=True, stop_ids=options.stop_ids | ends)
 
 
-def continuation(
-    prompt: str | list[int], caller: str, suffix: str
-) -> Callable[[PromptMaker], EncodedPrompt]:
+def continuation(prompt: str | list[int], caller: str, suffix: str) -> PromptSource:
     """Returns a function that makes the prompt of a text or of ids that are gone on with, or filled up to a suffix."""
 
     def make(prompts: PromptMaker) -> EncodedPrompt:
