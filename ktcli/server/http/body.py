@@ -105,7 +105,7 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
 
 async def _decoded(data: bytes, kind: type[T]) -> T:
     """Decodes a body; lone surrogates, which JavaScript makes where it cuts a text, become U+FFFD, and what fits no
-    field is read as clients mean it, see `lenient`."""
+    field is read as clients mean it, see `converted`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:

@@ -51,7 +51,7 @@ class BlockBook:
     """The blocks that are announced.
 
     Args:
-        seed: the text from which the first block's hash is made, see `blockhash`.
+        seed: the text from which the first block's hash is made, see `root_hash`.
     """
 
     def __init__(self, seed: str) -> None:

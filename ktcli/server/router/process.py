@@ -49,7 +49,7 @@ def read_line(line: str) -> LogLine:
 
 
 # What smg warns of although kt sees to it: keys are missing only where nobody else can reach it; and failing servers,
-# of which `health` tells once and not every two seconds.
+# of which `HealthLog` tells once and not every two seconds.
 _NOT_SAID = (
     "SECURITY POSTURE",
     "HTTP health check",
