@@ -43,10 +43,7 @@ class ServedModel:
     """
 
     def __init__(
-        self,
-        backend: LocalBackend,
-        limits: Limits,
-        read_adapter: Callable[[str], PackedAdapter] | None = None,
+        self, backend: LocalBackend, limits: Limits, read_adapter: Callable[[str], PackedAdapter]
     ) -> None:
         self.name, self.created = backend.name, int(time.time())
         self.texts, self.answers = backend.texts, backend.answers
@@ -57,7 +54,7 @@ class ServedModel:
         self.thread = EngineThread(backend.engine, limits, self.queue.flush)
         self.adapters = None
         engine = backend.engine
-        if read_adapter and engine.adapters is not None and engine.pools.adapter is None:
+        if engine.adapters is not None and engine.pools.adapter is None:
             self.adapters = ServedAdapters(self.thread, engine.adapters, read_adapter)
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from ktcli.server.http.answering import Answering, App, encode, json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.kept import KeptSlot
 from ktcli.server.http.openai.envelope import ALIVE, EVENTS, OpenAIReply
-from ktcli.server.http.openai.output import OutputItems
+from ktcli.server.http.openai.output import OutputItems, Seal
 from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.openai.stored import slot_of, turn_of
 from ktcli.server.http.refusals import Refusal
@@ -152,11 +151,7 @@ class ResponseReply(OpenAIReply):
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        body: ResponseBody,
-        place: KeptSlot,
-        seal: Callable[[str], str] | None = None,
+        self, generation: Generation, body: ResponseBody, place: KeptSlot, seal: Seal | None
     ) -> None:
         self._generation, self._place = generation, place
         sampling = generation.options.sampling
