@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -290,4 +290,4 @@ def converted(value: Any, kind: type[Any]) -> Any:
     Raises:
         msgspec.ValidationError: a field has the wrong type.
     """
-    return msgspec.convert(_tidied(value, _type_of(kind)), kind)
+    return msgspec.convert(_tidied(value, _type_of(cast(Hashable, kind))), kind)
