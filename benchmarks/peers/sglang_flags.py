@@ -15,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 
-from ktcli.server.sglang.flags import FlagTable
+from ktcli.server.sglang.flags import EngineFlag, FlagTable
 from ktcli.server.sglang.source import read_flags
 from ktcli.store import engines
 
@@ -45,10 +46,13 @@ def read_wheel(wheel: Path) -> FlagTable:
 
 
 def text_of(table: FlagTable) -> str:
-    """Returns the recorded form: a line for each flag."""
-    found = table.document()
-    flags = found.pop("flags")
-    head = json.dumps(found)[1:-1]
+    """Returns the recorded form: a line for each flag, whose empty fields are left out."""
+    silent = asdict(EngineFlag((), ""))
+    flags = [
+        {key: value for key, value in asdict(flag).items() if value != silent[key]}
+        for flag in table.flags
+    ]
+    head = json.dumps({"version": table.version, "architectures": table.architectures})[1:-1]
     rows = ",\n".join(f"  {json.dumps(each)}" for each in flags)
     return f'{{{head}, "flags": [\n{rows}\n]}}\n'
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.api.engine import TextEngine
+from ktcli.api.engine import TextEngine, settings_over
 from ktcli.api.prompts import MORE_CONTEXT
 from ktcli.api.result import GenerationResult, without_thoughts
-from ktcli.api.settings import settings_over
 from ktcli.chat.chat import Chat
 from ktcli.dialogue.answer import AnswerRun
 from ktcli.errors import ContextFull
@@ -38,14 +37,7 @@ class TextChat:
         think: bool | None = None,
     ) -> None:
         backend = engine.backend
-        settings = settings_over(
-            engine.settings,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            stop=stop,
-            seed=seed,
-            think=think,
-        )
+        settings = settings_over(engine.settings, max_tokens, temperature, stop, seed, think)
         self._engine, self._chat = engine, Chat(backend, settings)
         self._chat.conversation.system = system or engine.preset.get("system") or ""
         self._coming: Generator[AnswerPiece] | None = None  # of the answer that is being made

@@ -15,7 +15,6 @@ from weakref import WeakSet
 from ktcli import config
 from ktcli.api.prompts import Prompt, PromptReader
 from ktcli.api.result import GenerationResult
-from ktcli.api.settings import settings_over
 from ktcli.assembly.listener import Silent
 from ktcli.assembly.presets import preset_over
 from ktcli.assembly.request import DeviceWords, Wanted, placement_here
@@ -31,7 +30,7 @@ from ktcli.ops.kvformat import FORMATS
 from ktcli.store import aliases, library
 from ktcli.store.entry import BUILTIN
 from ktcli.store.reference import split_adapter
-from ktcli.text.settings import Settings
+from ktcli.text.settings import Settings, override
 
 LOG = logging.getLogger("ktcli")
 LOG.addHandler(logging.NullHandler())  # else Python prints warnings of programs without any handler
@@ -163,14 +162,7 @@ class TextEngine:
             KtError: the model or the machine could not go on.
         """
         backend = self.backend
-        settings = settings_over(
-            self.settings,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            stop=stop,
-            seed=seed,
-            think=think,
-        )
+        settings = settings_over(self.settings, max_tokens, temperature, stop, seed, think)
         read = PromptReader(backend, settings.variables, self.preset).all(prompts)
         options = AnswerOptions(settings.sampling, settings.stops, settings.max_tokens)
         made = [
@@ -225,3 +217,29 @@ class _Logged(Silent):
 
     def agree(self, offer: Iterable[str], command: str) -> None:
         """Agrees: `load` was told that it may."""
+
+
+def settings_over(
+    own: Settings,
+    max_tokens: int | None,
+    temperature: float | None,
+    stop: str | Sequence[str],
+    seed: int | None,
+    think: bool | None,
+) -> Settings:
+    """Returns a model's own settings, overridden by those that were passed; None: the model's own.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in stops:
+        if not isinstance(text, str) or not text:
+            raise UsageError(f"stop must be strings, not {str(text)[:40]!r}")
+    return replace(
+        own,
+        sampling=override(own.sampling, temperature=temperature, seed=seed),
+        max_tokens=own.max_tokens if max_tokens is None else max_tokens,
+        stops=stops or own.stops,
+        thinking=own.thinking if think is None else think,
+    )

@@ -18,9 +18,7 @@ from ktcli.chat.compaction import SUMMARY_SHARE
 from ktcli.chat.conversation import Conversation, Turn
 from ktcli.chat.reply import Reply
 from ktcli.client.completion import Completion
-from ktcli.client.events import CUT_HINT, Document
-from ktcli.client.listing import ListedModel
-from ktcli.client.serverclient import ServerClient
+from ktcli.client.serverclient import CUT_HINT, Document, ListedModel, ServerClient
 from ktcli.dialogue.backend import Identity
 from ktcli.dialogue.timeline import Timeline
 from ktcli.engine.request import Finish

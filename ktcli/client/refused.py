@@ -54,8 +54,7 @@ def refusal(who: str, status: int, said: Any, headers: Mapping[str, str], *, key
 
 def failure(who: str, said: Mapping[str, Any]) -> KtError:
     """Returns the error that an event of a stream reports."""
-    error = said.get("error")
-    of = error if isinstance(error, dict) else {}
+    of = _error_of(said)
     code = of.get("code")
     status = code if type(code) is int else _STATUS_OF.get(str(of.get("type")), 0)
     words = _words(said) or "it does not say why"
@@ -66,9 +65,14 @@ def failure(who: str, said: Mapping[str, Any]) -> KtError:
     return ServerFailed(f"{who} failed during the answer: {words}")
 
 
-def _is_full(said: Any, words: str) -> bool:
+def _error_of(said: Any) -> Mapping[str, Any]:
+    """Returns the object `error` of a document; {}: there is none."""
     error = said.get("error") if isinstance(said, dict) else None
-    of = error if isinstance(error, dict) else {}
+    return error if isinstance(error, dict) else {}
+
+
+def _is_full(said: Any, words: str) -> bool:
+    of = _error_of(said)
     return (
         of.get("code") in _FULL
         or of.get("type") in _FULL

@@ -12,8 +12,7 @@ from client.openai_server import ScriptedOpenAI, openai_server
 
 from ktcli.chat.remote import RemoteChat
 from ktcli.client.address import ServerAddress
-from ktcli.client.listing import ListedModel
-from ktcli.client.serverclient import ServerClient
+from ktcli.client.serverclient import ListedModel, ServerClient
 from ktcli.main import main
 from ktcli.text.settings import Settings
 

@@ -31,10 +31,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktcli.chat.recorder import ChatRecorder
-from ktcli.client import events
+from ktcli.client import serverclient
 from ktcli.client.completion import Completion
-from ktcli.client.events import documents
-from ktcli.client.listing import listed_models
+from ktcli.client.serverclient import documents, listed_models
 from ktcli.errors import KtError
 
 HALF = [delta(role="assistant", content=""), delta(content="half an ")]
@@ -200,7 +199,7 @@ def test_a_line_without_end(run: RemoteRun, server: ScriptedOpenAI) -> None:
 def test_a_stream_without_end(
     run: RemoteRun, server: ScriptedOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr(serverclient, "STREAM_BYTES", 1 << 20)
     server.usual = Reply([b": waiting\n\n" * 4096] * 1000)
     code, told, err = run("hi there")
     assert (code, told) == (6, "") and "which is no answer to read" in err

@@ -13,7 +13,7 @@ from client.openai_server import DONE, Reply, ScriptedOpenAI, delta, event, said
 
 from ktcli.chat.chats import load, newest
 from ktcli.chat.remote import RemoteChat
-from ktcli.client.listing import listed_models
+from ktcli.client.serverclient import listed_models
 from ktcli.commands.chat.remote import ServerModels
 from ktcli.errors import KtError
 from ktcli.terminal import slash

@@ -21,7 +21,7 @@ from ktcli.errors import BadCheckpoint, UsageError
 from ktcli.hardware.profile import read_machine
 from ktcli.main import main
 from ktcli.server.sglang import preparing
-from ktcli.server.sglang.checkpoint import changes_experts, code_of, require_code
+from ktcli.server.sglang.families import changes_experts, code_of, require_code
 from ktcli.store import catalog
 
 ENGINE = ("--engine", "sglang-kt")

@@ -21,8 +21,7 @@ from ktcli.engine.request import Stats
 from ktcli.engine.restoring import ReadingWorth
 from ktcli.native import Batch
 from ktcli.sampling import SamplingSettings
-from ktcli.server.kvevents.blockhash import block_hash, root_hash
-from ktcli.server.kvevents.blocks import BlockBook
+from ktcli.server.kvevents.blocks import BlockBook, block_hash, root_hash
 from ktcli.server.kvevents.changes import PageChanges
 from ktcli.store import remote
 from ktcli.store.pagefolder import PageFolder

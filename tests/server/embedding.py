@@ -19,7 +19,7 @@ from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening
 from ktcli.engine.scheduler import Limits
 from ktcli.hardware.gpu import CPU
-from ktcli.server.models.source import FOREVER, ModelSource, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 
 NAME = "embedder"
 
@@ -52,13 +52,13 @@ class Embedding:
 
 def stored(
     folder: Path, mode: str = "last", context: int = CONTEXT, **more: Any
-) -> tuple[StoredModel, Judge]:
+) -> tuple[ModelSource, Judge]:
     """An embedding model of the library, and its judge; `more` as of `write_embedder`."""
     made = write_embedder(folder / "model", mode, **more)
     pack = convert_checkpoint(made, folder / "pack", experts="int8", dense="int8")
     wanted = Wanted(context, 2, streams=4, device=DeviceWords(device=CPU))
     how = Opening(wanted, 0, False)
-    return StoredModel(Ready(NAME, pack), NAME, how, FOREVER), Judge(made)
+    return ModelSource(Ready(NAME, pack), NAME, how, FOREVER), Judge(made)
 
 
 @contextmanager

@@ -25,13 +25,8 @@ AXE = Library(
     "4.14.1",
     "MPL-2.0",
     "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
-    (
-        (
-            "axe.min.js",
-            "axe-4.14.1.min.js",
-            "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c",
-        ),
-    ),
+    {"axe.min.js": "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"},
+    stem="axe",
 )
 
 

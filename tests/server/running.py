@@ -22,6 +22,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.scheduler import Limits
 from ktcli.errors import KtError
+from ktcli.server.http.keys import DEFAULT, ApiKeys, NamedKey
 from ktcli.server.http.state import Rules
 from ktcli.server.models.catalogue import ModelIndex
 from ktcli.server.models.residency import Residency
@@ -83,6 +84,11 @@ def scripted(
     (folder / "generation_config.json").write_text("{}")  # else a quotation mark ends answers
     engine = FakeEngine(load_tokenizer(folder), script, context, streams=8)
     return LocalBackend("fake", engine, read_text_model("fake", folder))  # type: ignore[arg-type]
+
+
+def one_key(key: str) -> ApiKeys:
+    """Returns the only key of a server, without a name."""
+    return ApiKeys([NamedKey(DEFAULT, key)])
 
 
 @contextmanager

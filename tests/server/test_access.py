@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import requests
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 from waits import until
 
 from ktcli.commands.serve.access import access_rules
@@ -43,7 +43,7 @@ def test_other_names_are_not(host: str) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    rules = Rules(ApiKeys.of("secret"), LOOPBACK | {"ai.example.com"}, frozenset({APP, PAGE}))
+    rules = Rules(one_key("secret"), LOOPBACK | {"ai.example.com"}, frozenset({APP, PAGE}))
     model = scripted(tmp_path_factory.mktemp("model"), lambda question: "yes")
     with running(model, rules, log=LOGGED.append) as found:
         yield found

@@ -27,7 +27,7 @@ from ktcli.assembly.talking import Opening
 from ktcli.engine.scheduler import Limits
 from ktcli.hardware.gpu import CPU, CUDA
 from ktcli.server.models.catalogue import FRESH_S, LibraryReader
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.store import adapters
 from ktcli.store.aliases import save
 from ktcli.store.preset import Preset
@@ -77,7 +77,7 @@ def server(library: Path) -> Iterator[Running]:
     how = Opening(Wanted(512, 2, streams=8, device=device), 0, False)
     ready = prepare("kt-mini", how.wanted)
     roomy = Opening(with_rooms(ready, how.wanted, ["a1", "a2"]), 0, False)
-    own = StoredModel(ready, "kt-mini", roomy, FOREVER)
+    own = ModelSource(ready, "kt-mini", roomy, FOREVER)
     reads = LibraryReader(own, how, FOREVER, ["a1", "other"])
     with (
         without_tiles(),
@@ -257,7 +257,7 @@ def test_a_server_with_a_gpu_computes_each_adapter_in_a_step_of_its_own(
         for name, values in update(950).items()
     }
     import_adapter(write(library / "wide", wide, r=8, target_modules=["o_proj"]), None, "kt-mini")
-    own = StoredModel(ready, "kt-mini", roomy, FOREVER)
+    own = ModelSource(ready, "kt-mini", roomy, FOREVER)
     reads = LibraryReader(own, how, FOREVER, ["a1"])
     with serving_models([own], limits=Limits(active=8), library=reads) as running:
         alone = {name: said(ask(running, name))[:3] for name in NAMES}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from anthropic import Anthropic, AuthenticationError, BadRequestError
 from chat.fake_engine import TEMPLATE
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 
 ARGUMENTS = {"city": "Paris", "days": 3}
@@ -36,7 +35,7 @@ def script(question: str) -> str:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("model")
     backend = scripted(folder, script, template=f"{{# <tool_call> #}}{TEMPLATE}")
-    with running(backend, Rules(ApiKeys.of("secret"))) as found:
+    with running(backend, Rules(one_key("secret"))) as found:
         yield found
 
 

@@ -16,7 +16,7 @@ import requests
 from chat.fake_engine import Undecided
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server.running import Running, running, scripted, serving_models
+from server.running import Running, one_key, running, scripted, serving_models
 from server.sources import ScriptedModel
 from waits import until
 
@@ -30,7 +30,6 @@ from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.server.attached.backend import AttachedBackend, AttachedModel
 from ktcli.server.attached.client import Exchange, ServerPlace, facts_of, load
 from ktcli.server.attached.wire import PATH, PROTOCOL, EngineFacts, LoadableEngine
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 from ktcli.server.process.listening import unix_socket
 
@@ -230,7 +229,7 @@ def test_a_server_that_is_ended_in_an_answer_says_so(tmp_path: Path) -> None:
 
 def test_only_the_owner_of_the_socket_may_send_ids(tmp_path: Path) -> None:
     backend, path = model(tmp_path), tmp_path / "1.sock"
-    with served(backend, path, Rules(ApiKeys.of("secret"))) as server:
+    with served(backend, path, Rules(one_key("secret"))) as server:
         headers = {"Authorization": "Bearer secret"}
         for method, way in (("GET", PATH), ("POST", f"{PATH}/generate")):
             answer = requests.request(

@@ -12,10 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 import requests
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 
 from ktcli.main import main
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 
 Capture = pytest.CaptureFixture[str]
@@ -60,7 +59,7 @@ Max ITL (ms): #
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     backend = scripted(tmp_path_factory.mktemp("model"), lambda question: "word " * 5)
-    with running(backend, Rules(ApiKeys.of("secret"))) as found:
+    with running(backend, Rules(one_key("secret"))) as found:
         yield found
 
 

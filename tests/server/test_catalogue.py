@@ -15,7 +15,7 @@ from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.talking import Opening
 from ktcli.server.models.catalogue import Catalogue, LibraryReader, ModelIndex
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.store import aliases
 
 HOW = Opening(Wanted(), 0, records_heat=False)
@@ -46,7 +46,7 @@ def test_a_model_is_found_by_its_name_its_conversions_and_its_aliases(
     labels = ["big@int8-int8", "big@int4-int8", "mine@int4-int8", "qwen3-30b-a3b@int4-int8"]
     folders = {label: packs(label) for label in labels}
     aliases.save("Coder", "big@int8-int8")
-    own = StoredModel(Ready("mine", folders["mine@int4-int8"]), "mine", HOW, FOREVER)
+    own = ModelSource(Ready("mine", folders["mine@int4-int8"]), "mine", HOW, FOREVER)
     reader = LibraryReader(own, HOW, 300.0)
     index = reader()
     assert [each.key for each in index.models if each.key == own.key] == [own.key]
@@ -68,7 +68,7 @@ def test_a_model_is_found_by_its_name_its_conversions_and_its_aliases(
 def test_a_library_that_cannot_be_read_costs_a_warning(
     packs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = StoredModel(Ready("mine", packs("mine@int4-int8")), "mine", HOW, FOREVER)
+    own = ModelSource(Ready("mine", packs("mine@int4-int8")), "mine", HOW, FOREVER)
     (tmp_path / "aliases.json").write_text("{")
     assert [each.name for each in LibraryReader(own, HOW, 300.0)().models] == ["mine"]
 
@@ -83,7 +83,7 @@ def test_a_library_that_cannot_be_read_costs_a_warning(
 def test_the_servers_own_conversion_has_the_short_name(packs: Callable[[str], Path]) -> None:
     folders = [packs(f"big@{formats}-int8") for formats in ("bf16", "int4", "int8")]
     for folder in folders:
-        own = StoredModel(Ready("big", folder), folder.name, HOW, FOREVER)
+        own = ModelSource(Ready("big", folder), folder.name, HOW, FOREVER)
         index = LibraryReader(own, HOW, 300.0)()
         others = [each.name for each in folders if each != folder]
         assert sorted(each.name for each in index.models) == ["big", *others]
@@ -94,7 +94,7 @@ def test_the_servers_own_conversion_has_the_short_name(packs: Callable[[str], Pa
 @settings(max_examples=10)
 @given(st.lists(st.text(), max_size=20))
 def test_any_name_means_a_model_or_none(names: list[str]) -> None:
-    own = StoredModel(Ready("own", Path("/own")), "own", HOW, FOREVER)
+    own = ModelSource(Ready("own", Path("/own")), "own", HOW, FOREVER)
     assert set(finds(Catalogue(own, (), ModelIndex), *names)) <= {"own", ""}
 
 
@@ -102,7 +102,7 @@ def test_what_is_pulled_meanwhile_is_found_soon(
     packs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ktcli.server.models.catalogue.FRESH_S", 0.0)
-    own = StoredModel(Ready("mine", packs("mine@int4-int8")), "mine", HOW, FOREVER)
+    own = ModelSource(Ready("mine", packs("mine@int4-int8")), "mine", HOW, FOREVER)
     catalogue = Catalogue(own, (), LibraryReader(own, HOW, 300.0))
     assert finds(catalogue, "new") == [""]
     packs("new@int4-int8")

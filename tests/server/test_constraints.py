@@ -10,8 +10,9 @@ import pytest
 import requests
 from server.running import Running, running, scripted
 
+from ktcli.server.http import app
 from ktcli.server.http.constraints import AnswerConstraints
-from ktcli.server.http.openapi import BODIES
+from ktcli.server.http.openapi import bodies_of
 
 HI = [{"role": "user", "content": "hi"}]
 SAID = "you said hello"
@@ -239,7 +240,9 @@ def test_a_response_has_the_length_that_other_apis_call_max_tokens(server: Runni
 
 
 def test_every_request_for_an_answer_has_these_fields() -> None:
-    answers = {kind for kind in BODIES.values() if {"stream", "model"} <= {*kind.__struct_fields__}}
+    answers = {
+        kind for kind in bodies_of(app._ROUTES) if {"stream", "model"} <= {*kind.__struct_fields__}
+    }
     texts = {
         each for each in answers if {"prompt", "input", "messages"} & {*each.__struct_fields__}
     }

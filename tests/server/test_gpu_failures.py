@@ -41,7 +41,7 @@ from ktcli.server.models import residency
 from ktcli.server.models.enginethread import EngineThread
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.residency import Residency
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.text.model import TextModel
 
 REASON = "the GPU failed during a step: it has fallen off the bus"
@@ -353,10 +353,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("random"))
 
 
-def stored(checkpoint: Path, device: str = AUTO) -> StoredModel:
+def stored(checkpoint: Path, device: str = AUTO) -> ModelSource:
     wanted = Wanted(512, device=DeviceWords(device), streams=4, served=True)
     how = Opening(wanted, 1 << 30, records_heat=True)
-    return StoredModel(prepared(str(checkpoint), how), str(checkpoint), how, FOREVER)
+    return ModelSource(prepared(str(checkpoint), how), str(checkpoint), how, FOREVER)
 
 
 def answered(server: Running) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from waits import until
 from ktcli.commands.serve.logs import LibraryLog, log_request
 from ktcli.errors import UsageError
 from ktcli.output import Mode, out
-from ktcli.server.http import bodies
+from ktcli.server.http import body
 from ktcli.server.http.access import LOOPBACK
 from ktcli.server.http.state import Rules
 
@@ -166,10 +166,10 @@ def test_a_log_for_programs_is_json_throughout(
 def test_unfinished_bodies_are_bounded_together(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "ALL_BYTES", 1 << 20)
+    monkeypatch.setattr(body, "ALL_BYTES", 1 << 20)
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\n".encode()
     clients = []
-    part = b" " * (bodies.FREE_BYTES + (300 << 10))
+    part = b" " * (body.FREE_BYTES + (300 << 10))
     for _ in range(3):  # 900 KiB count
         clients.append(socket.create_connection(("127.0.0.1", server.port)))
         clients[-1].sendall(head + part)
@@ -177,7 +177,7 @@ def test_unfinished_bodies_are_bounded_together(
     guard: Any = server.serving._server.config.loaded_app
     until(lambda: guard._bodies.taken_bytes == 900 << 10)
     LOGGED.clear()
-    large = b" " * (bodies.FREE_BYTES + (200 << 10)) + BODY
+    large = b" " * (body.FREE_BYTES + (200 << 10)) + BODY
     answer = requests.post(server.url + PATH, large, timeout=60)
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
     assert logged(server)["client"] == "127.0.0.1"

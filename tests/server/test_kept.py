@@ -16,7 +16,7 @@ from server.running import Running, running, scripted
 from ktcli.server.http import kept as kept_module
 from ktcli.server.http.kept import KeptResponses, KeptSlot
 from ktcli.server.http.openai.response_fields import ResponseBody, Turn
-from ktcli.server.http.openai.turn import _refers
+from ktcli.server.http.openai.stored import _refers
 from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.http.state import ServerState
 from ktcli.text.settings import Settings
@@ -229,7 +229,7 @@ def test_what_is_named_counts_as_if_it_were_sent(
     client: OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = client.responses.create(model="fake", input="a long one")
-    monkeypatch.setattr("ktcli.server.http.openai.turn.EACH_BYTES_MOST", 1000)
+    monkeypatch.setattr("ktcli.server.http.openai.stored.EACH_BYTES_MOST", 1000)
     item = {"type": "item_reference", "id": made.output[0].id}
     asked = {"input": [{"role": "user", "content": "x"}, *[item] * 100]}
     reply = requests.post(f"{server.url}/v1/responses", json=asked, timeout=60)

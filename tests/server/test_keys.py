@@ -166,7 +166,7 @@ def test_the_keys_of_a_server_are_read_again_at_sighup(tmp_path: Path) -> None:
 
 CHILD = """
 import signal, sys
-from ktcli.server.process.terminal import StartingTerminal
+from ktcli.server.process.endsignals import StartingTerminal
 terminal = StartingTerminal()
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # one that comes early waits
@@ -189,7 +189,7 @@ def test_a_terminal_that_is_closed_is_told_from_a_wish(tmp_path: Path) -> None:
     os.close(terminal)
     until(lambda: file.read_text() == "ready\nFalse\nTrue\n")
     assert os.waitpid(pid, 0)[0] == pid
-    code = "from ktcli.server.process.terminal import *; print(StartingTerminal().is_closed)"
+    code = "from ktcli.server.process.endsignals import *; print(StartingTerminal().is_closed)"
     plain = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )

@@ -20,8 +20,7 @@ from ktcli.errors import UsageError
 from ktcli.main import main
 from ktcli.pagelabel import PageKind, PageLabel
 from ktcli.server.kvevents.address import EventsAddress
-from ktcli.server.kvevents.blockhash import block_hash, root_hash
-from ktcli.server.kvevents.blocks import BlockBook
+from ktcli.server.kvevents.blocks import BlockBook, block_hash, root_hash
 from ktcli.server.kvevents.changes import DISK, PageChanges
 from ktcli.server.kvevents.publisher import publishing
 from ktcli.server.kvevents.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event

@@ -15,8 +15,7 @@ from ktcli.errors import Busy
 from ktcli.pagelabel import PageLabel
 from ktcli.server.kvevents import publisher
 from ktcli.server.kvevents.address import EventsAddress
-from ktcli.server.kvevents.publisher import EventPublisher, publishing
-from ktcli.server.kvevents.replay import ReplayBuffer
+from ktcli.server.kvevents.publisher import EventPublisher, ReplayBuffer, publishing
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 WAIT_MS = 20_000

@@ -12,12 +12,13 @@ import requests
 from server.running import Running, running, scripted
 
 from ktcli.sampling import SamplingSettings
+from ktcli.server.http import app
 from ktcli.server.http.anthropic.fields import MessagesBody
-from ktcli.server.http.lenient import converted
+from ktcli.server.http.body import converted
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
 from ktcli.server.http.openai.fields import ChatBody, TextBody
 from ktcli.server.http.openai.response_fields import ResponseBody
-from ktcli.server.http.openapi import BODIES
+from ktcli.server.http.openapi import bodies_of
 
 ASKED = [{"role": "user", "content": "hello"}]
 PATHS: dict[str, tuple[str, dict[str, Any], str]] = {  # path, what it needs, its field for a length
@@ -45,7 +46,9 @@ def asked(server: Running, api: str, **more: Any) -> requests.Response:
     return requests.post(server.url + path, json=body, timeout=60)
 
 
-@pytest.mark.parametrize("kind", sorted(set(BODIES.values()), key=lambda each: each.__name__))
+@pytest.mark.parametrize(
+    "kind", sorted(set(bodies_of(app._ROUTES)), key=lambda each: each.__name__)
+)
 def test_null_in_any_field_that_can_be_left_out_is_a_field_that_is_left_out(kind: type) -> None:
     fields = msgspec.structs.fields(kind)
     needed = {each.encode_name: [] for each in fields if each.required}

@@ -25,7 +25,7 @@ from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.talking import Opening
 from ktcli.hardware.gpu import CPU
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 
 pytestmark = pytest.mark.thorough
 
@@ -106,7 +106,7 @@ def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     out = tmp_path_factory.mktemp("pack") / "pack"
     pack = convert_checkpoint(checkpoint, out, experts="f32", dense="f32")
     wanted = Wanted(CONTEXT, 2, exact=True, streams=4, device=DeviceWords(device=CPU))
-    own = StoredModel(Ready(NAME, pack), NAME, Opening(wanted, 0, False), FOREVER)
+    own = ModelSource(Ready(NAME, pack), NAME, Opening(wanted, 0, False), FOREVER)
     with serving_models([own]) as running:
         yield running
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import requests
 from ollama import Client, ResponseError
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 from store.fake_hub import Hub, serve
 from waits import until
 
 from ktcli.errors import Busy
 from ktcli.main import main
 from ktcli.resources import data_path
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.store import aliases, library
@@ -43,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def server(hub: Hub, tmp_path: Path) -> Iterator[Running]:
     folder = tmp_path / "model"
     folder.mkdir()
-    with running(scripted(folder, lambda question: "yes"), Rules(ApiKeys.of("secret"))) as found:
+    with running(scripted(folder, lambda question: "yes"), Rules(one_key("secret"))) as found:
         yield found
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import requests
 from server.chatpage import script
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.page import files
 from ktcli.server.http.page.libraries import LIBRARIES
 from ktcli.server.http.state import Rules
@@ -38,7 +37,7 @@ def test_programs_that_ask_whether_a_server_is_here_get_a_word(chat_server: Runn
 
 
 def test_the_page_needs_no_key_and_tells_nothing(tmp_path: Path) -> None:
-    with running(scripted(tmp_path, script), Rules(ApiKeys.of("secret"))) as server:
+    with running(scripted(tmp_path, script), Rules(one_key("secret"))) as server:
         for path in sorted(files.PATHS):
             assert requests.get(f"{server.url}{path}", timeout=60).ok
         assert requests.get(f"{server.url}/v1/models", timeout=60).status_code == 401

@@ -16,9 +16,8 @@ from server.chatpage import (
     texts,
     visit,
 )
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 
 pytestmark = in_chromium
@@ -184,7 +183,7 @@ def test_a_phone_has_room_for_it(page: Browser) -> None:
 
 
 def test_a_server_with_a_key_is_told_it(tab: Browser, tmp_path: Path) -> None:
-    with running(scripted(tmp_path, script), Rules(ApiKeys.of("secret"))) as server:
+    with running(scripted(tmp_path, script), Rules(one_key("secret"))) as server:
         tab.open(f"{server.url}/")
         tab.until(f"location.port === '{server.port}' && document.querySelector('#ask')?.open")
         tab.click("#key")

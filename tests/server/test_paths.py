@@ -11,7 +11,7 @@ from server.running import Running, running, scripted
 from ktcli import __version__
 from ktcli.commands.serve.access import checked_root_path
 from ktcli.errors import UsageError
-from ktcli.server.http.paths import meant_path
+from ktcli.server.http.guard import meant_path
 from ktcli.server.http.state import Rules
 
 ASKED = [{"role": "user", "content": "hello"}]

@@ -19,7 +19,7 @@ from ktcli.commands.serve.serve import _default_sampling
 from ktcli.errors import UsageError
 from ktcli.server.http.state import Rules
 from ktcli.server.models.catalogue import LibraryReader, ModelIndex
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.store import aliases
 from ktcli.store.preset import Preset
 
@@ -119,7 +119,7 @@ def test_the_library_says_which_names_preset(
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     pack = pretend_pack(tmp_path / "packs" / "big@int4-int8", "int4", "int8")
     how = Opening(Wanted(), 0, records_heat=False)
-    own = StoredModel(Ready("big", pack), "big", how, FOREVER)
+    own = ModelSource(Ready("big", pack), "big", how, FOREVER)
     aliases.save("Terse", "big", TERSE)
     aliases.save("mine", "terse", Preset.of({"top-k": 3}))
     aliases.save("plain", "big")

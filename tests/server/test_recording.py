@@ -20,9 +20,13 @@ from ktcli.errors import Busy, KtError, UsageError
 from ktcli.main import main
 from ktcli.measure.block_cache import BlockCache
 from ktcli.measure.request_trace import read_trace
-from ktcli.server.process import requestrecorder, tracefile
-from ktcli.server.process.requestrecorder import RequestRecorder
-from ktcli.server.process.tracefile import BLOCK_TOKENS, BlockHasher, TraceFile
+from ktcli.server.process import requestrecorder
+from ktcli.server.process.requestrecorder import (
+    BLOCK_TOKENS,
+    BlockHasher,
+    RequestRecorder,
+    TraceFile,
+)
 
 KEY = bytes(32)
 PAGES = 32  # of two contexts of 1,024 tokens
@@ -211,7 +215,7 @@ def test_a_full_trace_or_disk_ends_the_recording_with_a_word(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(tracefile, "MOST_BYTES", 200)  # of lines of 60 to 80
+    monkeypatch.setattr(requestrecorder, "MOST_BYTES", 200)  # of lines of 60 to 80
     made = recorder(home / "full", said)
     ends = [made.begin("", [n]) for n in range(4)]
     for end in ends:
@@ -221,5 +225,5 @@ def test_a_full_trace_or_disk_ends_the_recording_with_a_word(
     assert len(lines_of(home / "full")) == 2
     assert len(said) == 1 and "no longer recorded" in said[0]
     with pytest.raises(UsageError, match="records at most"):
-        monkeypatch.setattr(tracefile, "MOST_BYTES", 50)
+        monkeypatch.setattr(requestrecorder, "MOST_BYTES", 50)
         TraceFile.open(home / "full")

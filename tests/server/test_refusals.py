@@ -10,11 +10,10 @@ import msgspec
 import pytest
 import requests
 from chat.fake_engine import TEMPLATE
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 
 from ktcli.server.http.access import LOOPBACK
 from ktcli.server.http.anthropic.fields import MessagesBody
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.openai.fields import ChatBody
 from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.refusals import Refusal
@@ -234,7 +233,7 @@ def test_refusals_say_the_standard_words(closed: Running, case: str) -> None:
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with an API key, for requests to this machine alone."""
     folder = tmp_path_factory.mktemp("model")
-    rules = Rules(ApiKeys.of("secret"), hosts=LOOPBACK)
+    rules = Rules(one_key("secret"), hosts=LOOPBACK)
     with running(scripted(folder, lambda question: "yes"), rules) as found:
         yield found
 

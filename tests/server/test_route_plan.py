@@ -9,10 +9,16 @@ import pytest
 from ktcli.errors import KtError, UsageError
 from ktcli.server.router.address import address_of, require_different
 from ktcli.server.router.counters import counters_in, mean, ratio
-from ktcli.server.router.facts import ServerFacts, require_agreement
-from ktcli.server.router.health import HealthLog
-from ktcli.server.router.plan import RouterKeys, RouterPlace, arguments, plan_for
+from ktcli.server.router.plan import (
+    RouterKeys,
+    RouterPlace,
+    ServerFacts,
+    arguments,
+    plan_for,
+    require_agreement,
+)
 from ktcli.server.router.smg import Worker, here
+from ktcli.server.router.supervision import HealthLog
 
 ONE = ServerFacts("http://a:1", "m", 2048, 4)
 # facts beside those of ONE -> threshold, spill, seconds of a request

@@ -18,7 +18,7 @@ import pytest
 import requests
 from chat.fake_engine import FakeEngine
 from ports import free_port
-from server.running import Running, running, scripted
+from server.running import Running, one_key, running, scripted
 from waits import until
 
 from ktcli.commands.serve import sockets as serve_sockets
@@ -30,7 +30,6 @@ from ktcli.main import main
 from ktcli.native import Batch
 from ktcli.server.http import answering, guard
 from ktcli.server.http.access import LOOPBACK
-from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.state import Rules
 from ktcli.server.models.enginethread import EngineThread
 from ktcli.server.process import listening
@@ -202,7 +201,7 @@ def test_a_refusal_leaves_no_traceback(server: Running, caplog: pytest.LogCaptur
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     backend = scripted(tmp_path_factory.mktemp("model"), script)
-    with running(backend, Rules(ApiKeys.of(KEY), hosts=LOOPBACK)) as found:
+    with running(backend, Rules(one_key(KEY), hosts=LOOPBACK)) as found:
         yield found
 
 
@@ -437,7 +436,7 @@ def test_the_command_serves_in_the_background_and_ends_at_a_signal(
 
 def test_the_socket_of_its_owner_needs_no_key(tmp_path: Path) -> None:
     path = tmp_path / ("long" * 40) / "1.sock"
-    model, rules = scripted(tmp_path, script), Rules(ApiKeys.of("secret"))
+    model, rules = scripted(tmp_path, script), Rules(one_key("secret"))
     with unix_socket(path) as owners, running(model, rules, more=[owners]) as server:
         assert requests.get(f"{server.url}/server", timeout=60).status_code == 401
         with connected(path) as connection:

@@ -22,11 +22,15 @@ from waits import until
 from ktcli.errors import ExitCode, KtError
 from ktcli.server.process import discovery
 from ktcli.server.process.listening import unix_socket
-from ktcli.server.sglang import boundedlog, process, supervision
-from ktcli.server.sglang.boundedlog import BoundedLog
-from ktcli.server.sglang.control import answer_at, engine_status
+from ktcli.server.sglang import process, supervision
 from ktcli.server.sglang.failures import KNOWN, why_ended
-from ktcli.server.sglang.supervision import EngineSettings, EngineSupervisor
+from ktcli.server.sglang.process import BoundedLog
+from ktcli.server.sglang.supervision import (
+    EngineSettings,
+    EngineSupervisor,
+    answer_at,
+    engine_status,
+)
 
 
 @pytest.fixture(scope="module")
@@ -231,12 +235,12 @@ def test_what_it_prints_is_kept_within_a_bound(fake: FakeSglang, size: int, tmp_
     fake.does(f"log {size}")
     with supervised(settings_at(free_port(), tmp_path), lambda _: None):
         kept = (tmp_path / "log").read_bytes()
-    assert boundedlog.LOG_BYTES // 2 - 1000 <= len(kept) <= boundedlog.LOG_BYTES
+    assert process.LOG_BYTES // 2 - 1000 <= len(kept) <= process.LOG_BYTES
     assert kept.endswith(b"ready to roll!\n") and not kept.startswith(b"[2026")
 
 
 def test_the_log_keeps_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boundedlog, "LOG_BYTES", 100)
+    monkeypatch.setattr(process, "LOG_BYTES", 100)
     log = BoundedLog(tmp_path / "log")
     for number in range(50):
         log.write(b"line %d\n" % number)

@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from server.sglanged import source_of
 from server.wheels import pip
 
+from benchmarks.peers.sglang_flags import text_of
 from ktcli.errors import DeviceError, ExitCode, KtError, NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Machine, Node
 from ktcli.hardware.profile import read_machine, shipped
@@ -25,9 +27,15 @@ from ktcli.models import build
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Request
-from ktcli.server.sglang.checking import OtherFlags, require_accepted
 from ktcli.server.sglang.families import FAMILIES, METHODS, STORED, stored_of
-from ktcli.server.sglang.flags import EngineFlag, FlagTable, parser_of, recorded, table_of
+from ktcli.server.sglang.flags import (
+    EngineFlag,
+    FlagTable,
+    OtherFlags,
+    parser_of,
+    recorded,
+    require_accepted,
+)
 from ktcli.server.sglang.line import HIDDEN, ServerLine
 from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangOptions
 from ktcli.server.sglang.source import flags_in, read_flags
@@ -211,7 +219,7 @@ def test_the_recorded_flags_are_those_of_the_wheel(real: Path) -> None:
 def test_the_table_of_flags_is_whole() -> None:
     table = recorded()
     assert len(table.flags) == 347 and len(table.by_name()) > 347
-    assert table_of(json.loads(json.dumps(table.document()))) == table
+    assert msgspec.json.decode(text_of(table), type=FlagTable) == table
     assert table.by_name()["--kt-method"].choices is None
     assert table.by_name()["--kt-numa-nodes"].nargs == "+"
     assert table.version == engines.row_of("sglang-kt").version

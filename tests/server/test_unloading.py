@@ -23,7 +23,7 @@ from ktcli.assembly.talking import Opening, prepared
 from ktcli.errors import Busy, UsageError
 from ktcli.main import main
 from ktcli.server.models.catalogue import LibraryReader
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.store import library
 from ktcli.store.entry import BUILTIN
 
@@ -51,7 +51,7 @@ def test_nobody_holds_a_model_that_has_left_and_what_it_computed_is_kept(
 ) -> None:
     ready = prepared(BUILTIN, how)
     monkeypatch.setenv("KT_HOME", str(tmp_path))
-    model = StoredModel(ready, BUILTIN, how, FOREVER)
+    model = ModelSource(ready, BUILTIN, how, FOREVER)
     question = "What is kt? " * 40
     with serving_models([model]) as server:
         first = engine_of(server)
@@ -83,7 +83,7 @@ def test_conversions_of_a_library_take_turns_and_answer_as_alone(
     label = library.resolve(BUILTIN).label
     other = f"{BUILTIN}@int8-int8"
     assert main(["convert", other, "--quiet"]) == 0
-    own = StoredModel(ready, BUILTIN, how, FOREVER)
+    own = ModelSource(ready, BUILTIN, how, FOREVER)
     said = []
     with serving_models([own], library=LibraryReader(own, how, 0.0)) as server:
         for name in (BUILTIN, other, label, f"{other}:latest", "gpt-4o"):
@@ -99,8 +99,8 @@ def test_a_context_for_one_model_is_too_long_for_another(how: Opening) -> None:
     ready = prepared(BUILTIN, how)
     longer = replace(how, wanted=replace(how.wanted, context=1 << 20))
     with pytest.raises(UsageError, match="this model supports"):
-        StoredModel(ready, BUILTIN, longer, FOREVER).fit(HeldMemory())
-    other = StoredModel(ready, BUILTIN, longer, FOREVER, shorter=True)
+        ModelSource(ready, BUILTIN, longer, FOREVER).fit(HeldMemory())
+    other = ModelSource(ready, BUILTIN, longer, FOREVER, shorter=True)
     assert other.fit(HeldMemory()).context == other.facts().context
 
 
@@ -108,7 +108,7 @@ def test_a_load_that_nobody_wants_any_more_ends(
     how: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "QUICK_BYTES", 0)  # one that takes long enough to show its progress
-    model = StoredModel(prepared(BUILTIN, how), BUILTIN, how, FOREVER)
+    model = ModelSource(prepared(BUILTIN, how), BUILTIN, how, FOREVER)
     fit, asked = model.fit(HeldMemory()), iter([False, False])
     with pytest.raises(Busy, match="shutting down"):
         model.open(model.read_text_model(model.read_tokenizer()), fit, lambda: next(asked, True))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.chat.remote import RemoteChat
-from ktcli.client.listing import ListedModel
-from ktcli.client.serverclient import ServerClient
+from ktcli.client.serverclient import ListedModel, ServerClient
 from ktcli.commands.chat.request import AnswerRequest, preferred_settings
 from ktcli.commands.chat.wording import PIPE, words_for_model
 from ktcli.errors import DeviceError, KtError, NotFound, UsageError

@@ -254,8 +254,7 @@ def _run(here: typer.Context, made: PreparedLine) -> None:
     """Runs the engine until a signal comes."""
     from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.supervisor import Supervisor
-    from ktcli.server.sglang.control import answer_at
-    from ktcli.server.sglang.supervision import EngineSettings, EngineSupervisor
+    from ktcli.server.sglang.supervision import EngineSettings, EngineSupervisor, answer_at
     from ktcli.store.places import run_folder
 
     host, port = str(here.params["host"]), int(here.params["port"])

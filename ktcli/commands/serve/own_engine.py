@@ -23,12 +23,11 @@ from ktcli.server.http.state import Rules
 from ktcli.server.kvevents.address import EventsAddress
 from ktcli.server.kvevents.publisher import publishing
 from ktcli.server.models.catalogue import LibraryReader
-from ktcli.server.models.source import FOREVER, StoredModel
+from ktcli.server.models.source import FOREVER, ModelSource
 from ktcli.server.process.background import log_path, shorten
-from ktcli.server.process.requestrecorder import RequestRecorder
+from ktcli.server.process.requestrecorder import BlockHasher, RequestRecorder, TraceFile
 from ktcli.server.process.serving import Service, Serving
 from ktcli.server.process.supervisor import Supervisor
-from ktcli.server.process.tracefile import BlockHasher, TraceFile
 from ktcli.server.tracing.provider import tracing
 
 KEEP_S = 300.0  # that a model that a request named stays in memory when nobody uses it
@@ -86,13 +85,13 @@ class OwnServer:
             )
             Serving(service).run()
 
-    def _own(self, watch: PageWatch | None) -> StoredModel:
+    def _own(self, watch: PageWatch | None) -> ModelSource:
         """The model that is loaded at the start, with room for its adapters."""
         ready = prepared(self.model, self.how)
         wanted = with_rooms(ready, self.how.wanted, self.models.adapter or ())
         how = replace(self.how, wanted=wanted, watch=watch)
         own_s = FOREVER if self.kept_s is None else self.kept_s
-        return StoredModel(ready, lasting_name(self.model), how, own_s)
+        return ModelSource(ready, lasting_name(self.model), how, own_s)
 
     def _recorder(self) -> RequestRecorder | None:
         """What records requests into a file; None: nobody asked for it."""
@@ -101,7 +100,7 @@ class OwnServer:
         file = TraceFile.open(self.service.record_trace)
         return RequestRecorder(file, BlockHasher.of_library(), out.warn)
 
-    def _ready(self, own: StoredModel, plan: Plan, *, embeds: bool) -> Callable[[], None]:
+    def _ready(self, own: ModelSource, plan: Plan, *, embeds: bool) -> Callable[[], None]:
         """Returns a function that says that the server is ready, and what it serves."""
         address, name = self.rules.address, own.name
         said = f"serving {name} at {address}"

@@ -165,7 +165,7 @@ def route(
         _change(port, changes, words, adds=add is not None)
         return
     if words == [STATUS]:
-        from ktcli.server.router.client import status
+        from ktcli.server.router.control import status
 
         found = status(port)
         out.result(status_document(found), lambda: status_words(found))
@@ -247,8 +247,7 @@ def _settings(
         KtError: smg is not installed, no server answers, or two differ.
     """
     from ktcli.server.router.asking import facts_of_those_there
-    from ktcli.server.router.facts import require_agreement
-    from ktcli.server.router.plan import plan_for
+    from ktcli.server.router.plan import plan_for, require_agreement
     from ktcli.server.router.supervision import RouterSettings
 
     engine = engines.require(ENGINE)
@@ -322,7 +321,7 @@ def _change(port: int, changes: Sequence[str], words: Sequence[str], *, adds: bo
     Raises:
         UsageError: more than one thing is asked for.
     """
-    from ktcli.server.router.client import change
+    from ktcli.server.router.control import change
 
     if words or len(changes) > 1:
         raise UsageError(

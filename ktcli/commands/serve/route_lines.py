@@ -10,8 +10,7 @@ import msgspec
 
 from ktcli.errors import counted
 from ktcli.output import out, safe
-from ktcli.server.router.facts import ServerFacts
-from ktcli.server.router.plan import HIDDEN, arguments
+from ktcli.server.router.plan import HIDDEN, ServerFacts, arguments
 from ktcli.server.router.status import RoutedServer, RouterStatus
 from ktcli.server.router.supervision import RouterSettings
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,15 +30,26 @@ from ktcli.server.attached.wire import (
     Over,
     ReadOn,
 )
-from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.answering import (
+    ALIVE_S,
+    NOTED,
+    App,
+    Receive,
+    Scope,
+    Send,
+    cancelled_at_end,
+    encode,
+    json_response,
+    send_body,
+    send_start,
+)
 from ktcli.server.http.body import body_of
-from ktcli.server.http.guard import NOTED, is_owner
+from ktcli.server.http.guard import require_owner
 from ktcli.server.http.metrics import Metrics
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, require_within
 from ktcli.server.http.state import ServerState, recorded_space, state_of
 from ktcli.server.models.constraining import submitted
-from ktcli.server.models.loaded import Lease
-from ktcli.server.models.model import ServedModel
+from ktcli.server.models.model import Lease, ServedModel
 from ktcli.server.models.source import ModelSource
 
 _MOST_DRAWN = 1 << 62
@@ -50,7 +60,7 @@ async def facts(request: Request) -> Response:
     state, source = await _named(request)
     loaded = state.residency.find(source)
     said = LoadableEngine(source.name) if loaded is None else _facts_of(loaded.model)
-    return Response(msgspec.json.encode(said), media_type="application/json")
+    return json_response(said)
 
 
 async def load(request: Request) -> Response:
@@ -58,12 +68,12 @@ async def load(request: Request) -> Response:
     state, source = await _named(request)
     with await state.residency.lease(source) as lease:
         said = _facts_of(lease.model)
-    return Response(msgspec.json.encode(said), media_type="application/json")
+    return json_response(said)
 
 
 async def _named(request: Request) -> tuple[ServerState, ModelSource]:
     """Returns the state, and the model whose conversion a request names."""
-    _require_owner(request)
+    require_owner(request)
     state = state_of(request)
     return state, await _source(state, request.query_params.get("pack", ""))
 
@@ -100,20 +110,11 @@ def _facts_of(model: ServedModel) -> EngineFacts:
 
 async def generate(request: Request) -> App:
     """Responds with the answer to a prompt of ids, as a stream."""
-    _require_owner(request)
+    require_owner(request)
     asked, state = await body_of(request, EngineRequest), state_of(request)
-    most = asked.max_tokens
-    if not 0 <= asked.drawn <= _MOST_DRAWN:
-        raise Refusal(
-            400,
-            f"drawn must be between 0 and {_MOST_DRAWN}, not {asked.drawn}",
-            "drawn",
-            "unsupported_value",
-        )
-    if most is not None and most < 1:
-        raise Refusal(
-            400, f"max_tokens must be at least 1, not {most}", "max_tokens", "unsupported_value"
-        )
+    require_within("drawn", asked.drawn, 0, _MOST_DRAWN)
+    if asked.max_tokens is not None:
+        require_within("max_tokens", asked.max_tokens, 1, None)
     with await state.residency.lease(await _source(state, asked.pack)) as lease:
 
         def submit(constraints: Sequence[Constraint]) -> EngineAnswering:
@@ -129,11 +130,6 @@ async def generate(request: Request) -> App:
         grammars = lease.model.grammars
         compile = lambda: [grammars.constraint(wanted)]  # noqa: E731
         return await submitted(grammars, wanted.form.field, compile, submit)
-
-
-def _require_owner(request: Request) -> None:
-    if not is_owner(request.scope):
-        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
 
 
 def _generation(asked: EngineRequest, constraint: Constraint | None = None) -> GenerationRequest:
@@ -183,24 +179,13 @@ class EngineAnswering:
         self.answer.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.create_task(self._cancel_when_gone(receive))
         try:
-            await self._stream(send)
-        except TimeoutError:  # the client takes nothing any more
-            pass
+            with cancelled_at_end(receive, self.cancel):
+                await self._stream(send)
         finally:
-            self.answer.cancel()
-            leaving.cancel()
             stats = self.answer.stats
-            counts = (stats.prompt_tokens, stats.reused_tokens, stats.tokens)
-            scope[NOTED] |= dict(
-                zip(("prompt_tokens", "cached_tokens", "tokens"), counts, strict=True)
-            )
-
-    async def _cancel_when_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.answer.cancel()
+            counts = {"prompt_tokens": stats.prompt_tokens, "cached_tokens": stats.reused_tokens}
+            scope[NOTED] |= {**counts, "tokens": stats.tokens}
 
     async def _stream(self, send: Send) -> None:
         await send_start(send, 200, "application/jsonl", {"Cache-Control": "no-cache"})
@@ -223,7 +208,9 @@ class EngineAnswering:
         if isinstance(message, NextId):
             first = self._token_s is None
             since = self._began_s if self._token_s is None else self._token_s
-            (self._metrics.first_token if first else self._metrics.gap).observe(now - since)
+            self._metrics.times["time_to_first_token" if first else "inter_token_latency"].observe(
+                now - since
+            )
             self._token_s = now
         elif isinstance(message, Over):
             self._over = True
@@ -257,4 +244,4 @@ class EngineAnswering:
 
 
 def _line(message: Message) -> bytes:
-    return msgspec.json.encode(message) + b"\n"
+    return encode(message) + b"\n"

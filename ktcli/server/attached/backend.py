@@ -186,7 +186,8 @@ class AttachedSession:
         if isinstance(message, Began):
             self.began = message.clocks
             return []
-        _take(answer.stats, message.stats)
+        for each in fields(Stats):  # those of the server count
+            setattr(answer.stats, each.name, getattr(message.stats, each.name))
         if isinstance(message, ReadOn):
             return [PromptRead(answer, message.done, message.total)]
         if isinstance(message, NextId):
@@ -229,12 +230,6 @@ class AttachedSession:
         self._exchange = self._answer = None
         answer.finish = finish
         return Finished(answer, finish, error)
-
-
-def _take(stats: Stats, said: Stats) -> None:
-    """Copies the counts of a server."""
-    for each in fields(Stats):
-        setattr(stats, each.name, getattr(said, each.name))
 
 
 def find(ready: Ready) -> tuple[ServerPlace, EngineFacts | None] | None:

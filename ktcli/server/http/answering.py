@@ -6,47 +6,70 @@ Headers go out at once, before the prefill. A client that disconnects cancels it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ktcli.dialogue.answer import AnswerEvent, Ended
 from ktcli.engine.request import Finish
 from ktcli.server.http.refusals import Refusal, refusal_of
 from ktcli.server.models.generation import Generation, Generations
-from ktcli.server.tracing.inference import INFERENCE
+from ktcli.server.tracing.spans import INFERENCE
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+NOTED = "kt.noted"  # the key of a scope under which handlers note what the log should say
 ALIVE_S = 5.0  # without text, after which a stream sends keep-alive bytes
 SEND_S = 60.0  # in which a client must take what is sent
 _WAIT_S = 3600.0  # nothing depends on it
+encode = msgspec.json.Encoder().encode
 
 
-class WireReply(Protocol):
-    """The interface of the answers in the format of one API."""
+def json_response(document: Any, status: int = 200) -> Response:
+    """Returns the response that sends a JSON document."""
+    return Response(encode(document), status, media_type="application/json")
+
+
+class WireReply(ABC):
+    """The answers in the format of one API."""
 
     media_type: str
     alive: bytes  # the keep-alive bytes of a stream
 
     def begin(self) -> bytes:
-        """Returns the beginning of a stream."""
+        """Returns the beginning of a stream, which is empty in some formats."""
+        return b""
 
     def take(self, events: list[AnswerEvent]) -> bytes:
         """Adds events; returns the part of the stream for them."""
+        return b"".join(self._said(each) for each in events)
 
+    @abstractmethod
+    def _said(self, event: AnswerEvent) -> bytes:
+        """Adds an event; returns the part of the stream for it."""
+
+    @abstractmethod
     def end(self) -> bytes:
         """Returns the end of a stream."""
 
+    @abstractmethod
     def failed(self, refusal: Refusal) -> bytes:
         """Returns the end of a stream that failed."""
 
+    @abstractmethod
     def whole(self) -> bytes:
         """Returns the document of all answers."""
 
+    @abstractmethod
     def refused(self, refusal: Refusal) -> bytes:
         """Returns the document of an error."""
 
@@ -57,27 +80,19 @@ class Answering:
     def __init__(
         self, generation: Generation | Generations, reply: WireReply, *, stream: bool
     ) -> None:
-        self._generation, self._reply, self._stream = generation, reply, stream
+        of = Generations([generation]) if isinstance(generation, Generation) else generation
+        self._generation, self._reply, self._stream = of, reply, stream
         self._error: Exception | None = None
         self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
-        leaving = asyncio.create_task(self._cancel_when_gone(receive))
         try:
-            await (self._streamed(send) if self._stream else self._collected(send))
-        except TimeoutError:  # the client takes nothing any more
-            pass
+            with cancelled_at_end(receive, self._generation.cancel):
+                await (self._streamed(send) if self._stream else self._collected(send))
         finally:
-            self._generation.cancel()
-            leaving.cancel()
-            scope["kt.noted"] |= self._generation.counts
+            scope[NOTED] |= self._generation.counts
             scope[INFERENCE] = self._generation.inference
-
-    async def _cancel_when_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._generation.cancel()
 
     async def _streamed(self, send: Send) -> None:
         reply, generation = self._reply, self._generation
@@ -94,7 +109,7 @@ class Answering:
         end = (
             reply.end()
             if self._error is None
-            else reply.failed(refusal_of(self._scope, self._error))
+            else reply.failed(refusal_of(Request(self._scope), self._error))
         )
         await send_body(send, end, more=False)
 
@@ -105,7 +120,7 @@ class Answering:
             await self._start(send, 200, "application/json", {})
             await send_body(send, self._reply.whole(), more=False)
             return
-        refusal = refusal_of(self._scope, self._error)
+        refusal = refusal_of(Request(self._scope), self._error)
         await self._start(send, refusal.status, "application/json", refusal.headers)
         await send_body(send, self._reply.refused(refusal), more=False)
 
@@ -124,6 +139,35 @@ class Answering:
                 self._error = each.error or RuntimeError("the engine failed")
                 return b""
         return self._reply.take(events) if events else b""
+
+
+async def gone(receive: Receive) -> None:
+    """Waits until the client of a request has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@contextlib.contextmanager
+def cancelled_at_end(receive: Receive, cancel: Callable[[], None]) -> Iterator[None]:
+    """Opens a context in which an answer is sent: calls `cancel` once the client has disconnected, and at its end. A
+    client that takes nothing any more ends it."""
+
+    async def watch() -> None:
+        await gone(receive)
+        cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        with contextlib.suppress(TimeoutError):
+            yield
+    finally:
+        cancel()
+        watching.cancel()
+
+
+def stamp(seconds: float | None = None) -> str:
+    """Returns a time, in seconds since 1970, in the format of APIs; None: now."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 async def send_start(send: Send, status: int, media_type: str, headers: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -16,17 +17,17 @@ from ktcli.errors import KtError
 from ktcli.server.attached import api as engineapi
 from ktcli.server.attached.wire import PATH
 from ktcli.server.http import own
-from ktcli.server.http.answering import App
+from ktcli.server.http.answering import App, encode
+from ktcli.server.http.anthropic.fields import MessagesBody
 from ktcli.server.http.anthropic.messages import STREAM as ANTHROPIC
 from ktcli.server.http.anthropic.messages import count_tokens, messages
 from ktcli.server.http.anthropic.messages import error_of as anthropic_error
 from ktcli.server.http.guard import Guard
-from ktcli.server.http.loads import loads, server_info
 from ktcli.server.http.ollama import embed as ollama_embed
-from ktcli.server.http.ollama import library as ollama_library
 from ktcli.server.http.ollama import models as ollama
 from ktcli.server.http.ollama.chat import STREAM as OLLAMA
 from ktcli.server.http.ollama.chat import chat, generate
+from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
 from ktcli.server.http.openai import stored
 from ktcli.server.http.openai.chat import (
     apply_template,
@@ -34,18 +35,21 @@ from ktcli.server.http.openai.chat import (
     chat_input_tokens,
     render,
 )
-from ktcli.server.http.openai.embeddings import embeddings
+from ktcli.server.http.openai.embeddings import EmbeddingsBody, embeddings
 from ktcli.server.http.openai.envelope import STREAM as OPENAI
-from ktcli.server.http.openai.envelope import encode, error_of
+from ktcli.server.http.openai.envelope import error_of
+from ktcli.server.http.openai.fields import ChatBody, TextBody
 from ktcli.server.http.openai.models import model, models
+from ktcli.server.http.openai.response_fields import ResponseBody
 from ktcli.server.http.openai.responses import STREAM as RESPONSES
 from ktcli.server.http.openai.responses import input_tokens, responses
 from ktcli.server.http.openai.text import completions
-from ktcli.server.http.openapi import openapi
+from ktcli.server.http.openapi import BodyRoute, openapi
+from ktcli.server.http.own import loads, server_info
 from ktcli.server.http.page import files as page
 from ktcli.server.http.refusals import Refusal, refusal_of
 from ktcli.server.http.state import ServerState
-from ktcli.server.http.waiting import Handler, StreamStyle, waiting_handler
+from ktcli.server.http.waiting import Handler, StreamStyle, waiting
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -61,7 +65,7 @@ def application(state: ServerState) -> App:
     routes.append(Route("/openapi.json", openapi(routes, has_key=bool(state.rules.keys))))
     routes += [
         _others("/v1/responses/{other:path}", ["GET", "POST", "DELETE"], stored.others, routes),
-        _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama_library.unsupported, routes),
+        _others("/api/{other:path}", ["GET", "POST", "DELETE"], ollama.unsupported, routes),
     ]
     kinds = (HTTPException, Refusal, KtError, Exception)
     handlers = dict.fromkeys(kinds, _failed)
@@ -96,11 +100,6 @@ def _others(
     return Route(path, handle, methods=methods, include_in_schema=in_schema)
 
 
-def _waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:
-    """Returns a handler that keeps the connection alive until the answer can begin; see `waiting_handler`."""
-    return waiting_handler(handler, style, _refusal)
-
-
 def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     """Returns the body and headers of an error response, in the format of the API that a path belongs to."""
     if path.startswith("/api/"):
@@ -112,27 +111,24 @@ def refused(path: str, refusal: Refusal) -> tuple[bytes, dict[str, str]]:
     return encode(said), {**refusal.headers, "content-type": "application/json"}
 
 
-def _refusal(request: Request, error: Exception) -> Refusal:
-    """Maps an exception to the HTTP error that the client receives; logs it where it is unexpected."""
-    if isinstance(error, HTTPException):
-        path = request.url.path[:200]
-        doubled = (
-            " (set the address without /v1)" if path.startswith(("/v1/v1/", "/v1/api/")) else ""
-        )
-        said = {
-            404: f"Not Found: {path}{doubled}",
-            405: f"Method Not Allowed: {request.method} {path}",
-        }
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "")
-        return Refusal(error.status_code, said.get(error.status_code, error.detail), "", code)
-    return refusal_of(request.scope, error)
-
-
 async def _failed(request: Request, error: Exception) -> Response:
-    refusal = _refusal(request, error)
+    refusal = refusal_of(request, error)
     body, headers = refused(request.url.path, refusal)
     more = getattr(error, "headers", None) or {}  # `Allow`, of a 405
     return Response(body, refusal.status, {**more, **headers})
+
+
+def _post(
+    path: str,
+    handler: Handler,
+    body: type[msgspec.Struct] | None = None,
+    style: StreamStyle | None = None,
+    *,
+    streams: bool = False,
+) -> BodyRoute:
+    """Returns the route of a handler that may take its time, see `waiting`."""
+    handle = waiting(handler, style)
+    return BodyRoute(path, handle, body, streams=streams or style is not None)
 
 
 # Those with a fixed path; what else there is below a prefix comes after them.
@@ -141,12 +137,9 @@ _ROUTES = [
     Route("/server", own.server),
     Route("/version", own.version),
     Route(PATH, engineapi.facts, include_in_schema=False),
-    Route(f"{PATH}/load", _waiting(engineapi.load), methods=["POST"], include_in_schema=False),
+    Route(f"{PATH}/load", waiting(engineapi.load), methods=["POST"], include_in_schema=False),
     Route(
-        f"{PATH}/generate",
-        _waiting(engineapi.generate),
-        methods=["POST"],
-        include_in_schema=False,
+        f"{PATH}/generate", waiting(engineapi.generate), methods=["POST"], include_in_schema=False
     ),
     Route("/server/drain", own.drain, methods=["POST"], include_in_schema=False),
     Route("/loads", loads),
@@ -154,33 +147,33 @@ _ROUTES = [
     Route("/server_info", server_info),
     Route("/props", own.props),
     Route("/metrics", own.metrics),
-    Route("/tokenize", _waiting(own.tokenize), methods=["POST"]),
-    Route("/detokenize", _waiting(own.detokenize), methods=["POST"]),
+    _post("/tokenize", own.tokenize, own.TokenizeBody),
+    _post("/detokenize", own.detokenize, own.DetokenizeBody),
     Route("/cancel/{id}", own.cancel, methods=["POST"]),
     Route("/v1/models", models),
     Route("/v1/models/{name:path}", model),
-    Route("/v1/chat/completions", _waiting(chat_completions, OPENAI), methods=["POST"]),
-    Route("/v1/chat/completions/render", _waiting(render), methods=["POST"]),
-    Route("/v1/chat/completions/input_tokens", _waiting(chat_input_tokens), methods=["POST"]),
-    Route("/apply-template", _waiting(apply_template), methods=["POST"]),
-    Route("/v1/completions", _waiting(completions, OPENAI), methods=["POST"]),
-    Route("/v1/embeddings", _waiting(embeddings), methods=["POST"]),
-    Route("/v1/responses", _waiting(responses, RESPONSES), methods=["POST"]),
-    Route("/v1/responses/input_tokens", _waiting(input_tokens), methods=["POST"]),
+    _post("/v1/chat/completions", chat_completions, ChatBody, OPENAI),
+    _post("/v1/chat/completions/render", render, ChatBody),
+    _post("/v1/chat/completions/input_tokens", chat_input_tokens),
+    _post("/apply-template", apply_template, ChatBody),
+    _post("/v1/completions", completions, TextBody, OPENAI),
+    _post("/v1/embeddings", embeddings, EmbeddingsBody),
+    _post("/v1/responses", responses, ResponseBody, RESPONSES),
+    _post("/v1/responses/input_tokens", input_tokens, ResponseBody),
     Route("/v1/responses/{id}/input_items", stored.input_items),
     Route("/", page.root),
     Route("/page/{name:path}", page.part, include_in_schema=False),
     Route("/api/version", ollama.version),
     Route("/api/tags", ollama.tags),
     Route("/api/ps", ollama.running),
-    Route("/api/show", ollama.show, methods=["POST"]),
-    Route("/api/chat", _waiting(chat, OLLAMA), methods=["POST"]),
-    Route("/api/generate", _waiting(generate, OLLAMA), methods=["POST"]),
-    Route("/api/pull", _waiting(ollama_library.pull), methods=["POST"]),
-    Route("/api/delete", ollama_library.delete, methods=["DELETE"]),
-    Route("/api/copy", ollama_library.copy, methods=["POST"]),
-    Route("/api/embed", _waiting(ollama_embed.embed), methods=["POST"]),
-    Route("/api/embeddings", _waiting(ollama_embed.embedding), methods=["POST"]),
-    Route("/v1/messages", _waiting(messages, ANTHROPIC), methods=["POST"]),
-    Route("/v1/messages/count_tokens", _waiting(count_tokens), methods=["POST"]),
+    BodyRoute("/api/show", ollama.show, ollama.ModelAsked),
+    _post("/api/chat", chat, OllamaChatBody, OLLAMA),
+    _post("/api/generate", generate, GenerateBody, OLLAMA),
+    _post("/api/pull", ollama.pull, ollama.PullBody, streams=True),
+    BodyRoute("/api/delete", ollama.delete, ollama.DeleteBody, "DELETE"),
+    BodyRoute("/api/copy", ollama.copy, ollama.CopyBody),
+    _post("/api/embed", ollama_embed.embed, ollama_embed.EmbedBody),
+    _post("/api/embeddings", ollama_embed.embedding, ollama_embed.EmbeddingsPromptBody),
+    _post("/v1/messages", messages, MessagesBody, ANTHROPIC),
+    _post("/v1/messages/count_tokens", count_tokens, MessagesBody),
 ]

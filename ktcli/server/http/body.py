@@ -1,17 +1,25 @@
-"""Parses the bodies of requests: JSON of limited depth and decoded size, as a structure whose fields are checked."""
+"""Parses the bodies of requests: JSON of limited depth and decoded size, as a structure whose fields are checked.
+
+The memory of all bodies that a server has received and not yet parsed is limited, too. JSON that does not fit its
+structure is read as clients write it. A serializer writes `"stream": null` for an option that nobody set, and 4096.0
+where its language has one number type.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
+from msgspec import inspect
 from starlette.requests import Request
 
 from ktcli.records import dataclass
-from ktcli.server.http.lenient import converted
 from ktcli.server.http.refusals import Refusal
 
 T = TypeVar("T")
@@ -97,7 +105,7 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
 
 async def _decoded(data: bytes, kind: type[T]) -> T:
     """Decodes a body; lone surrogates, which JavaScript makes where it cuts a text, become U+FFFD, and what fits no
-    field is read as clients mean it, see `lenient`."""
+    field is read as clients mean it, see `converted`."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
@@ -146,7 +154,9 @@ def shape_of(data: bytes) -> JsonShape:
 
     It takes about 1 ns a byte, and memory for 1 MiB at a time.
     """
-    most = _shape(data.count(b"[") + data.count(b"{"), data)
+    most = _of_counts(
+        data.count(b"[") + data.count(b"{"), {mark: data.count(mark) for mark in _BYTES_OF}
+    )
     if most.is_small:
         return most
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in data else data
@@ -164,10 +174,120 @@ def shape_of(data: bytes) -> JsonShape:
     return _of_counts(deep, counts)
 
 
-def _shape(deep: int, data: bytes) -> JsonShape:
-    return _of_counts(deep, {mark: data.count(mark) for mark in _BYTES_OF})
-
-
 def _of_counts(deep: int, counts: dict[bytes, int]) -> JsonShape:
     taken = sum(_BYTES_OF[mark] * count for mark, count in counts.items())
     return JsonShape(deep, sum(counts.values()), taken)
+
+
+# The key of a scope under which the guard puts the memory of its body.
+RESERVATION = "kt.reservation"
+ALL_BYTES = 64 << 20
+# The first bytes of each body do not count, so that small requests are accepted while large ones are slow.
+FREE_BYTES = 64 << 10
+
+
+class Bodies:
+    """The total size of the request bodies of one server; for its event loop."""
+
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+
+    @contextmanager
+    def reservation(self) -> Iterator[BodyReservation]:
+        """Yields a reservation of memory for one body; releases it at the end if it was not released before."""
+        made = BodyReservation(self)
+        try:
+            yield made
+        finally:
+            made.release()
+
+
+class BodyReservation:
+    """The memory reserved for one request body, out of a limit for all."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies, self._taken_bytes = bodies, 0
+
+    def grow(self, size_bytes: int) -> None:
+        """Reserves memory for a body that has `size_bytes` so far.
+
+        Raises:
+            Refusal: the bodies of all requests would exceed the limit.
+        """
+        more = max(0, size_bytes - FREE_BYTES) - self._taken_bytes
+        if self._bodies.taken_bytes + more > ALL_BYTES:
+            said = f"too many request bodies at once: the limit is {ALL_BYTES >> 20} MiB in total, try again later"
+            raise Refusal(503, said, "", "busy")
+        self._bodies.taken_bytes += more
+        self._taken_bytes += more
+
+    def release(self) -> None:
+        """Releases the memory; a second call does nothing."""
+        self._bodies.taken_bytes -= self._taken_bytes
+        self._taken_bytes = 0
+
+
+# Beyond it not every whole number is a float, so that what was meant is not known.
+_EXACT = 2.0**53
+
+
+_type_of = cache(inspect.type_info)
+
+
+def _tidied(value: Any, kind: inspect.Type) -> Any:
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    if isinstance(value, dict):
+        return _object(value, members)
+    if isinstance(value, list):
+        return _list(value, members)
+    if isinstance(value, float) and _is(inspect.IntType, members):
+        exact = value.is_integer() and abs(value) <= _EXACT
+        return int(value) if exact and not _is(inspect.FloatType, members) else value
+    return value
+
+
+def _object(value: dict[str, Any], members: tuple[inspect.Type, ...]) -> dict[str, Any]:
+    for member in members:
+        if isinstance(member, inspect.StructType):
+            kinds = {each.encode_name: each.type for each in member.fields}
+        elif isinstance(member, inspect.DictType):
+            kinds = dict.fromkeys(value, member.value_type)
+        else:
+            continue
+        found = {}
+        for name, each in value.items():
+            kind = kinds.get(name)
+            if kind is None:
+                found[name] = each
+            elif each is not None or _may_be_null(kind):
+                found[name] = _tidied(each, kind)
+        return found
+    return value
+
+
+def _list(value: list[Any], members: tuple[inspect.Type, ...]) -> list[Any]:
+    for member in members:
+        if isinstance(member, inspect.ListType):
+            if isinstance(member.item_type, inspect.AnyType):
+                return value
+            return [_tidied(each, member.item_type) for each in value]
+    return value
+
+
+def _may_be_null(kind: inspect.Type) -> bool:
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return _is(inspect.NoneType, members) or _is(inspect.AnyType, members)
+
+
+def _is(what: type[inspect.Type], members: tuple[inspect.Type, ...]) -> bool:
+    return any(isinstance(each, what) for each in members)
+
+
+def converted(value: Any, kind: type[Any]) -> Any:
+    """Returns a decoded JSON value as a structure; null in fields that cannot be null is left out, and whole numbers
+    are integers where fields are integers (2.0 is 2).
+
+    Raises:
+        msgspec.ValidationError: a field has the wrong type.
+    """
+    return msgspec.convert(_tidied(value, _type_of(cast(Hashable, kind))), kind)

@@ -1,4 +1,4 @@
-"""Flattens the contents of messages, as clients send them, into the text that a chat template expects.
+"""Flattens messages and their contents, as clients send them, into the form that a chat template expects.
 
 Only text is supported. Other content of the last user message is refused by name; in earlier messages, and in results
 of tools, a placeholder takes its place: a client sends its history again with each request, and one that is refused
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktcli.server.http.refusals import bad_value
+from ktcli.server.http.refusals import bad_field, bad_value
+from ktcli.text.template import REASONING
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "summary_text", "refusal"})
 _KINDS = {  # of blocks that a model which reads text cannot see
@@ -42,7 +43,7 @@ def text_of(content: Any, where: str, *, asked: bool = False, gap: str = "") -> 
     if isinstance(content, Mapping):
         return _block(content, where, asked) or ""
     if not isinstance(content, list):
-        raise bad_value(where, f"{where} must be a string or a list of content blocks")
+        raise bad_field(where, "must be a string or a list of content blocks")
     texts = (_block(block, f"{where}[{at}]", asked) for at, block in enumerate(content))
     return gap.join(text for text in texts if text is not None)
 
@@ -68,13 +69,13 @@ def _block(block: Any, where: str, asked: bool) -> str | None:
     if isinstance(block, str):
         return block
     if not isinstance(block, Mapping):
-        raise bad_value(where, f"{where} must be a content block")
+        raise bad_field(where, "must be a content block")
     kind = block.get("type") if isinstance(block.get("type"), str) else ""
     text = block.get("refusal") if kind == "refusal" else block.get("text")
     if isinstance(text, str) and (kind in _TEXTS or kind not in _KINDS):
         return text
     if kind in _TEXTS:
-        raise bad_value(f"{where}.text", f"{where}.text must be a string")
+        raise bad_field(f"{where}.text", "must be a string")
     if (found := _inner_text(block, where)) is not None:
         return found
     if kind not in _KINDS:
@@ -98,3 +99,57 @@ def _inner_text(block: Mapping[str, Any], where: str) -> str | None:
         return None
     heads = (block.get("title"), source if isinstance(source, str) else None)
     return "\n".join([*(head for head in heads if isinstance(head, str)), found])
+
+
+# What chat templates read of a message beside its content and calls.
+_FIELDS = ("name", "tool_call_id", "tool_name")
+
+
+def plain_message(message: Mapping[str, Any], where: str, *, asked: bool = False) -> dict[str, Any]:
+    """Returns a message in the form of chat templates: its text as one string, and calls with function names.
+
+    Args:
+        where: the path of the field, for errors.
+        asked: whether it is the last user message.
+    Raises:
+        Refusal: it has no role, or is the last user message and has parts that are not text.
+    """
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise bad_field(f"{where}.role", "must be a string")
+    found = {name: message[name] for name in _FIELDS if isinstance(message.get(name), str)}
+    found["role"] = "system" if role == "developer" else role
+    found["content"] = text_of(message.get("content"), f"{where}.content", asked=asked)
+    if message.get("tool_calls"):
+        found["tool_calls"] = _calls(message["tool_calls"], f"{where}.tool_calls")
+    elif isinstance(message.get("function_call"), Mapping):  # as it was called before
+        found["tool_calls"] = _calls(
+            [{"function": message["function_call"]}], f"{where}.function_call"
+        )
+    thought = next(
+        (message[name] for name in REASONING if isinstance(message.get(name), str)), None
+    )
+    return found if thought is None else {**found, "reasoning_content": thought}
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Returns calls of tools, each with a function name and arguments."""
+    if not isinstance(calls, list):
+        raise bad_field(where, "must be a list")
+    found = []
+    for at, call in enumerate(calls):
+        function = _function(call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_value(where, f"{where}[{at}].function.name must be a string")
+        found.append({**call, "type": "function", "function": {"arguments": {}, **function}})
+        found[-1].pop("custom", None)
+    return found
+
+
+def _function(call: Any) -> Any:
+    """Returns the name and arguments of a call; those of a custom tool, which takes a text, are an object of it."""
+    if not isinstance(call, dict):
+        return None
+    if isinstance(custom := call.get("custom"), dict) and "function" not in call:
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call.get("function")

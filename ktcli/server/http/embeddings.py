@@ -5,69 +5,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 from ktcli.models.pooling import TextPooling
 from ktcli.records import dataclass
-from ktcli.server.http.answering import Receive, Scope, Send, send_body, send_start
+from ktcli.server.http.answering import NOTED, Receive, Scope, Send, send_body, send_start
 from ktcli.server.http.refusals import Refusal, about, bad_value
 from ktcli.server.http.state import ServerState
 from ktcli.server.models.embedding import EmbeddingRun, Embeddings, F32Array
-from ktcli.server.models.textids import EmbeddingRequest, Text, require_few, shortened
-from ktcli.server.tracing.inference import INFERENCE
+from ktcli.server.models.textids import EmbeddingRequest, require_few, shortened
+from ktcli.server.tracing.spans import INFERENCE
 
 _ROWS = 32  # vectors that are written at once
 USUAL = "qwen3-embedding-0.6b"  # the model of the catalogue that refusals name
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingsAsked:
-    """A request for embeddings, read from its fields.
-
-    Attributes:
-        model: the name of the model; field: what the API calls the texts.
-        prompt_name: of the prompt of the model that goes before each text; None: its default.
-        truncate, most: see `EmbeddingRequest`.
-        dimensions: the length of the vectors; None: the model's own.
-        keep_s: the seconds that the model is to stay in memory; None: as before.
-    """
-
-    model: str
-    texts: Sequence[Text]
-    caller: str
-    field: str = "input"
-    prompt_name: str | None = None
-    truncate: bool = False
-    most: int = 0
-    dimensions: int | None = None
-    keep_s: float | None = None
-
-
-async def embeddings_of(state: ServerState, asked: EmbeddingsAsked) -> tuple[str, Embeddings]:
+async def embeddings_of(
+    state: ServerState,
+    model: str,
+    asked: EmbeddingRequest,
+    prompt_name: str | None,
+    dimensions: int | None = None,
+    keep_s: float | None = None,
+) -> tuple[str, Embeddings]:
     """Returns the name of the model that a request names, and the embeddings of the texts.
 
+    Args:
+        prompt_name: of the prompt of the model that goes before each text; None: its default.
+        dimensions: the length of the vectors; None: the model's own.
+        keep_s: the seconds that the model is to stay in memory; None: as before.
     Raises:
         Refusal: it makes no embeddings, or a field cannot be used.
         KtError: see `EmbeddingRun.compute`.
     """
-    source = await state.named(asked.model)
+    source = await state.named(model)
     facts = await state.facts(source)
     if (pooling := facts.pooling) is None:
-        raise _not_embedding(asked.model, source.name)
+        raise _not_embedding(model, source.name)
     with about("dimensions"):
-        length = shortened(pooling, asked.dimensions, facts.hidden, source.name)
+        length = shortened(pooling, dimensions, facts.hidden, source.name)
     with about(asked.field):
         require_few(len(asked.texts), length or facts.hidden, asked.field)
-    request = EmbeddingRequest(
-        asked.texts,
-        asked.caller,
-        _prompt(pooling, asked.prompt_name, source.name),
-        asked.truncate,
-        asked.most,
-        length,
-        asked.field,
-    )
-    with await state.lease(asked.model, asked.keep_s) as lease, about(asked.field):
+    prompt = _prompt(pooling, prompt_name, source.name)
+    request = replace(asked, prompt=prompt, dimensions=length)
+    with await state.lease(model, keep_s) as lease, about(asked.field):
         run, began_s = EmbeddingRun(lease.model, pooling, request), time.monotonic()
         state.attached.add(run)
         found = await run.compute(state.jobs)
@@ -120,7 +102,7 @@ class VectorsReply:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         counts = {"prompt_tokens": self.found.tokens, "cached_tokens": self.found.reused}
-        scope["kt.noted"] |= {**counts, "tokens": 0}
+        scope[NOTED] |= {**counts, "tokens": 0}
         scope[INFERENCE] = self.found.inference
         with contextlib.suppress(TimeoutError):  # the client takes nothing any more
             await send_start(send, 200, "application/json", {})

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ktcli.server.http.access import (
@@ -25,13 +26,11 @@ from ktcli.server.http.access import (
     origin_headers,
     preflight_headers,
 )
-from ktcli.server.http.answering import App, Receive, Scope, Send
-from ktcli.server.http.bodies import RESERVATION, Bodies, BodyReservation
-from ktcli.server.http.body import BODY, BYTE_ORDER_MARK
+from ktcli.server.http.answering import NOTED, App, Receive, Scope, Send
+from ktcli.server.http.body import BODY, BYTE_ORDER_MARK, RESERVATION, Bodies, BodyReservation
 from ktcli.server.http.keys import ApiKeys
 from ktcli.server.http.page.files import PATHS
-from ktcli.server.http.paths import meant_path
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import Refusal, no_path
 from ktcli.server.http.state import KEY_NAME, Rules
 from ktcli.server.process.drain import Drain, cut_off
 from ktcli.server.tracing.spans import Trace
@@ -46,7 +45,6 @@ Refuse = Callable[[str, Refusal], tuple[bytes, dict[str, str]]]
 Log = Callable[[dict[str, Any]], None]
 REQUEST_ID = "x-request-id"
 _ANTHROPIC_ID = b"request-id"  # where Anthropic's clients look for it
-NOTED = "kt.noted"  # the key of a scope under which handlers note what the log should say
 
 
 class Guard:
@@ -213,6 +211,12 @@ def is_owner(scope: Scope) -> bool:
     return (scope.get("server") or ("", 0))[1] is None
 
 
+def require_owner(request: Request) -> None:
+    """Checks that a request came through the Unix socket. Raises: Refusal: it did not; others do not see the path."""
+    if not is_owner(request.scope):
+        raise no_path(request)
+
+
 def _too_large() -> Refusal:
     return Refusal(413, f"the request body exceeds {BODY_BYTES >> 20} MiB", "", "request_too_large")
 
@@ -273,3 +277,29 @@ def _key_name(headers: Headers, keys: ApiKeys) -> str | None:
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     name = keys.name_of(bearer)
     return keys.name_of(headers.get("x-api-key", "")) if name is None else name
+
+
+_ADDRESS = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+# The paths of OpenAI's and Anthropic's APIs, behind the `/v1` that belongs to the address.
+_UNVERSIONED = re.compile(
+    r"/(?:chat/completions(?:/render|/input_tokens)?|completions|embeddings|models(?:/.+)?|messages(?:/count_tokens)?"
+    r"|responses(?:/.+)?)"
+)
+# Paths of this server that clients ask for behind an address that ends in `/v1`.
+_OWN = re.compile(r"/v1/(?:tokenize|detokenize|apply-template|props|version|health|metrics)")
+
+
+def meant_path(path: str, root: str = "") -> str:
+    """Returns the path of the server that a request means.
+
+    Args:
+        path: the target of the request, decoded, without its query.
+        root: the path below which a proxy publishes the server; it may have taken it off.
+    """
+    found = _ADDRESS.sub("", path, count=1) if _ADDRESS.match(path) else path
+    if root and (found == root or found.startswith(f"{root}/")):
+        found = found.removeprefix(root)
+    found = found.rstrip("/") or "/"
+    if _OWN.fullmatch(found):
+        return found.removeprefix("/v1")
+    return f"/v1{found}" if _UNVERSIONED.fullmatch(found) else found

@@ -38,11 +38,6 @@ class ApiKeys:
         self._names: dict[bytes, str] = {}
         self.replace(keys)
 
-    @classmethod
-    def of(cls, key: str) -> ApiKeys:
-        """Returns the only key of a server, without a name."""
-        return cls([NamedKey(DEFAULT, key)])
-
     def replace(self, keys: Sequence[NamedKey]) -> None:
         """Accepts these keys from now on, and no others."""
         self._names = {_hash(each.key): each.name for each in keys}

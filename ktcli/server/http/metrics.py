@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -17,74 +17,78 @@ if TYPE_CHECKING:
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
+# Names, descriptions and labels.
+_COUNTERS = (
+    ("prompt_tokens", "Prompt tokens."),
+    ("generation_tokens", "Generated tokens."),
+    ("prefix_cache_queries", "Tokens looked up in the cache."),
+    ("prefix_cache_hits", "Tokens found in the cache."),
+    ("prefix_cache_tier_hits", "Tokens found in the cache, by where they were.", "tier"),
+    (
+        "first_prompt_cache_queries",
+        "Tokens of prompts that begin a conversation, looked up in the cache.",
+    ),
+    ("first_prompt_cache_hits", "Tokens of these prompts found in the cache."),
+    ("spec_decode_num_draft_tokens", "Drafted tokens."),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."),
+    ("request_success", "Finished requests.", "finished_reason"),
+    ("key_requests", "Requests with an API key.", "key"),
+    ("key_prompt_tokens", "Prompt tokens of requests with an API key.", "key"),
+    ("key_generation_tokens", "Generated tokens of requests with an API key.", "key"),
+)
+_TIMES = (
+    ("time_to_first_token", "Time from the request to its first token."),
+    ("inter_token_latency", "Time between two tokens of an answer."),
+    ("e2e_request_latency", "Time from the request to its end."),
+    ("request_queue_time", "Time from the request to its first step."),
+)
+
+
 class Metrics:
     """The counters of one server.
 
     Attributes:
         registry: the registry of Prometheus that `/metrics` shows.
+        times: the histograms of times in seconds, by the names in `_TIMES`.
     """
 
     def __init__(self, residency: Residency) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Now(residency))
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
-        self._said = self._counter("generation_tokens", "Generated tokens.")
-        self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the cache.")
-        self._hits = self._counter("prefix_cache_hits", "Tokens found in the cache.")
-        self._tier_hits = self._counter(
-            "prefix_cache_tier_hits", "Tokens found in the cache, by where they were.", ["tier"]
-        )
-        self._first_queries = self._counter(
-            "first_prompt_cache_queries",
-            "Tokens of prompts that begin a conversation, looked up in the cache.",
-        )
-        self._first_hits = self._counter(
-            "first_prompt_cache_hits", "Tokens of these prompts found in the cache."
-        )
-        self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
-        self._accepted = self._counter(
-            "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
-        )
-        self._ended = self._counter("request_success", "Finished requests.", ["finished_reason"])
-        self._by_key = self._counter("key_requests", "Requests with an API key.", ["key"])
-        self._prompt_by_key = self._counter(
-            "key_prompt_tokens", "Prompt tokens of requests with an API key.", ["key"]
-        )
-        self._said_by_key = self._counter(
-            "key_generation_tokens", "Generated tokens of requests with an API key.", ["key"]
-        )
-        self.first_token = self._times(
-            "time_to_first_token", "Time from the request to its first token."
-        )
-        self.gap = self._times("inter_token_latency", "Time between two tokens of an answer.")
-        self._whole = self._times("e2e_request_latency", "Time from the request to its end.")
-        self._queued = self._times("request_queue_time", "Time from the request to its first step.")
+        self._counters = {
+            name: Counter(f"kt_{name}", what, labels, registry=self.registry)
+            for name, what, *labels in _COUNTERS
+        }
+        self.times = {
+            name: Histogram(f"kt_{name}_seconds", what, buckets=_SECONDS, registry=self.registry)
+            for name, what in _TIMES
+        }
 
     def asked(self, entry: Mapping[str, Any]) -> None:
         """Counts a request, given its log entry, for its API key."""
         if (key := entry.get("key")) is not None:
-            self._by_key.labels(key).inc()
-            self._prompt_by_key.labels(key).inc(entry.get("prompt_tokens", 0))
-            self._said_by_key.labels(key).inc(entry.get("tokens", 0))
+            self._counters["key_requests"].labels(key).inc()
+            self._counters["key_prompt_tokens"].labels(key).inc(entry.get("prompt_tokens", 0))
+            self._counters["key_generation_tokens"].labels(key).inc(entry.get("tokens", 0))
 
     def ended(self, stats: Stats, finish: Finish, seconds: float) -> None:
         """Counts an answer that has ended."""
-        self._prompt.inc(stats.prompt_tokens)
-        self._said.inc(stats.tokens)
-        self._queries.inc(stats.prompt_tokens)
-        self._hits.inc(stats.reused_tokens)
+        self._counters["prompt_tokens"].inc(stats.prompt_tokens)
+        self._counters["generation_tokens"].inc(stats.tokens)
+        self._counters["prefix_cache_queries"].inc(stats.prompt_tokens)
+        self._counters["prefix_cache_hits"].inc(stats.reused_tokens)
         for tier, tokens in stats.reused_by_tier.items():
-            self._tier_hits.labels(tier).inc(tokens)
-        self._drafted.inc(stats.drafted)
-        self._accepted.inc(stats.accepted)
-        self._ended.labels(finish.value).inc()
-        self._whole.observe(seconds)
-        self._queued.observe(stats.queued_s)
+            self._counters["prefix_cache_tier_hits"].labels(tier).inc(tokens)
+        self._counters["spec_decode_num_draft_tokens"].inc(stats.drafted)
+        self._counters["spec_decode_num_accepted_tokens"].inc(stats.accepted)
+        self._counters["request_success"].labels(finish.value).inc()
+        self.times["e2e_request_latency"].observe(seconds)
+        self.times["request_queue_time"].observe(stats.queued_s)
 
     def began(self, stats: Stats) -> None:
         """Counts the cached tokens that the first answer of a conversation reused, shared prefixes included."""
-        self._first_queries.inc(stats.prompt_tokens)
-        self._first_hits.inc(stats.reused_tokens)
+        self._counters["first_prompt_cache_queries"].inc(stats.prompt_tokens)
+        self._counters["first_prompt_cache_hits"].inc(stats.reused_tokens)
 
     def embedded(self, tokens: int, reused: int, seconds: float) -> None:
         """Counts a request for embeddings that has ended.
@@ -92,17 +96,11 @@ class Metrics:
         Args:
             tokens, reused: of all texts, and those of them that were in the cache.
         """
-        self._prompt.inc(tokens)
-        self._queries.inc(tokens)
-        self._hits.inc(reused)
-        self._ended.labels(Finish.STOP.value).inc()
-        self._whole.observe(seconds)
-
-    def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(f"kt_{name}", what, labels, registry=self.registry)
-
-    def _times(self, name: str, what: str) -> Histogram:
-        return Histogram(f"kt_{name}_seconds", what, buckets=_SECONDS, registry=self.registry)
+        self._counters["prompt_tokens"].inc(tokens)
+        self._counters["prefix_cache_queries"].inc(tokens)
+        self._counters["prefix_cache_hits"].inc(reused)
+        self._counters["request_success"].labels(Finish.STOP.value).inc()
+        self.times["e2e_request_latency"].observe(seconds)
 
 
 class _Now(Collector):

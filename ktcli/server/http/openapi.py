@@ -13,85 +13,53 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ktcli import __version__
-from ktcli.server.http import own
-from ktcli.server.http.anthropic.fields import MessagesBody
-from ktcli.server.http.anthropic.messages import count_tokens, messages
-from ktcli.server.http.ollama import embed as ollama_embed
-from ktcli.server.http.ollama import library as ollama_library
-from ktcli.server.http.ollama import models as ollama
-from ktcli.server.http.ollama.chat import chat, generate
-from ktcli.server.http.ollama.fields import GenerateBody, OllamaChatBody
-from ktcli.server.http.openai.chat import apply_template, chat_completions, render
-from ktcli.server.http.openai.embeddings import EmbeddingsBody, embeddings
-from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.openai.fields import ChatBody, TextBody
-from ktcli.server.http.openai.response_fields import ResponseBody
-from ktcli.server.http.openai.responses import input_tokens, responses
-from ktcli.server.http.openai.text import completions
+from ktcli.server.http.answering import encode
 
-# What each handler reads.
-BODIES: dict[Callable[..., Any], type[msgspec.Struct]] = {
-    own.tokenize: own.TokenizeBody,
-    own.detokenize: own.DetokenizeBody,
-    chat_completions: ChatBody,
-    render: ChatBody,
-    apply_template: ChatBody,
-    completions: TextBody,
-    embeddings: EmbeddingsBody,
-    responses: ResponseBody,
-    input_tokens: ResponseBody,
-    messages: MessagesBody,
-    count_tokens: MessagesBody,
-    chat: OllamaChatBody,
-    generate: GenerateBody,
-    ollama_embed.embed: ollama_embed.EmbedBody,
-    ollama_embed.embedding: ollama_embed.EmbeddingsPromptBody,
-    ollama.show: ollama.ModelAsked,
-    ollama_library.pull: ollama_library.PullBody,
-    ollama_library.delete: ollama_library.DeleteBody,
-    ollama_library.copy: ollama_library.CopyBody,
-}
-_COUNTING = {
-    input_tokens,
-    count_tokens,
-    render,
-    apply_template,
-}  # that read a field `stream` and send none
 _COMPONENTS = "#/components/schemas/"
 _JSON, _EVENTS, _LINES = "application/json", "text/event-stream", "application/x-ndjson"
 _OTHER_TYPES = {"/metrics": ["text/plain"], "/": ["text/html", "text/plain"]}
 _TEXT = {"type": "string"}
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """Returns the schema of an object that has all of these properties."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
 _ERRORS = {
-    "Error": {
-        "type": "object",
-        "required": ["error"],
-        "properties": {
-            "error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {
-                    "message": _TEXT,
-                    "type": _TEXT,
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                },
-            }
-        },
-    },
-    "AnthropicError": {
-        "type": "object",
-        "required": ["type", "error"],
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "required": ["type", "message"],
-                "properties": {"type": _TEXT, "message": _TEXT},
-            },
-        },
-    },
-    "OllamaError": {"type": "object", "required": ["error"], "properties": {"error": _TEXT}},
+    "Error": _object(
+        error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
+    ),
+    "AnthropicError": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    "OllamaError": _object(error=_TEXT),
 }
+
+
+class BodyRoute(Route):
+    """A route whose handler reads the body of a request.
+
+    Attributes:
+        body: the structure of the body; None: the document does not say.
+        streams: whether the handler may send a stream.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        handler: Callable[[Request], Awaitable[object]],
+        body: type[msgspec.Struct] | None,
+        method: str = "POST",
+        *,
+        streams: bool = False,
+    ) -> None:
+        super().__init__(path, handler, methods=[method])
+        self.body, self.streams = body, streams
+
+
+def bodies_of(routes: Sequence[Route]) -> list[type[msgspec.Struct]]:
+    """Returns the structures of the bodies that the handlers of routes read, as often as they do."""
+    return [each.body for each in routes if isinstance(each, BodyRoute) and each.body is not None]
 
 
 def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Awaitable[Response]]:
@@ -108,7 +76,7 @@ def openapi(routes: Sequence[Route], *, has_key: bool) -> Callable[[Request], Aw
 def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any]:
     """Returns the OpenAPI document of the routes that are in the schema."""
     _, schemas = msgspec.json.schema_components(
-        list(BODIES.values()), ref_template=_COMPONENTS + "{name}"
+        bodies_of(routes), ref_template=_COMPONENTS + "{name}"
     )
     components: dict[str, Any] = {"schemas": {**schemas, **_ERRORS}}
     paths: dict[str, Any] = {}
@@ -131,8 +99,8 @@ def openapi_document(routes: Sequence[Route], *, has_key: bool) -> dict[str, Any
 
 def _operation(route: Route, method: str) -> dict[str, Any]:
     """Returns the operation of one path and method."""
-    body = BODIES.get(inspect.unwrap(route.endpoint))
-    content: dict[str, Any] = {kind: {"schema": {}} for kind in _media_types(route, body)}
+    body = route.body if isinstance(route, BodyRoute) else None
+    content: dict[str, Any] = {kind: {"schema": {}} for kind in _media_types(route)}
     error = {
         "description": "The request was refused or failed.",
         "content": {_JSON: {"schema": {"$ref": _COMPONENTS + _error_of(route.path)}}},
@@ -152,10 +120,9 @@ def _operation(route: Route, method: str) -> dict[str, Any]:
     return found
 
 
-def _media_types(route: Route, body: type[msgspec.Struct] | None) -> list[str]:
+def _media_types(route: Route) -> list[str]:
     """Returns the media types of the responses of a path."""
-    streams = body is not None and "stream" in body.__struct_fields__
-    if not streams or inspect.unwrap(route.endpoint) in _COUNTING:
+    if not (isinstance(route, BodyRoute) and route.streams):
         return _OTHER_TYPES.get(route.path, [_JSON])
     return [_JSON, _LINES if route.path.startswith("/api/") else _EVENTS]
 

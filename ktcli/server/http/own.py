@@ -1,9 +1,11 @@
-"""kt's own paths: health, status, metrics, tokenization, and cancelling requests."""
+"""kt's own paths: health, status, metrics, tokenization, and cancelling requests; and what routers ask of a server, in
+the words of SGLang that they read."""
 
 from __future__ import annotations
 
-import asyncio
 import re
+from datetime import UTC, datetime
+from functools import partial
 from math import ceil
 from typing import Annotated, Any
 
@@ -14,14 +16,16 @@ from starlette.responses import Response
 from ktcli import __version__
 from ktcli.assembly.presets import preset_over
 from ktcli.engine.request import Candidate
+from ktcli.native import PAGE_TOKENS
+from ktcli.server.http.answering import json_response
 from ktcli.server.http.body import body_of
-from ktcli.server.http.foreign import NO_LIMIT
-from ktcli.server.http.guard import is_owner
+from ktcli.server.http.constraints import NO_LIMIT
+from ktcli.server.http.guard import require_owner
 from ktcli.server.http.openai.chat import candidate_of
 from ktcli.server.http.openai.fields import ChatBody
-from ktcli.server.http.refusals import Refusal, about, bad_value
-from ktcli.server.http.state import caller_of, state_of
-from ktcli.server.models.loaded import LoadedModel
+from ktcli.server.http.refusals import about, bad_value, not_found
+from ktcli.server.http.state import ServerState, caller_of, state_of
+from ktcli.server.models.model import LoadedModel
 from ktcli.server.process.discovery import LoadedStatus, Status
 from ktcli.server.process.draintime import DRAIN_MOST_S
 
@@ -85,7 +89,7 @@ async def health(request: Request) -> Response:
     state = state_of(request)
     running, waiting = state.residency.counts()
     said = {"status": state.status, "running": running, "waiting": waiting}
-    return _json(said, 200 if state.status == "ok" else 503)
+    return json_response(said, 200 if state.status == "ok" else 503)
 
 
 async def server(request: Request) -> Response:
@@ -98,7 +102,9 @@ async def server(request: Request) -> Response:
     aliases, address = list(state.rules.aliases), state.rules.address
     said = Status(own.name, aliases, address, context, running, waiting, state.since, loaded)
     drain_s = ceil(state.drain.seconds)
-    return _json(msgspec.structs.replace(said, loading=state.status == "loading", drain_s=drain_s))
+    return json_response(
+        msgspec.structs.replace(said, loading=state.status == "loading", drain_s=drain_s)
+    )
 
 
 def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
@@ -116,16 +122,15 @@ def _of_loaded(loaded: LoadedModel) -> LoadedStatus:
 
 async def drain(request: Request) -> Response:
     """Sets how long answers may take to finish once the server is shut down; through the Unix socket only."""
-    if not is_owner(request.scope):
-        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+    require_owner(request)
     body, state = await body_of(request, DrainBody), state_of(request)
     state.drain.seconds = body.seconds
-    return _json({"drain_s": body.seconds})
+    return json_response({"drain_s": body.seconds})
 
 
 async def version(request: Request) -> Response:
     """Returns the version of kt."""
-    return _json({"version": __version__})
+    return json_response({"version": __version__})
 
 
 async def props(request: Request) -> Response:
@@ -160,7 +165,7 @@ async def props(request: Request) -> Response:
         "modalities": {"vision": False, "audio": False},
         "build_info": f"kt {__version__}",
     }
-    return _json(said)
+    return json_response(said)
 
 
 async def metrics(request: Request) -> Response:
@@ -187,15 +192,17 @@ async def tokenize(request: Request) -> Response:
             asked = body.chat().chat_request(lease.settings, caller_of(request))
             ids = list((await state.prompt(lease.model, lease.of_messages(asked))).ids)
         else:
-            words, begin = text, prompts.begin if body.begins else ()
-            cut = lambda: prompts.ids_of(words, special=body.parse_special)  # noqa: E731
-            ids = [*begin, *await asyncio.wrap_future(state.jobs.ask(cut))]
+            begin = prompts.begin if body.begins else ()
+            read = partial(prompts.ids_of, text, special=body.parse_special)
+            ids = [*begin, *await state.jobs.result(read)]
         said = {"tokens": ids, "count": len(ids), "max_model_len": context}
         if body.with_pieces or body.return_token_strs:
             tokenizer = lease.model.texts.tokenizer
-            spell = lambda: [candidate_of(tokenizer, Candidate(id, 0.0)) for id in ids]  # noqa: E731
-            said |= _spelled(ids, await asyncio.wrap_future(state.jobs.ask(spell)), body)
-    return _json(said)
+            tokens = await state.jobs.result(
+                lambda: [candidate_of(tokenizer, Candidate(id, 0.0)) for id in ids]
+            )
+            said |= _spelled(ids, tokens, body)
+    return json_response(said)
 
 
 def _spelled(ids: list[int], tokens: list[dict[str, Any]], body: TokenizeBody) -> dict[str, Any]:
@@ -217,8 +224,8 @@ async def detokenize(request: Request) -> Response:
     body, state = await body_of(request, DetokenizeBody), state_of(request)
     with await state.lease(body.model) as lease, about("tokens"):
         prompts = lease.model.prompts
-        text = await asyncio.wrap_future(state.jobs.ask(lambda: prompts.text_of(body.tokens)))
-    return _json({"content": text, "prompt": text})
+        text = await state.jobs.result(lambda: prompts.text_of(body.tokens))
+    return json_response({"content": text, "prompt": text})
 
 
 async def cancel(request: Request) -> Response:
@@ -226,12 +233,63 @@ async def cancel(request: Request) -> Response:
     state, id = state_of(request), request.path_params["id"]
     found = state.answering.get(re.sub(r"^.*[-_]", "", id))
     if found is None or found.over or found.prompt.caller != caller_of(request):
-        raise Refusal(
-            404, f"Not Found: no request with the id {id[:100]!r} is in progress", "", "not_found"
-        )
+        raise not_found(f"no request with the id {id[:100]!r} is in progress")
     found.cancel()
-    return _json({"id": id, "cancelled": True})
+    return json_response({"id": id, "cancelled": True})
 
 
-def _json(document: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+async def loads(request: Request) -> Response:
+    """Responds with the server's load.
+
+    That is its running and waiting requests, and the tokens of the KV pages in use, of all models together. Pages
+    that are only cached are not in use: a full cache is no reason to go elsewhere.
+    """
+    state = state_of(request)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    said = {"timestamp": now, "version": __version__, "dp_rank_count": 1, "loads": [_load(state)]}
+    return json_response(said)
+
+
+async def server_info(request: Request) -> Response:
+    """Responds with the facts of the server.
+
+    These are its own model, the context, its parallelism, and the planned speed of one answer, from which `kt
+    route` derives how long a request may last.
+    """
+    state = state_of(request)
+    own = state.catalogue.own
+    load, loaded = _load(state), state.residency.find(own)
+    said = {
+        "version": __version__,
+        "model_path": own.name,
+        "served_model_name": own.name,
+        "context_length": loaded.model.backend.engine.context if loaded else None,
+        "max_total_num_tokens": load["max_total_num_tokens"],
+        "max_running_requests": load["max_running_requests"],
+        "page_size": PAGE_TOKENS,
+        "decode_tok_s": state.rules.decode_tok_s,
+        "tp_size": 1,
+        "dp_size": 1,
+        "status": state.status,
+    }
+    return json_response(said)
+
+
+def _load(state: ServerState) -> dict[str, Any]:
+    """Returns the load of the server as one rank of SGLang's."""
+    residency = state.residency
+    running, waiting = residency.counts()
+    pools = [each.model.backend.engine.pools.pages for each in residency.loaded]
+    pages, held = sum(each.count for each in pools), sum(each.held for each in pools)
+    most = residency.limits.active * max(1, len(pools))
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "num_total_reqs": running + waiting,
+        "num_used_tokens": held * PAGE_TOKENS,
+        "max_total_num_tokens": pages * PAGE_TOKENS,
+        "token_usage": held / pages if pages else 0.0,
+        "utilization": running / most,
+        "max_running_requests": most,
+    }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from ktcli.errors import (
     BadCheckpoint,
@@ -125,6 +128,34 @@ def bad_value(field: str, message: str) -> Refusal:
     return Refusal(400, message, field, "unsupported_value")
 
 
+def bad_field(field: str, what: str) -> Refusal:
+    """Returns the error that a field cannot be used: a sentence that begins with its name and goes on with `what`."""
+    return bad_value(field, f"{field} {what}")
+
+
+def require_at_most(field: str, count: int, most: int) -> None:
+    """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
+    if count > most:
+        raise bad_field(field, f"has {count:,} entries; the limit is {most:,}")
+
+
+def require_within(field: str, value: int, least: int, most: int | None) -> None:
+    """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
+    if value < least or (most is not None and value > most):
+        range_ = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise bad_field(field, f"must be {range_}, not {value}")
+
+
+def not_found(what: str, field: str = "") -> Refusal:
+    """Returns the error that the server has none of what a request, or a field of it, names."""
+    return Refusal(404, f"Not Found: {what}", field, "not_found")
+
+
+def no_path(request: Request) -> Refusal:
+    """Returns the error that a server has no such path."""
+    return not_found(request.url.path[:200])
+
+
 def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
     """Returns the text in a field of an item of a request; `where` names the item.
 
@@ -133,16 +164,29 @@ def text_in(item: Mapping[str, Any], name: str, where: str) -> str:
     """
     value = item.get(name)
     if not isinstance(value, str):
-        raise bad_value(f"{where}.{name}", f"{where}.{name} must be a string")
+        raise bad_field(f"{where}.{name}", "must be a string")
     return value
 
 
-def refusal_of(scope: MutableMapping[str, Any], error: Exception) -> Refusal:
+def refusal_of(request: Request, error: Exception) -> Refusal:
     """Returns the HTTP error for an exception; writes a line to the server's log if it is unexpected."""
+    if isinstance(error, HTTPException):
+        return _of_starlette(request, error)
     refusal = Refusal.of(error)
     if refusal.code == "internal_error":
-        scope["app"].state.server.listener.warn(_log_line_of(error))
+        request.app.state.server.listener.warn(_log_line_of(error))
     return refusal
+
+
+def _of_starlette(request: Request, error: HTTPException) -> Refusal:
+    path = request.url.path[:200]
+    doubled = " (set the address without /v1)" if path.startswith(("/v1/v1/", "/v1/api/")) else ""
+    said = {
+        404: f"Not Found: {path}{doubled}",
+        405: f"Method Not Allowed: {request.method} {path}",
+    }
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "")
+    return Refusal(error.status_code, said.get(error.status_code, error.detail), "", code)
 
 
 def _log_line_of(error: Exception) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from starlette.requests import Request
@@ -25,15 +25,14 @@ from ktcli.server.http.metrics import Metrics
 from ktcli.server.http.refusals import OWN_NAMES, FieldNames, Refusal, about, bad_value
 from ktcli.server.http.seal import ThoughtSeal
 from ktcli.server.models.catalogue import Catalogue
-from ktcli.server.models.constraining import submitted
+from ktcli.server.models.constraining import Submitted, submitted
 from ktcli.server.models.generation import Generation
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.libraryeditor import LibraryEditor
-from ktcli.server.models.loaded import Lease
-from ktcli.server.models.model import ServedModel
-from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.model import Lease, ServedModel
+from ktcli.server.models.prompts import PromptSource, require_ids
 from ktcli.server.models.residency import Residency
-from ktcli.server.models.source import AdaptedModel, ModelFacts, ModelSource
+from ktcli.server.models.source import ModelFacts, ModelSource, adapter_digest
 from ktcli.server.process.drain import Drain
 from ktcli.server.process.draintime import DRAIN_S
 from ktcli.server.process.requestrecorder import RequestRecorder
@@ -75,13 +74,6 @@ class Rules:
     defaults: Preset = NOTHING
     drain_s: float = DRAIN_S
     decode_tok_s: float | None = None
-
-
-class Cancellable(Protocol):
-    """An answer that can be cancelled."""
-
-    def cancel(self) -> None:
-        """Cancels it at the next step."""
 
 
 class ModelAbilities(NamedTuple):
@@ -139,7 +131,7 @@ class ServerState:
     drain: Drain = field(init=False)
     metrics: Metrics = field(init=False)
     answering: WeakValueDictionary[str, Generation] = field(default_factory=WeakValueDictionary)
-    attached: WeakSet[Cancellable] = field(default_factory=WeakSet)
+    attached: WeakSet[Submitted] = field(default_factory=WeakSet)
     kept: KeptResponses = field(default_factory=KeptResponses)
     seal: ThoughtSeal = field(default_factory=ThoughtSeal)
 
@@ -214,10 +206,10 @@ class ServerState:
                 answers = loaded.model.answers
             else:
                 tokenizer = await asyncio.to_thread(source.read_tokenizer)
-                read = lambda: AnswerFormat.of(source.read_text_model(tokenizer))  # noqa: E731
-                answers = await asyncio.wrap_future(self.jobs.ask(read))
-            asked = self.jobs.ask(lambda: ModelAbilities.of(answers))
-            found = await asyncio.wrap_future(asked)
+                answers = await self.jobs.result(
+                    lambda: AnswerFormat.of(source.read_text_model(tokenizer))
+                )
+            found = await self.jobs.result(lambda: ModelAbilities.of(answers))
             if facts.pooling is not None:
                 found = found._replace(capabilities=[facts.task])
             self.abilities[key] = found
@@ -246,9 +238,9 @@ class ServerState:
         source = await self.named(name)
         lease = await self.residency.lease(source, keep_s)
         try:
-            if isinstance(source, AdaptedModel):
+            if source.adapter:
                 assert lease.model.adapters is not None
-                digest = await asyncio.to_thread(lambda: source.digest)
+                digest = await asyncio.to_thread(adapter_digest, source.adapter)
                 lease.adapter = await lease.model.adapters.borrow(source.adapter, digest)
                 lease.name = source.name
             lease.preset = await self.preset(name, source)
@@ -266,7 +258,7 @@ class ServerState:
         return (found or own).over(self.rules.defaults)
 
     async def generation(
-        self, lease: Lease, make: Callable[[PromptMaker], EncodedPrompt], options: AnswerOptions
+        self, lease: Lease, make: PromptSource, options: AnswerOptions
     ) -> Generation:
         """Makes a prompt on the main thread and submits it; returns its generation.
 
@@ -308,7 +300,7 @@ class ServerState:
         with about(names["logit_bias"]):
             options.sampling.require_within(model.backend.engine.spec.vocab)
         with about(names["stop_token_ids"]):
-            _require_ids(options.stop_ids, model.backend.engine.spec.vocab)
+            require_ids(options.stop_ids, model.backend.engine.spec.vocab)
         calls, before = model.answers.calls, None if options.plain else prompt.text
         if shape is None or not shape.holds(calls):
             return submit(())
@@ -320,15 +312,13 @@ class ServerState:
             compile = lambda: grammars.constraints(held, calls, before, options.choices)  # noqa: E731
             return await submitted(grammars, held.field, compile, submit, options.choices)
 
-    async def prompt(
-        self, model: ServedModel, make: Callable[[PromptMaker], EncodedPrompt]
-    ) -> EncodedPrompt:
+    async def prompt(self, model: ServedModel, make: PromptSource) -> EncodedPrompt:
         """Returns a prompt, made on the main thread.
 
         Raises:
             KtError: it cannot be made.
         """
-        return await asyncio.wrap_future(self.jobs.ask(lambda: make(model.prompts)))
+        return await self.jobs.result(lambda: make(model.prompts))
 
 
 def recorded_space(lease: Lease, salt: str = "") -> str:
@@ -342,12 +332,6 @@ def _require_texts(model: ServedModel) -> None:
         instead = "use /v1/embeddings or /api/embed, or another model"
         said = f"{model.name} produces embeddings, not text: {instead}"
         raise bad_value("model", said)
-
-
-def _require_ids(ids: Collection[int], vocab: int) -> None:
-    """Checks that a vocabulary of `vocab` ids has these. Raises: UsageError: it lacks one."""
-    if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
-        raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
 
 
 def state_of(request: Request) -> ServerState:

@@ -16,10 +16,18 @@ import msgspec
 from starlette.requests import Request
 
 from ktcli.records import dataclass
-from ktcli.server.http.answering import ALIVE_S, App, Receive, Scope, Send, send_body, send_start
-from ktcli.server.http.bodies import RESERVATION
-from ktcli.server.http.body import BODY
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.answering import (
+    ALIVE_S,
+    App,
+    Receive,
+    Scope,
+    Send,
+    gone,
+    send_body,
+    send_start,
+)
+from ktcli.server.http.body import BODY, RESERVATION
+from ktcli.server.http.refusals import Refusal, refusal_of
 
 SILENT_S = 3.0  # until a stream begins without its answer
 
@@ -46,19 +54,16 @@ class _StreamOption(msgspec.Struct):
     stream: bool | None = None
 
 
-def waiting_handler(
-    handler: Handler, style: StreamStyle | None, refuse: Callable[[Request, Exception], Refusal]
-) -> Handler:
+def waiting(handler: Handler, style: StreamStyle | None = None) -> Handler:
     """Returns a handler that runs another one and keeps its connection alive until that one has made its response.
 
     Args:
         style: of the streams that the handler makes; None: it makes none.
-        refuse: returns what a client is told of an error.
     """
 
     @functools.wraps(handler)
     async def handle(request: Request) -> App:
-        return _WaitingReply(handler, style, refuse, request)
+        return _WaitingReply(handler, style, request)
 
     return handle
 
@@ -66,24 +71,17 @@ def waiting_handler(
 class _WaitingReply:
     """An ASGI application that answers one request with what its handler makes, however long that takes."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        style: StreamStyle | None,
-        refuse: Callable[[Request, Exception], Refusal],
-        request: Request,
-    ) -> None:
-        self._handler, self._style, self._refuse = handler, style, refuse
-        self._request = request
+    def __init__(self, handler: Handler, style: StreamStyle | None, request: Request) -> None:
+        self._handler, self._style, self._request = handler, style, request
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         making = asyncio.ensure_future(self._handler(self._request))
-        gone = asyncio.create_task(_gone(receive))
+        leaving = asyncio.create_task(gone(receive))
         try:
-            await self._wait(making, gone, send)
+            await self._wait(making, leaving, send)
         finally:
-            gone.cancel()
+            leaving.cancel()
             if not making.done():
                 making.cancel()
                 await asyncio.wait({making})
@@ -97,11 +95,11 @@ class _WaitingReply:
         scope[RESERVATION].release()
 
     async def _wait(
-        self, making: asyncio.Future[App], gone: asyncio.Task[None], send: Send
+        self, making: asyncio.Future[App], leaving: asyncio.Task[None], send: Send
     ) -> None:
         """Waits until the handler has made its application, or the client has left."""
 
-        both: set[asyncio.Future[Any]] = {making, gone}
+        both: set[asyncio.Future[Any]] = {making, leaving}
 
         async def passes(seconds: float | None) -> bool:
             done, _ = await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +137,7 @@ class _WaitingReply:
         assert style is not None
         error = making.exception()
         if isinstance(error, Exception):
-            refusal = self._refuse(self._request, error)
+            refusal = refusal_of(self._request, error)
             with contextlib.suppress(TimeoutError):
                 failed = style.failed(self._request.scope[BODY], refusal)
                 await send_body(send, failed, more=False)
@@ -156,8 +154,3 @@ def _without_start(send: Send) -> Send:
             await send(message)
 
     return send_rest
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -3,21 +3,25 @@
 A page is announced if the chain of pages before it begins with nothing, computed for callers who name no salt and no
 adapter: no other page can be found by the ids alone, and nobody else is told what it holds. Two pages whose ids are the
 same, but which were computed in different ways, are one block.
+
+Blocks are hashed as vLLM does with `sha256_cbor`, so that routers know them by the same names everywhere. The hash of a
+block is the SHA-256 of the canonical CBOR of (hash of the block before, its ids, None); before the first block comes
+the hash of a text, which vLLM takes from the variable PYTHONHASHSEED.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import field
+from hashlib import sha256
 
 import numpy as np
 
 from ktcli.engine.prefix import chain
 from ktcli.pagelabel import I32Array
 from ktcli.records import dataclass
-from ktcli.server.kvevents.blockhash import block_hash, root_hash
 from ktcli.server.kvevents.changes import Came, PageChangeSet, PagePlace, StoredPage
 from ktcli.server.kvevents.wire import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from ktcli.store.pagefile import Damaged, read_ids
@@ -47,7 +51,7 @@ class BlockBook:
     """The blocks that are announced.
 
     Args:
-        seed: the text from which the first block's hash is made, see `blockhash`.
+        seed: the text from which the first block's hash is made, see `root_hash`.
     """
 
     def __init__(self, seed: str) -> None:
@@ -135,3 +139,40 @@ def _ids(what: Came) -> I32Array | None:
         if chain(what.entry.previous, ids, depths) == what.entry.key and np.all(ids >= 0):
             return ids
     return None
+
+
+DEFAULT_SEED = "0"
+# The types of CBOR's data items, in the upper three bits of their first byte.
+_NUMBER, _BYTES, _TEXT, _ARRAY = 0x00, 0x40, 0x60, 0x80
+_NULL = b"\xf6"
+_WIDTHS = ((1 << 8, 24, 1), (1 << 16, 25, 2), (1 << 32, 26, 4), (1 << 64, 27, 8))
+_SMALL = 24  # numbers below are in the first byte itself
+
+
+def root_hash(seed: str) -> bytes:
+    """Returns the parent hash of the first block."""
+    text = seed.encode()
+    return sha256(_head(_TEXT, len(text)) + text).digest()
+
+
+def block_hash(parent: bytes, ids: Iterable[int]) -> bytes:
+    """Returns the hash of a block.
+
+    Args:
+        parent: the hash of the block before.
+        ids: of its tokens.
+    """
+    numbers = [_head(_NUMBER, each) for each in ids]
+    block = b"".join((_head(_ARRAY, len(numbers)), *numbers))
+    before = _head(_BYTES, len(parent)) + parent
+    return sha256(_head(_ARRAY, 3) + before + block + _NULL).digest()
+
+
+def _head(kind: int, n: int) -> bytes:
+    """The shortest beginning of a data item with the number `n`: its value, or its length."""
+    if n < _SMALL:
+        return bytes((kind | n,))
+    for most, code, width in _WIDTHS:
+        if n < most:
+            return bytes((kind | code,)) + n.to_bytes(width, "big")
+    raise OverflowError(n)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -17,23 +18,61 @@ from typing import TYPE_CHECKING, Any
 
 from ktcli.errors import Busy, UsageError
 from ktcli.server.kvevents.address import EventsAddress
-from ktcli.server.kvevents.blockhash import DEFAULT_SEED
-from ktcli.server.kvevents.blocks import BlockBook
+from ktcli.server.kvevents.blocks import DEFAULT_SEED, BlockBook
 from ktcli.server.kvevents.changes import PageChanges
-from ktcli.server.kvevents.replay import MOST, ReplayBuffer
 from ktcli.server.kvevents.wire import Event, packed
 from ktcli.threads import Daemon, signals_blocked
 
 if TYPE_CHECKING:
     import zmq
 
+MOST = 10_000
+_MOST_BYTES = 64 << 20
+
+
+class ReplayBuffer:
+    """Numbers messages from 0 on, and stores the last ones.
+
+    Args:
+        most: the most messages.
+        most_bytes: the most bytes of their payloads.
+    """
+
+    def __init__(self, most: int = MOST, most_bytes: int = _MOST_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._kept: deque[bytes] = deque()
+        self._bytes = 0
+        self.next = 0
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest stored message."""
+        return self.next - len(self._kept)
+
+    def add(self, payload: bytes) -> int:
+        """Stores a message; returns its number."""
+        self._kept.append(payload)
+        self._bytes += len(payload)
+        while len(self._kept) > self._most or (
+            self._bytes > self._most_bytes and len(self._kept) > 1
+        ):
+            self._bytes -= len(self._kept.popleft())
+        self.next += 1
+        return self.next - 1
+
+    def since(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yields the numbers and payloads of the stored messages, from `number` on."""
+        for at, payload in enumerate(self._kept, self.first):
+            if at >= number:
+                yield at, payload
+
+
 SEED_VARIABLE = "PYTHONHASHSEED"
 INSTALL = "pip install 'ktcli[events]'"
 _TOPIC = b""  # vLLM's
 _END = (-1).to_bytes(8, "big", signed=True)
-_AT_ONCE = (
-    32  # events of a message: the engine's thread waits at most for that much work of this one
-)
+# Events of a message: the engine's thread waits at most for that much work of this one.
+_AT_ONCE = 32
 _GATHER_S = 0.01  # after the first change, for more of them
 _AGAIN_S = 1.0  # from telling all until it is told again
 _LINGER_MS = 200  # that a server which ends waits for those who listen

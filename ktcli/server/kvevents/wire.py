@@ -18,7 +18,7 @@ class BlockStored(msgspec.Struct, tag=True):
     """The event that a block can be found.
 
     Attributes:
-        block_hashes: its hash, see `blockhash`.
+        block_hashes: its hash, see `block_hash`.
         parent_block_hash: that of the block before; None: it is the first.
         medium: where it is: GPU, CPU or DISK.
     """

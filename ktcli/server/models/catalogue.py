@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
 from ktcli.assembly.ready import Ready, is_stale
 from ktcli.assembly.talking import Opening
 from ktcli.errors import KtError
 from ktcli.records import dataclass
-from ktcli.server.models.source import AdaptedModel, ModelSource, StoredModel
+from ktcli.server.models.source import ModelSource
 from ktcli.store import adapters, library
 from ktcli.store.aliases import every as every_alias
 from ktcli.store.aliases import preset_of
@@ -153,7 +153,7 @@ class LibraryReader:
             frozenset(name for name, source in meant.items() if source is None),
         )
 
-    def _adapted_aliases(self, served: Mapping[str, AdaptedModel]) -> dict[str, ModelSource | None]:
+    def _adapted_aliases(self, served: Mapping[str, ModelSource]) -> dict[str, ModelSource | None]:
         """Returns what aliases of a model with an adapter mean, by their names in lower case; None: what they mean is
         not served."""
         found: dict[str, ModelSource | None] = {}
@@ -165,21 +165,18 @@ class LibraryReader:
                     found[alias.name.lower()] = self._with(adapter, served) if is_own else None
         return found
 
-    def _with(self, adapter: str, served: Mapping[str, AdaptedModel]) -> ModelSource | None:
+    def _with(self, adapter: str, served: Mapping[str, ModelSource]) -> ModelSource | None:
         """Returns the server's own model with an adapter; None: it is not served."""
-        loaded = self.own.ready.adapter if isinstance(self.own, StoredModel) else ""
-        return self.own if loaded.lower() == adapter.lower() else served.get(adapter.lower())
+        is_own = self.own.ready.adapter.lower() == adapter.lower()
+        return self.own if is_own else served.get(adapter.lower())
 
     def _is_own_base(self, model: str) -> bool:
         """Returns whether a name means the server's own model, with an adapter or without."""
-        if not isinstance(self.own, StoredModel):
-            return False
         return parse(model).model == parse(split_adapter(self.own.asked)[0]).model
 
-    def _adapted(self) -> Iterator[AdaptedModel]:
+    def _adapted(self) -> Iterator[ModelSource]:
         """Yields the server's own model with each adapter of the library that is for it, if it has room for any."""
-        own = self.own
-        if not isinstance(own, StoredModel) or own.how.wanted.adapters is None:
+        if self.own.how.wanted.adapters is None:
             return
         given = {name.lower() for name in self.adapters}
         try:
@@ -189,7 +186,7 @@ class LibraryReader:
             return
         for entry in found:
             if not entry.problem and (entry.name.lower() in given or self._is_for_own(entry.base)):
-                yield AdaptedModel(own, entry.name)
+                yield replace(self.own, adapter=entry.name)
 
     def _is_for_own(self, base: str) -> bool:
         """Returns whether the base that an adapter was imported for is the server's own model."""
@@ -209,7 +206,7 @@ class LibraryReader:
         if self._is_own(entry):
             return self.own
         ready = Ready(name, entry.path)
-        return StoredModel(ready, entry.library_label, self.how, self.keep_s, shorter=True)
+        return ModelSource(ready, entry.library_label, self.how, self.keep_s, shorter=True)
 
     def _is_own(self, entry: Entry) -> bool:
         return Path(self.own.key) == entry.path

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pooling import PooledRows
 from ktcli.engine.request import Answer, Event, Finish, Finished, GenerationRequest
-from ktcli.errors import Busy, KtError, UsageError
+from ktcli.errors import KtError, UsageError
 from ktcli.models.pooling import TextPooling
 from ktcli.records import dataclass
 from ktcli.server.models.jobs import Jobs
 from ktcli.server.models.model import ServedModel
 from ktcli.server.models.textids import TOKENS_MOST, EmbeddingRequest, TextCutter, TextIds
-from ktcli.server.tracing.inference import Inference
+from ktcli.server.process.drain import shutting_down
+from ktcli.server.tracing.spans import Inference
 
 _AT_ONCE = 32  # texts that are with the engine at once, of one request
 
@@ -81,7 +82,7 @@ class EmbeddingRun:
         cutter = TextCutter(self.model, self.pooling, self.asked)
         prompts: list[TextIds] = []
         for some in cutter.parts():
-            prompts += await asyncio.wrap_future(jobs.ask(partial(cutter.cut, some)))
+            prompts += await jobs.result(partial(cutter.cut, some))
             if sum(each.ids.size for each in prompts) > TOKENS_MOST:
                 raise UsageError(
                     f"the texts have more than {TOKENS_MOST:,} tokens, the limit for one request"
@@ -132,8 +133,7 @@ class EmbeddingRun:
         finished = await ended
         self._answers.remove(answer)
         if finished.finish in (Finish.FAILED, Finish.CANCELLED):
-            ending = Busy("the server is shutting down", hint="try again once it has restarted")
-            raise finished.error or ending
+            raise finished.error or shutting_down()
         return answer
 
     def _vector(self, answer: Answer) -> F32Array:

@@ -1,11 +1,16 @@
-"""Runs an engine's scheduler on a separate thread; requests may come from any thread."""
+"""Runs an engine's scheduler on a separate thread; requests may come from any thread.
+
+What it tells an event loop is delivered there for a whole step together, so that a step wakes the loop once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 from ktcli.engine import Engine
@@ -14,6 +19,7 @@ from ktcli.engine.sampler import Sampler
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import Busy, DeviceError, KtError
 from ktcli.server.models.timelines import Timelines
+from ktcli.server.process.drain import shutting_down
 from ktcli.threads import Daemon
 
 T = TypeVar("T")
@@ -44,9 +50,8 @@ class EngineThread:
         self._timelines = Timelines(engine)
         self._work = threading.Condition()
         self._jobs: list[Callable[[], None]] = []  # for between two steps
-        self._ends_s: float | None = (
-            None  # until when answers may go on; None: nobody has closed it
-        )
+        # Until when answers may go on; None: nobody has closed it.
+        self._ends_s: float | None = None
         self._thread = Daemon(self._run, name="kt-engine")
         self._thread.start()
 
@@ -72,7 +77,7 @@ class EngineThread:
         """
         with self._work:
             if self._ends_s is not None and not goes_on:
-                raise Busy("the server is shutting down", hint="try again once it has restarted")
+                raise shutting_down()
             if self.failure is not None:
                 raise Busy(str(self.failure), hint=_AGAIN)
             sequence = self._timelines.take(conversation)
@@ -106,7 +111,7 @@ class EngineThread:
 
         with self._work:
             if self._ends_s is not None:
-                raise Busy("the server is shutting down", hint="try again once it has restarted")
+                raise shutting_down()
             self._jobs.append(job)
             self._work.notify()
         return done
@@ -192,3 +197,40 @@ def _device_failure(events: Sequence[Event]) -> Exception | None:
     return next(
         (each.error for each in events if isinstance(each, Finished) and _of_device(each)), None
     )
+
+
+class LoopQueue:
+    """A queue of calls from one thread to an event loop.
+
+    Args:
+        loop: the loop in which they are called.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: list[Callable[[], None]] = []
+
+    def put(self, receive: Callable[[T], None], value: T) -> None:
+        """Queues a call of `receive` until `flush`."""
+        self._calls.append(partial(receive, value))
+
+    def flush(self) -> None:
+        """Schedules the queued calls in the loop, in order; drops them if the loop is closed."""
+        if self._calls:
+            calls, self._calls = self._calls, []
+            try:
+                self._loop.call_soon_threadsafe(_call_all, calls)
+            except RuntimeError:  # the loop is closed: nobody waits for them
+                return
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    """Makes calls, all of them: an error of one is raised behind the last."""
+    error: Exception | None = None
+    for each in calls:
+        try:
+            each()
+        except Exception as raised:
+            error = error or raised
+    if error is not None:
+        raise error

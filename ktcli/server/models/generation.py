@@ -16,8 +16,8 @@ from ktcli.engine.request import Answer, Finish, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.tier import Tier
 from ktcli.server.http.metrics import Metrics
-from ktcli.server.models.loaded import Lease
-from ktcli.server.tracing.inference import Inference, finish_of
+from ktcli.server.models.model import Lease
+from ktcli.server.tracing.spans import Inference, finish_of
 from ktcli.threads import BackgroundCall
 
 PERSIST_S = 10.0  # the longest that the end of an answer waits for its pages to be stored
@@ -76,10 +76,9 @@ class Generation:
         return sum(each.stats.tokens for each in self.answers.values())
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The token counts for the log."""
-        cached, prompt = self.reused_tokens, len(self.prompt.ids)
-        return {"prompt_tokens": prompt, "cached_tokens": cached, "tokens": self.tokens}
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.prompt.ids)
 
     @property
     def inference(self) -> Inference:
@@ -105,17 +104,6 @@ class Generation:
     def reused_by_tier(self) -> dict[str, int]:
         """The number of reused tokens by the tier that had them."""
         return self.answers[0].stats.reused_by_tier
-
-    async def events(self, timeout_s: float) -> list[AnswerEvent]:
-        """Returns the events since the last call, at least one, or none after `timeout_s` seconds."""
-        if not self._events and self.failure is None:
-            self.came.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self.came.wait()
-            except TimeoutError:
-                return []
-        return self.taken()
 
     def taken(self) -> list[AnswerEvent]:
         """Returns the events since the last call; does not wait."""
@@ -203,10 +191,8 @@ class Generation:
             self.ended(self.tokens)
         self._events.append(event)
         self.came.set()
-        if isinstance(
-            event, Ended
-        ):  # last: a fault in it keeps nobody waiting, and no model in memory
-            self._close(event)
+        if isinstance(event, Ended):
+            self._close(event)  # last: a fault in it keeps nobody waiting, and no model in memory
 
     def _begin_others(self, event: Said | Ended) -> None:
         """Begins the other answers, unless the first one says that there will be none."""
@@ -225,10 +211,10 @@ class Generation:
         """Measures the time to the first token, or between two."""
         now, before = time.monotonic(), self._token_s.get(choice)
         if before is None:
-            self._metrics.first_token.observe(now - self._began_s)
+            self._metrics.times["time_to_first_token"].observe(now - self._began_s)
             self._first_s = now if self._first_s is None else self._first_s
         else:
-            self._metrics.gap.observe(now - before)
+            self._metrics.times["inter_token_latency"].observe(now - before)
         self._token_s[choice] = now
 
     def _close(self, ended: Ended) -> None:
@@ -242,7 +228,7 @@ class Generation:
 
 
 class Generations:
-    """The answers to several prompts of one request, numbered consecutively: those to the first prompt come first.
+    """The answers to one or several prompts of a request, numbered consecutively: those to the first prompt come first.
 
     Attributes:
         id: that of the first.
@@ -263,7 +249,7 @@ class Generations:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of all prompts."""
-        return sum(len(each.ids) for each in self.prompts)
+        return sum(each.prompt_tokens for each in self._of)
 
     @property
     def reused_tokens(self) -> int:
@@ -332,7 +318,10 @@ class Generations:
         """Returns the events that are there, under the numbers of all choices."""
         first, found = 0, list[AnswerEvent]()
         for each in self._of:
-            found += [event._replace(choice=first + event.choice) for event in each.taken()]
+            events = each.taken()
+            if first:
+                events = [event._replace(choice=first + event.choice) for event in events]
+            found += events
             first += each.options.choices
         return found
 

@@ -6,6 +6,7 @@ So a server's event loop and engine have threads of their own, and the main thre
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,6 +28,10 @@ class Jobs:
         made: Future[T] = Future()
         self._queue.put((made, work))
         return made
+
+    async def result(self, work: Callable[[], T]) -> T:
+        """Returns the result of a job, for an event loop."""
+        return await asyncio.wrap_future(self.ask(work))
 
     def stop(self) -> None:
         """Makes `run` end after the jobs that are queued already; callable from any thread, and from a signal

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -140,9 +140,7 @@ class PromptMaker:
         engine = self._backend.engine
         if len(ids) > engine.context:
             raise too_long(len(ids), engine.context)
-        vocab = engine.spec.vocab
-        if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
-            raise UsageError(f"token id {bad} is outside the vocabulary of {vocab}")
+        require_ids(ids, engine.spec.vocab)
         return self._backend.texts.tokenizer.decode(ids, special=True)
 
     def _require_room(self, ids: Sequence[int] | None) -> None:
@@ -179,6 +177,19 @@ class PromptMaker:
                     self._answers.move_to_end(key)
                     found.append(spoken)
         return found
+
+
+PromptSource = Callable[[PromptMaker], EncodedPrompt]  # makes one prompt, on the main thread
+
+
+def require_ids(ids: Iterable[int], vocab: int, where: str = "") -> None:
+    """Checks that a vocabulary of `vocab` ids has these; `where` stands before the error.
+
+    Raises:
+        UsageError: it lacks one.
+    """
+    if (bad := next((id for id in ids if not 0 <= id < vocab), None)) is not None:
+        raise UsageError(f"{where}token id {bad} is outside the vocabulary of {vocab}")
 
 
 def _bytes(text: str) -> bytes:

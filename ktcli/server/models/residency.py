@@ -24,15 +24,15 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.talking import give_back_memory
 from ktcli.engine.scheduler import Limits
 from ktcli.engine.waiting import require_room
-from ktcli.errors import Busy, DeviceError
+from ktcli.errors import DeviceError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.records import dataclass
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.models.jobs import Jobs
-from ktcli.server.models.loaded import Lease, LoadedModel
-from ktcli.server.models.model import ServedModel
+from ktcli.server.models.model import Lease, LoadedModel, ServedModel
 from ktcli.server.models.source import FOREVER, ModelSource
+from ktcli.server.process.drain import shutting_down
 from ktcli.threadpool import Threads
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class Residency:
     async def _wait_for(self, source: ModelSource, keep_s: float | None) -> Lease:
         """Returns a lease of a model, however many wait already; raises as `lease`."""
         if self._stopping:
-            raise _ending()
+            raise shutting_down()
         waiter = _Waiter(source, keep_s, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         self._changed.set()
@@ -173,7 +173,7 @@ class Residency:
         self._changed.set()
         for waiter in self._waiters:
             if not waiter.lease.done():
-                waiter.lease.set_exception(_ending())
+                waiter.lease.set_exception(shutting_down())
 
     async def close(self) -> None:
         """Closes all models; answers in progress are cancelled."""
@@ -251,7 +251,7 @@ class Residency:
     async def _load(self, source: ModelSource, fit: MemoryFit) -> None:
         facts = await self._beside(source.facts)
         tokenizer = await self._beside(source.read_tokenizer)
-        texts = await asyncio.wrap_future(self._jobs.ask(lambda: source.read_text_model(tokenizer)))
+        texts = await self._jobs.result(lambda: source.read_text_model(tokenizer))
         opened = await self._beside(lambda: source.open(texts, fit, lambda: self._stopping))
         model = ServedModel(opened.backend, self.limits, opened.read_adapter)
         self._has_loaded = True
@@ -372,7 +372,3 @@ def _lease(loaded: LoadedModel, keep_s: float | None) -> Lease:
 
 def _resident_bytes() -> int:
     return resident_bytes(SYSTEM_ROOT) or 0
-
-
-def _ending() -> Busy:
-    return Busy("the server is shutting down", hint="try again once it has restarted")

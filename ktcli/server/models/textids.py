@@ -13,6 +13,7 @@ from ktcli.errors import ContextFull, UsageError
 from ktcli.models.pooling import PoolingMode, TextPooling
 from ktcli.records import dataclass
 from ktcli.server.models.model import ServedModel
+from ktcli.server.models.prompts import require_ids
 from ktcli.text.control import Marked
 from ktcli.text.tokenizer import MAX_TOKEN_CHARS
 
@@ -137,8 +138,7 @@ class TextCutter:
         """Returns ids that the client made itself, as they are."""
         if len(ids) > self._most and not self._asked.truncate:
             raise self._too_long(what, len(ids))
-        if (bad := next((id for id in ids if not 0 <= id < self._vocab), None)) is not None:
-            raise UsageError(f"{what}: token id {bad} is outside the vocabulary of {self._vocab}")
+        require_ids(ids, self._vocab, f"{what}: ")
         return list(ids[: self._most])
 
     def _fitting(self, text: str, room: int, what: str) -> list[int]:

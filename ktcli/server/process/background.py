@@ -18,12 +18,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 
 from ktcli import config
 from ktcli.errors import ExitCode, KtError
 from ktcli.records import dataclass
 from ktcli.server.process.discovery import END_S
+from ktcli.server.process.endsignals import signals_handled
 from ktcli.server.process.supervisor import (
     DONE,
     MOST_BYTES,
@@ -166,18 +166,13 @@ def _ended_by_signals() -> Iterator[int]:
     the parent set to be ignored stay ignored."""
     gives, takes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        os.write(takes, bytes([number]))
-
-    told = (signal.SIGTERM, signal.SIGHUP)
-    before = {
-        each: signal.signal(each, note) for each in told if signal.getsignal(each) is signal.SIG_DFL
-    }
+    told = [
+        each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL
+    ]
     try:
-        yield gives
+        with signals_handled(lambda number: os.write(takes, bytes([number])), told):
+            yield gives
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         os.close(gives)
         os.close(takes)
 

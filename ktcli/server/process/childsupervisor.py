@@ -6,6 +6,7 @@ is the business of `server/router` and `server/sglang`.
 
 from __future__ import annotations
 
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from ktcli.assembly.child import LoggedChild
 from ktcli.assembly.listener import Listener
 from ktcli.errors import KtError, counted
 from ktcli.records import dataclass
-from ktcli.server.process.endsignals import on_end_signals
+from ktcli.server.process.endsignals import ENDING, signals_handled
 
 POLL_S = 0.1
 _CRASHES_MOST = 5  # one after the other, until it is given up
@@ -69,7 +70,9 @@ class ChildSupervisor(ABC, Generic[Child]):
             KtError: it does not start, or crashes again and again; the sentence says why.
         """
         crashes = 0
-        with on_end_signals(self.stop):
+        # Signals that the parent process ignored stay ignored.
+        told = [each for each in ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+        with signals_handled(lambda number: self.stop(), told):
             try:
                 while not self._stops:
                     process = self._process = self._started()

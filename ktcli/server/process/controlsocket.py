@@ -30,33 +30,29 @@ class Refused(msgspec.Struct):
     code: int = int(ExitCode.FAILED)
 
 
-class ControlAnswers:
-    """A thread that answers requests at a Unix socket until the socket is closed.
+def start_answering(listening: socket.socket, answers: Mapping[tuple[str, str], Answer]) -> None:
+    """Starts a thread that answers requests at a Unix socket until the socket is closed.
 
     Args:
         listening: the socket, which whoever made it closes.
         answers: by method and path, such as ("GET", "/server"); anything else gets 404.
     """
+    handler = _handler(answers)
 
-    def __init__(self, listening: socket.socket, answers: Mapping[tuple[str, str], Answer]) -> None:
-        self._listening, self._answers = listening, answers
-
-    def start(self) -> None:
-        """Starts the thread."""
-        Daemon(self._accept, name="kt-control").start()
-
-    def _accept(self) -> None:
+    def accept() -> None:
         while True:
             try:
-                connection, _ = self._listening.accept()
+                connection, _ = listening.accept()
             except OSError:
                 return
-            Daemon(self._answer, connection, name="kt-control-answer").start()
+            Daemon(answer, connection, name="kt-control-answer").start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def answer(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
             connection.settimeout(_TIMEOUT_S)
-            _handler(self._answers)(connection, ("local", 0), None)
+            handler(connection, ("local", 0), None)
+
+    Daemon(accept, name="kt-control").start()
 
 
 def _handler(answers: Mapping[tuple[str, str], Answer]) -> Callable[..., BaseHTTPRequestHandler]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import ceil
 
+from ktcli.errors import Busy
 from ktcli.server.http.refusals import Refusal
 
 _ALWAYS_ANSWERED = frozenset({"/health", "/metrics", "/server"})
@@ -79,6 +80,11 @@ class Drain:
 
 def _is_always_answered(path: str) -> bool:
     return path in _ALWAYS_ANSWERED or path.startswith("/cancel/")
+
+
+def shutting_down() -> Busy:
+    """Returns the error of what is asked of a server that ends."""
+    return Busy("the server is shutting down", hint="try again once it has restarted")
 
 
 def cut_off() -> Refusal:

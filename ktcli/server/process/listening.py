@@ -17,9 +17,8 @@ from ktcli.server.http.guard import Guard
 from ktcli.server.process.discovery import connected, short_name
 from ktcli.store.places import private_run_folder
 
-HEAD_S = (
-    15.0  # in which a request's headers must be there, from the first byte or the connection on
-)
+# In which a request's headers must be there, from the first byte or the connection on.
+HEAD_S = 15.0
 IDLE_S = 75.0  # that a connection stays open between two requests
 _BACKLOG = 1024
 

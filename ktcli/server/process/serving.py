@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -30,9 +29,9 @@ from ktcli.server.models.libraryeditor import LibraryEditor
 from ktcli.server.models.residency import Residency
 from ktcli.server.models.source import ModelSource
 from ktcli.server.process.drain import cut_off
+from ktcli.server.process.endsignals import StartingTerminal, signals_handled
 from ktcli.server.process.listening import IDLE_S, Connection
 from ktcli.server.process.requestrecorder import RequestRecorder
-from ktcli.server.process.terminal import StartingTerminal
 from ktcli.server.tracing.spans import Trace
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import load_tokenizer
@@ -148,25 +147,18 @@ class Serving:
             yield
             return
 
-        def stop(number: int, frame: FrameType | None) -> None:
-            self.stop()
-
         terminal = StartingTerminal()
 
-        def hang_up(number: int, frame: FrameType | None) -> None:
-            if terminal.is_closed:
-                self.stop()
-            else:
+        def handle(number: int) -> None:
+            if number == signal.SIGHUP and not terminal.is_closed:
                 self._reload()
+            else:
+                self.stop()
 
-        heard = {signal.SIGINT: stop, signal.SIGTERM: stop}
-        heard |= {} if self._service.reload is None else {signal.SIGHUP: hang_up}
-        before = {number: signal.signal(number, how) for number, how in heard.items()}
-        try:
+        told = [signal.SIGINT, signal.SIGTERM]
+        told += [] if self._service.reload is None else [signal.SIGHUP]
+        with signals_handled(handle, told):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _in_loop(self) -> None:
         try:

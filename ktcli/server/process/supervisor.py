@@ -11,8 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ktcli.assembly.listener import Bar, Listener
 
@@ -59,70 +59,69 @@ def values_of(datagram: bytes) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-class SupervisedListener:
-    """A listener whose progress is sent to a supervisor as well.
+class WatchedListener:
+    """A listener that passes everything on to another one, and progress to a function as well.
 
     Args:
         listener: receives everything.
+        watch: returns for the title of a progress bar a function that is called with what is done, and the total,
+            before the bar of the other listener moves, by whatever thread moves it; it may raise.
     """
 
-    def __init__(self, listener: Listener, supervisor: Supervisor) -> None:
-        self._listener, self._supervisor = listener, supervisor
-
-    def note(self, text: str) -> None:
-        """Passes a note on to the listener."""
-        self._listener.note(text)
-
-    def warn(self, text: str) -> None:
-        """Passes a warning on to the listener."""
-        self._listener.warn(text)
-
-    def agree(self, offer: Iterable[str], command: str) -> None:
-        """Passes an offer to pull on to the listener, which raises to refuse it."""
-        self._listener.agree(offer, command)
-
-    def progress(
-        self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
-    ) -> AbstractContextManager[Bar]:
-        """Returns the listener's progress bar, whose progress is sent to the supervisor as well."""
-        return self._bar(title, total, unit, done)
+    def __init__(
+        self, listener: Listener, watch: Callable[[str], Callable[[int, int | None], object]]
+    ) -> None:
+        self._listener, self._watch = listener, watch
+        self.note, self.warn, self.agree = listener.note, listener.warn, listener.agree
 
     @contextmanager
-    def _bar(self, title: str, total: int | None, unit: str, done: int) -> Iterator[Bar]:
+    def progress(
+        self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
+    ) -> Iterator[Bar]:
+        """Yields the listener's progress bar, watched."""
         with self._listener.progress(title, total, unit=unit, done=done) as bar:
-            yield _ToldBar(bar, self._supervisor, title, total, done)
+            yield _WatchedBar(bar, self._watch(title), total, done)
 
 
-class _ToldBar:
-    """A progress bar whose progress is sent to a supervisor now and then; any thread may move it."""
-
+class _WatchedBar:
     def __init__(
-        self, bar: Bar, supervisor: Supervisor, title: str, total: int | None, done: int
+        self, bar: Bar, moves: Callable[[int, int | None], object], total: int | None, done: int
     ) -> None:
-        self._bar, self._supervisor = bar, supervisor
-        self._title, self._total, self._done = title, total, done
-        self._told_s = 0.0
+        self._bar, self._moves, self._total, self._done = bar, moves, total, done
         self._lock = threading.Lock()
 
     def advance(self, amount: int = 1) -> None:
-        self._bar.advance(amount)
         with self._lock:
             self._done += amount
-        self._tell()
+        self._moves(self._done, self._total)
+        self._bar.advance(amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        self._bar.update(done=done, total=total)
         with self._lock:
             self._done, self._total = done, self._total if total is None else total
-        self._tell()
+        self._moves(self._done, self._total)
+        self._bar.update(done=done, total=total)
 
-    def _tell(self) -> None:
+
+class SupervisedListener(WatchedListener):
+    """A listener whose progress is sent to a supervisor as well, now and then."""
+
+    def __init__(self, listener: Listener, supervisor: Supervisor) -> None:
+        super().__init__(listener, lambda title: _ProgressNotices(supervisor, title).tell)
+
+
+class _ProgressNotices:
+    """Sends the progress of one thing to a supervisor."""
+
+    def __init__(self, supervisor: Supervisor, title: str) -> None:
+        self._supervisor, self._title, self._told_s = supervisor, title, 0.0
+
+    def tell(self, done: int, total: int | None) -> None:
+        """Sends how much is done, unless that was just said."""
         now = time.monotonic()
         if now - self._told_s < _EVERY_S:
             return
         self._told_s = now
-        done, total = self._done, self._total
         percent = f" {100 * done // total} %" if total else ""
-        self._supervisor.tell(
-            **{STATUS: f"{self._title}{percent}", DONE: done, TOTAL: total or 0},
-        )
+        said = f"{self._title}{percent}"
+        self._supervisor.tell(**{STATUS: said, DONE: done, TOTAL: total or 0})

@@ -14,10 +14,10 @@ import msgspec
 
 from ktcli.client.address import ServerAddress
 from ktcli.client.http import HttpClient, NoResponse
-from ktcli.client.listing import ListedModel, listed_models
+from ktcli.client.serverclient import ListedModel, listed_models
 from ktcli.errors import KtError, UsageError, hinted
 from ktcli.server.router.counters import Counters, cached_share, counters_in, mean, ratio
-from ktcli.server.router.facts import ServerFacts
+from ktcli.server.router.plan import ServerFacts
 from ktcli.smallfiles import json_object
 from ktcli.threadpool import Threads
 
@@ -27,9 +27,8 @@ ANSWER_S = 10.0  # in which a server has answered one question
 _MOST_BYTES = 4 << 20
 _SHOWN = 200
 _CHECK = "check that it answers: curl ADDRESS/v1/models"
-_LEAST_TOKENS = (
-    2000  # that a server has looked up before shares of them are taken for its traffic's
-)
+# That a server has looked up before shares of them are taken for its traffic's.
+_LEAST_TOKENS = 2000
 _AT_ONCE = 16
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -147,6 +146,12 @@ def context_of(address: ServerAddress, key: str, model: str) -> int | None:
     return _row(address, _models_of(address, key), model).context
 
 
+def counters_of(address: ServerAddress, key: str = "", answer_s: float = 0.0) -> Counters:
+    """Returns the counters of a server; none if it does not respond in time, see `ask`."""
+    reply = _asked_or_none(address, "/metrics", key, answer_s)
+    return Counters({}) if reply is None else counters_in(reply.body)
+
+
 def with_counters(facts: ServerFacts, counters: Counters) -> ServerFacts:
     """Returns the facts of a server, completed by the traffic in its counters."""
     measured_s = mean(counters, "inter_token_latency_seconds", "time_per_output_token_seconds")
@@ -208,9 +213,11 @@ def _row(address: ServerAddress, rows: Sequence[ListedModel], wanted: str) -> Li
     return rows[0]
 
 
-def _asked_or_none(address: ServerAddress, path: str, key: str) -> HttpReply | None:
+def _asked_or_none(
+    address: ServerAddress, path: str, key: str, answer_s: float = 0.0
+) -> HttpReply | None:
     try:
-        return ask(address, path, key)
+        return ask(address, path, key, answer_s=answer_s)
     except KtError:
         return None
 

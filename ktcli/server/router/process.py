@@ -13,9 +13,8 @@ from ktcli.assembly.listener import Listener
 from ktcli.records import dataclass
 from ktcli.store.engines import InstalledEngine, row_of
 
-SETTLE_S = (
-    5  # that smg still answers after it was told to end, so that balancers in front of it notice
-)
+# That smg still answers after it was told to end, so that balancers in front of it notice.
+SETTLE_S = 5
 _SPARE_S = 5  # beyond what it was given to end
 _KEPT = 40  # of its last lines
 _SHOWN = 300
@@ -50,7 +49,7 @@ def read_line(line: str) -> LogLine:
 
 
 # What smg warns of although kt sees to it: keys are missing only where nobody else can reach it; and failing servers,
-# of which `health` tells once and not every two seconds.
+# of which `HealthLog` tells once and not every two seconds.
 _NOT_SAID = (
     "SECURITY POSTURE",
     "HTTP health check",

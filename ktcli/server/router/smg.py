@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from urllib.parse import quote
 
@@ -12,8 +12,8 @@ import msgspec
 from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError
 from ktcli.records import dataclass
-from ktcli.server.router.asking import HttpReply, ask
-from ktcli.server.router.counters import Counters, counters_in
+from ktcli.server.router.asking import HttpReply, ask, counters_of
+from ktcli.server.router.counters import Counters
 from ktcli.server.router.plan import RouterPlace
 
 _POLL_S = 0.1
@@ -86,11 +86,11 @@ class SmgClient:
             KtError: it is not within half a minute.
         """
         self._asked("POST", "/workers", {"url": url, **({"api_key": key} if key else {})})
-        until = time.monotonic() + _ADD_S
-        while not any(each.url == url and each.is_healthy for each in self.workers()):
-            if time.monotonic() > until:
-                raise KtError(f"the router does not use {url} after {_ADD_S:.0f} s")
-            time.sleep(_POLL_S)
+        self._wait(
+            lambda workers: any(each.url == url and each.is_healthy for each in workers),
+            _ADD_S,
+            f"the router does not use {url} after {_ADD_S:.0f} s",
+        )
 
     def remove(self, url: str) -> None:
         """Removes a server and waits until its answers have ended.
@@ -101,21 +101,23 @@ class SmgClient:
         for each in self.workers():
             if each.url == url:
                 self._asked("DELETE", f"/workers/{quote(each.id, safe='')}")
-        until = time.monotonic() + _REMOVE_S
-        while any(each.url == url for each in self.workers()):
+        self._wait(
+            lambda workers: all(each.url != url for each in workers),
+            _REMOVE_S,
+            f"{url} still answers requests; it gets no new ones, and goes when it is done",
+        )
+
+    def _wait(self, is_done: Callable[[list[Worker]], bool], most_s: float, late: str) -> None:
+        """Waits until its servers are as they should be. Raises: KtError: with `late`, after `most_s` seconds."""
+        until = time.monotonic() + most_s
+        while not is_done(self.workers()):
             if time.monotonic() > until:
-                raise KtError(
-                    f"{url} still answers requests; it gets no new ones, and goes when it is done"
-                )
+                raise KtError(late)
             time.sleep(_POLL_S)
 
     def counters(self) -> Counters:
         """Returns its counters; none if it does not respond."""
-        address = ServerAddress("http", "127.0.0.1", self.place.metrics_port)
-        try:
-            return counters_in(ask(address, "/metrics").body)
-        except KtError:
-            return Counters({})
+        return counters_of(ServerAddress("http", "127.0.0.1", self.place.metrics_port))
 
     def _asked(self, method: str, path: str, body: Mapping[str, str] | None = None) -> HttpReply:
         try:

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ktcli.errors import KtError
 from ktcli.server.router.address import address_of
-from ktcli.server.router.asking import ask, with_counters
-from ktcli.server.router.counters import Counters, cached_share, counters_in
+from ktcli.server.router.asking import counters_of, with_counters
+from ktcli.server.router.counters import Counters, cached_share
 from ktcli.server.router.plan import RoutingPlan, plan_for
 from ktcli.server.router.smg import Worker
 from ktcli.server.router.supervision import RouterSupervisor
@@ -86,7 +85,7 @@ def status_of_router(router: RouterSupervisor) -> RouterStatus:
     servers = [each.url for each in router.servers]
     with Threads(min(_AT_ONCE, len(servers)), "kt-status") as team:
         key = router.settings.keys.first
-        found = team.map(lambda url: _counters_of(url, key), servers)
+        found = team.map(lambda url: counters_of(address_of(url), key, _ASK_S), servers)
         theirs = dict(zip(servers, found, strict=True))
     routed = [*routed_servers(servers, workers, counters, theirs)]
     routed += [RoutedServer(each, ABSENT) for each in router.absent]
@@ -161,13 +160,6 @@ def _state(worker: Worker | None) -> str:
     if worker is None:
         return UNUSED
     return worker.status if worker.is_healthy or worker.status != "ready" else "unhealthy"
-
-
-def _counters_of(url: str, key: str) -> Counters:
-    try:
-        return counters_in(ask(address_of(url), "/metrics", key, answer_s=_ASK_S).body)
-    except KtError:
-        return Counters({})
 
 
 def _whole(values: Mapping[str, float]) -> dict[str, int]:

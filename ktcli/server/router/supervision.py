@@ -2,7 +2,7 @@
 
 What it routes to is kept here, so that servers that were added are there after a crash, too. Another thread than the
 main one asks the servers, which may hang: those that did not answer yet, and all of them whether they are what they
-were.
+were. That a server fails, or is used again, is said once, however often the router finds it so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 
 from ktcli.assembly.listener import Listener
@@ -20,13 +20,46 @@ from ktcli.records import dataclass
 from ktcli.server.process.childsupervisor import POLL_S, ChildSupervisor, RestartPace
 from ktcli.server.router.address import address_of, same_as
 from ktcli.server.router.asking import context_of, facts_of
-from ktcli.server.router.facts import ServerFacts, require_agreement
-from ktcli.server.router.health import HealthLog
-from ktcli.server.router.plan import HEALTH_S, RouterKeys, RouterPlace, RoutingPlan, arguments
+from ktcli.server.router.plan import (
+    HEALTH_S,
+    RouterKeys,
+    RouterPlace,
+    RoutingPlan,
+    ServerFacts,
+    arguments,
+    require_agreement,
+)
 from ktcli.server.router.process import RouterProcess, stop_s
-from ktcli.server.router.smg import SmgClient
+from ktcli.server.router.smg import SmgClient, Worker
 from ktcli.store.engines import InstalledEngine
 from ktcli.threads import Daemon
+
+_DRAINING = "draining"
+
+
+class HealthLog:
+    """Compares a router's report on its servers with the report before."""
+
+    def __init__(self) -> None:
+        self._well: dict[str, bool] = {}
+
+    def changes(self, workers: Sequence[Worker]) -> list[str]:
+        """Returns a sentence for each server whose health has changed; a new healthy one is no change."""
+        said = []
+        for each in workers:
+            if each.status == _DRAINING:  # it was removed
+                continue
+            before = self._well.get(each.url, True)
+            if before and not each.is_healthy:
+                said.append(f"{each.url} does not answer; its requests go to the other servers")
+            elif each.is_healthy and not before:
+                said.append(f"{each.url} answers again and is used")
+            self._well[each.url] = each.is_healthy
+        gone = self._well.keys() - {each.url for each in workers}
+        for url in gone:
+            del self._well[url]
+        return said
+
 
 READY_S = 60.0  # in which a router that starts can use a server
 CHECK_S = 60.0  # after which a server is asked whether it is what it was

@@ -17,9 +17,6 @@ from ktcli.server.sglang.families import (
     METHODS,
     MXFP4,
     MXFP8,
-    ExpertStorage,
-    SglangFamily,
-    stored_of,
     text_config,
 )
 from ktcli.server.sglang.line import LineWriter
@@ -91,13 +88,7 @@ class ExpertWork:
         writer.add_if(self.updates, "--kt-enable-dynamic-expert-update")
 
 
-def expert_work(
-    asked: ServingQuestion,
-    family: SglangFamily,
-    stored: ExpertStorage,
-    sizes: ModelSizes,
-    gpus: Sequence[Gpu],
-) -> ExpertWork:
+def expert_work(asked: ServingQuestion, sizes: ModelSizes, gpus: Sequence[Gpu]) -> ExpertWork:
     """Returns where the experts of a model that some GPUs share are computed.
 
     Raises:
@@ -117,8 +108,9 @@ def expert_work(
     has_shared = bool(text_config(asked.config).get("n_shared_experts"))
     if not sizes.experts_bytes or (not forced and room.experts(wanted) == sizes.experts):
         shares = split(room, options.name, wanted, plan.context, None)
-        return _on_gpus(asked, shares, has_shared=has_shared)
-    method = _method(asked, family, stored)
+        free = max(0, asked.machine.memory.free_bytes - _PROCESSES_BYTES)
+        return ExpertWork("", "", shares, 0, 0, CHUNK, False, False, has_shared, free)
+    method = _method(asked)
     threshold = 0 if adapted or method in CONVERTED else _threshold(plan)
     streaming, notes = _streaming(room, threshold, plan.context)
     threshold = threshold if streaming.streams_layers else 0
@@ -145,12 +137,6 @@ def expert_work(
     )
 
 
-def _on_gpus(asked: ServingQuestion, shares: GpuSplit, *, has_shared: bool) -> ExpertWork:
-    """Returns the work of a model all of whose experts are on the GPUs."""
-    free = max(0, asked.machine.memory.free_bytes - _PROCESSES_BYTES)
-    return ExpertWork("", "", shares, 0, 0, CHUNK, False, False, has_shared, free)
-
-
 def _streaming(room: GpuRoom, threshold: int, context: int) -> tuple[GpuRoom, tuple[str, ...]]:
     """Returns what the GPUs hold where prompts from so many tokens on are streamed, and what is to be said of it; the
     same as before where they have no room for that."""
@@ -165,15 +151,15 @@ def _streaming(room: GpuRoom, threshold: int, context: int) -> tuple[GpuRoom, tu
     )
 
 
-def _method(asked: ServingQuestion, family: SglangFamily, stored: ExpertStorage) -> str:
+def _method(asked: ServingQuestion) -> str:
     """Returns the method of kt-kernel for a model. Raises: UsageError: there is none."""
-    options, text = asked.options, text_config(asked.config)
+    options, stored, text = asked.options, asked.stored, text_config(asked.config)
     method = options.method.upper() or stored.method
     if method not in METHODS:
         raise UsageError(
             f"--method {options.method[:60]!r} is unknown", hint=f"use {', '.join(METHODS)}"
         )
-    if not options.method and not family.on_cpu:
+    if not options.method and not asked.family.on_cpu:
         raise UsageError(
             f"nobody has published that kt-kernel runs {options.name} ({asked.config.get('model_type')}),"
             " and its experts do not all fit on the GPUs",
@@ -199,7 +185,7 @@ def _method(asked: ServingQuestion, family: SglangFamily, stored: ExpertStorage)
 def conversion(asked: ServingQuestion, method: str) -> str:
     """Returns words for the way in which kt-kernel's own conversion is made."""
     pools = max(1, sum(node.has_memory and bool(node.cores) for node in asked.machine.nodes))
-    kind = _CONVERTIBLE.get(stored_of(asked.config).method)
+    kind = _CONVERTIBLE.get(asked.stored.method)
     if kind is None:
         return "kt-kernel converts BF16 and FP8 checkpoints only; its authors publish conversions of some others"
     return (

@@ -1,20 +1,26 @@
 """The flags of SGLang's command line as data: recorded ones of the tested version, and a parser made from any.
 
 profiles/engines/sglang-kt.json       written by `python -m benchmarks.peers.sglang_flags`; facts, no code
+
+A command line is checked against the engine that is to take it, whose flags are read from its own source; nothing is
+run. A flag that is gone or renamed, that reads another kind of value, or that does not take this value any more is
+refused with its name; so is a flag that the engine has come to require.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NoReturn
 
-from ktcli.errors import UsageError
+import msgspec
+
+from ktcli.errors import KtError, UsageError
 from ktcli.records import dataclass
 from ktcli.resources import data_path
+from ktcli.server.sglang.line import EngineOption, ServerLine
 
 # What a value is read as; `OTHER` is a function of the engine's own, which takes any text here.
 SWITCH, TEXT, WHOLE, NUMBER, JSON, OTHER = "switch", "text", "int", "float", "json", "other"
@@ -58,39 +64,12 @@ class FlagTable:
         """Returns the flags by each of their spellings."""
         return {name: flag for flag in self.flags for name in flag.names}
 
-    def document(self) -> dict[str, Any]:
-        """Returns the table as a JSON object; empty fields are left out."""
-        silent = asdict(EngineFlag((), ""))
-        flags = [
-            {key: value for key, value in asdict(flag).items() if value != silent[key]}
-            for flag in self.flags
-        ]
-        return {"version": self.version, "architectures": [*self.architectures], "flags": flags}
-
-
-def table_of(found: Mapping[str, Any]) -> FlagTable:
-    """Returns the table that `FlagTable.document` wrote."""
-    flags = []
-    for row in found["flags"]:
-        choices = row.get("choices")
-        flags.append(
-            EngineFlag(
-                tuple(row["names"]),
-                row["kind"],
-                row.get("nargs", ""),
-                None if choices is None else tuple(choices),
-                row.get("default"),
-                row.get("required", False),
-            )
-        )
-    return FlagTable(found["version"], tuple(flags), tuple(found["architectures"]))
-
 
 @cache
 def recorded() -> FlagTable:
     """Returns the flags of the version that was tested."""
-    text = data_path("profiles", "engines", "sglang-kt.json").read_text(encoding="utf-8")
-    return table_of(json.loads(text))
+    data = data_path("profiles", "engines", "sglang-kt.json").read_bytes()
+    return msgspec.json.decode(data, type=FlagTable)
 
 
 def parser_of(flags: Iterable[EngineFlag]) -> argparse.ArgumentParser:
@@ -130,3 +109,57 @@ def require_parsed(words: Sequence[str], table: FlagTable) -> None:
         UsageError: it does not; the sentence is argparse's.
     """
     parser_of(table.flags).parse_args(list(words))
+
+
+class OtherFlags(KtError):
+    """Raised when the installed engine does not accept kt's command line."""
+
+
+def require_accepted(line: ServerLine, found: FlagTable, tested: FlagTable) -> None:
+    """Raises an error unless an engine accepts a command line, with the same meaning as in the tested version.
+
+    Args:
+        found, tested: the flags of the engine that is to run, and of the version that kt was tested with.
+    Raises:
+        OtherFlags: it does not; the sentence names the flag.
+    """
+    have, known = found.by_name(), tested.by_name()
+    for option in line.options:
+        if why := _why_not(option, have.get(option.flag), known[option.flag]):
+            raise _refused(f"{option.flag} {why}")
+    given = {option.flag for option in line.options}
+    for flag in found.flags:
+        if flag.required and given.isdisjoint(flag.names):
+            raise _refused(f"{flag.names[0]} is required")
+    try:
+        require_parsed(line.words(), found)
+    except UsageError as error:
+        raise _refused(str(error)) from error
+
+
+def _why_not(option: EngineOption, found: EngineFlag | None, tested: EngineFlag) -> str:
+    """Returns in which way a flag is not what it was; empty: it is."""
+    if found is None:
+        return "is gone or renamed"
+    if found.kind != tested.kind:
+        return f"takes {_words(found)} now, not {_words(tested)}"
+    if found.nargs != tested.nargs:
+        return "takes another number of values now"
+    if found.choices is not None:
+        strange = [each for each in option.values if each not in map(str, found.choices)]
+        if strange:
+            return (
+                f"does not take {strange[0]!r} any more, only {', '.join(map(str, found.choices))}"
+            )
+    return ""
+
+
+def _words(flag: EngineFlag) -> str:
+    return "no value" if flag.kind == SWITCH else f"a value of type {flag.kind}"
+
+
+def _refused(what: str) -> OtherFlags:
+    return OtherFlags(
+        f"the installed sglang-kt has other flags than this kt was tested with: {what}",
+        hint="install the tested version: kt engine rm sglang-kt, then kt engine install sglang-kt",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
@@ -99,10 +99,6 @@ class LineWriter:
         if given:
             self.add(flag, *values, why=why)
 
-    def line(self, variables: Mapping[str, str], more: Sequence[str] = ()) -> ServerLine:
-        """Returns the line.
-
-        Args:
-            more: further notes.
-        """
-        return ServerLine(tuple(self.options), variables, (*self.notes, *more))
+    def line(self, variables: Mapping[str, str]) -> ServerLine:
+        """Returns the line."""
+        return ServerLine(tuple(self.options), variables, tuple(self.notes))

@@ -20,10 +20,8 @@ from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
 from ktcli.records import dataclass
-from ktcli.server.sglang.checking import require_accepted
-from ktcli.server.sglang.checkpoint import changes_experts, code_of, require_code
-from ktcli.server.sglang.families import stored_of
-from ktcli.server.sglang.flags import FlagTable, recorded
+from ktcli.server.sglang.families import changes_experts, code_of, require_code, stored_of
+from ktcli.server.sglang.flags import FlagTable, recorded, require_accepted
 from ktcli.server.sglang.line import ServerLine
 from ktcli.server.sglang.question import ServedAdapter, ServingQuestion, SglangOptions
 from ktcli.server.sglang.source import read_flags

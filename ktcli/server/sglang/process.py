@@ -1,9 +1,13 @@
-"""Runs the engine as a child: started, asked whether it is ready, ended when told with all that it started."""
+"""Runs the engine as a child: started, asked whether it is ready, ended when told with all that it started.
+
+What it prints is kept in a file that only its owner can read and that never grows beyond a bound.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from pathlib import Path
 
 from ktcli import certificates
@@ -12,13 +16,71 @@ from ktcli.client.address import ServerAddress
 from ktcli.errors import KtError
 from ktcli.hardware.memory import resident_bytes
 from ktcli.hardware.probe import SYSTEM_ROOT
-from ktcli.server.router.asking import ask
-from ktcli.server.router.counters import Counters, counters_in
+from ktcli.server.router.asking import ask, counters_of
+from ktcli.server.router.counters import Counters
 from ktcli.server.router.smg import here
-from ktcli.server.sglang.boundedlog import BoundedLog
 from ktcli.server.sglang.failures import why_ended
 from ktcli.server.sglang.line import ServerLine
 from ktcli.store.engines import InstalledEngine, row_of
+
+LOG_BYTES = 1 << 20  # a log that has more loses its older half
+_KEPT, _KEPT_CHARS = 200, 500  # of the last lines, for the reason why it ended
+
+
+class BoundedLog:
+    """The log of an engine.
+
+    Args:
+        path: the file; what an earlier engine wrote there is dropped.
+    Raises:
+        KtError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: deque[str] = deque(maxlen=_KEPT)
+        self._size = 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(path, flags, 0o600)
+            os.fchmod(self._file, 0o600)
+        except OSError as error:
+            raise KtError(f"cannot write the log {path}: {error.strerror}") from error
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The last lines, oldest first, each shortened."""
+        return tuple(self._last)
+
+    def forget(self) -> None:
+        """Clears the last lines in memory, not those of the file: another process begins."""
+        self._last.clear()
+
+    def write(self, line: bytes) -> None:
+        """Adds a line; it is lost if the disk is full."""
+        text = line.decode("utf-8", "replace").strip()
+        if text:
+            self._last.append(text[-_KEPT_CHARS:])
+        try:
+            if self._size + len(line) > LOG_BYTES:
+                self._shorten()
+            self._size += os.write(self._file, line)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Closes the file; later lines are dropped."""
+        file, self._file = self._file, -1
+        os.close(file)
+
+    def _shorten(self) -> None:
+        kept = os.pread(self._file, LOG_BYTES // 2, max(0, self._size - LOG_BYTES // 2))
+        kept = kept.partition(b"\n")[2]
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        self._size = os.write(self._file, kept)
+
 
 HEALTH_ANSWER_S = 30.0  # the engine itself answers after 20 s that it is too busy
 _COUNTERS_ANSWER_S = 1.0
@@ -60,10 +122,7 @@ class EngineProcess(LoggedChild):
 
     def counters(self) -> Counters:
         """Returns its counters; none if it does not respond at once."""
-        with contextlib.suppress(KtError):
-            reply = ask(self._address, "/metrics", self._key, answer_s=_COUNTERS_ANSWER_S)
-            return counters_in(reply.body)
-        return Counters({})
+        return counters_of(self._address, self._key, _COUNTERS_ANSWER_S)
 
     def why(self) -> KtError:
         """Returns the reason why it has ended, once it has, with all processes that it started."""

@@ -10,6 +10,7 @@ from ktcli.hardware.machine import Machine
 from ktcli.models.model import Model
 from ktcli.planner.plan import Plan
 from ktcli.records import dataclass
+from ktcli.server.sglang.families import ExpertStorage, SglangFamily, family_of, stored_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +75,13 @@ class ServingQuestion:
     architectures: Sequence[str]
     gpus: tuple[int, ...] = ()
     code: str = ""
+
+    @property
+    def family(self) -> SglangFamily:
+        """The engine's options for the model."""
+        return family_of(self.config)
+
+    @property
+    def stored(self) -> ExpertStorage:
+        """How the checkpoint stores the experts. Raises: UsageError: as `stored_of`."""
+        return stored_of(self.config)

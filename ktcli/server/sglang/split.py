@@ -6,18 +6,17 @@ its part of the dense weights and of as many experts as fit. Latents of attentio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import floor
-from typing import Any
 
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Gpu
-from ktcli.models.model import Model
 from ktcli.ops.tensors import Role
 from ktcli.planner.device import GRAPH_BYTES, RUNTIME_BYTES
 from ktcli.planner.spec import kv_bytes_per_token
 from ktcli.records import dataclass
-from ktcli.server.sglang.families import ExpertStorage, text_config
+from ktcli.server.sglang.families import text_config
+from ktcli.server.sglang.question import ServingQuestion
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 CHUNK = 4096  # tokens of a prompt that are prefilled at once, as published
@@ -25,9 +24,8 @@ _NCCL_BYTES = 512 << 20  # of buffers that GPUs exchange sums through
 # Assumed: what the allocator cannot use. SGLang says of its own default that 1 to 3 GB are needed beside it.
 _SPARE_SHARE = 0.02
 _LEAST_SHARE, _MOST_SHARE = 0.30, 0.98  # of --mem-fraction-static
-_LAYER_COPIES = (
-    2  # of a layer while its experts are streamed through the GPUs: one computes, one arrives
-)
+# Of a layer while its experts are streamed through the GPUs: one computes, one arrives.
+_LAYER_COPIES = 2
 MOST_GPUS = 64
 
 
@@ -60,15 +58,12 @@ class ModelSizes:
         return self.moe_layers * self.experts * self.expert_bytes
 
     @classmethod
-    def of(cls, model: Model, config: Mapping[str, Any], stored: ExpertStorage) -> ModelSizes:
-        """Returns the sizes of the model with this config.json."""
-        recipe, spec, text = (
-            Recipe.named(stored.experts, stored.dense),
-            model.spec,
-            text_config(config),
-        )
+    def of(cls, asked: ServingQuestion) -> ModelSizes:
+        """Returns the sizes of the model that a question is about."""
+        stored, spec, text = asked.stored, asked.model.spec, text_config(asked.config)
+        recipe = Recipe.named(stored.experts, stored.dense)
         experts = dense = 0
-        for tensor, number in model.counted:
+        for tensor, number in asked.model.counted:
             size = number * stored_bytes(tensor, recipe)
             if tensor.role is Role.EXPERTS:
                 experts += size

@@ -1,22 +1,27 @@
 """Keeps an engine running, see `process.childsupervisor`, and says when it is ready.
 
-Another thread than the main one asks the engine about its health, which may take half a minute.
+Another thread than the main one asks the engine about its health, which may take half a minute. `kt ps` and `kt stop`
+ask about it through its Unix socket.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from ktcli.assembly.listener import Listener
-from ktcli.errors import KtError
+from ktcli.errors import KtError, UsageError
 from ktcli.records import dataclass
 from ktcli.server.process.childsupervisor import POLL_S, ChildSupervisor, RestartPace
-from ktcli.server.sglang.boundedlog import BoundedLog
+from ktcli.server.process.controlsocket import start_answering
+from ktcli.server.process.discovery import LoadedStatus, Status
+from ktcli.server.process.draintime import DRAIN_MOST_S
 from ktcli.server.sglang.line import ServerLine
-from ktcli.server.sglang.process import EngineProcess
+from ktcli.server.sglang.process import BoundedLog, EngineProcess
 from ktcli.store.engines import InstalledEngine
 from ktcli.threads import Daemon
 
@@ -131,3 +136,49 @@ class EngineSupervisor(ChildSupervisor[EngineProcess]):
 
     def _end_s(self) -> float:
         return self.drain_s + _SPARE_S
+
+
+_RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
+
+
+def answer_at(listening: socket.socket, supervisor: EngineSupervisor) -> None:
+    """Starts to answer requests for an engine's status at a socket, until the socket is closed."""
+    answers = {
+        ("GET", "/server"): lambda _: engine_status(supervisor),
+        ("POST", "/server/drain"): lambda body: _set_drain(supervisor, body),
+    }
+    start_answering(listening, answers)
+
+
+def engine_status(supervisor: EngineSupervisor) -> Status:
+    """Returns the status of an engine for `kt ps`."""
+    settings, process = supervisor.settings, supervisor.process
+    counters = process.counters() if process is not None and supervisor.is_ready else None
+    running, waiting = (
+        int(counters.total(name) or 0) if counters else 0 for name in (_RUNNING, _WAITING)
+    )
+    memory = process.memory_bytes() if process is not None else 0
+    loaded = LoadedStatus(
+        settings.name, settings.context, memory, running, waiting, supervisor.since
+    )
+    return Status(
+        settings.name,
+        address=settings.address,
+        context=settings.context if supervisor.is_ready else 0,
+        running=running,
+        waiting=waiting,
+        since=supervisor.since,
+        models=[loaded] if supervisor.is_ready else [],
+        loading=not supervisor.is_ready,
+        drain_s=int(supervisor.drain_s),
+        engine=settings.engine.label,
+    )
+
+
+def _set_drain(supervisor: EngineSupervisor, body: Any) -> dict[str, float]:
+    """Sets the time that answers may take to finish. Raises: UsageError: it is none."""
+    seconds = body.get("seconds") if isinstance(body, dict) else None
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= DRAIN_MOST_S:
+        raise UsageError(f"seconds must be a number from 0 to {DRAIN_MOST_S}")
+    supervisor.drain_s = float(seconds)
+    return {"drain_s": supervisor.drain_s}

@@ -16,14 +16,7 @@ from ktcli.errors import DeviceError, KtError, UsageError
 from ktcli.hardware.gpu import VISIBLE, has_capability
 from ktcli.hardware.machine import Gpu
 from ktcli.server.sglang.expertwork import ExpertWork, expert_work
-from ktcli.server.sglang.families import (
-    FP8,
-    FP8_ROWS,
-    ExpertStorage,
-    SglangFamily,
-    family_of,
-    stored_of,
-)
+from ktcli.server.sglang.families import FP8, FP8_ROWS
 from ktcli.server.sglang.line import LineWriter, ServerLine
 from ktcli.server.sglang.question import ServingQuestion, SglangOptions
 from ktcli.server.sglang.split import ModelSizes, sharing
@@ -32,9 +25,8 @@ from ktcli.store.mooncake.address import MooncakeAddress
 
 _CAPABILITY = 8  # kt-kernel and SGLang's kernels: Ampere or newer
 _HOST_CACHE_PART = 4  # of the memory beside the experts that HiCache gets
-_WATCHDOG_S = (
-    3000  # published: streaming a layer through the GPUs takes longer than the engine's own 300 s
-)
+# Published: streaming a layer through the GPUs takes longer than the engine's own 300 s.
+_WATCHDOG_S = 3000
 
 
 def command_line(asked: ServingQuestion) -> ServerLine:
@@ -45,19 +37,18 @@ def command_line(asked: ServingQuestion) -> ServerLine:
         DeviceError: the machine has no GPU for it. NotEnoughMemory: it does not fit.
     """
     require_class(asked.config, asked.architectures)
-    family, options = family_of(asked.config), asked.options
-    _require_trust(asked, family)
-    stored = stored_of(asked.config)
-    sizes = ModelSizes.of(asked.model, asked.config, stored)
+    options = asked.options
+    _require_trust(asked)
+    sizes = ModelSizes.of(asked)
     gpus = _gpus(asked)
-    number = sharing(sizes, gpus, stored.block)
+    number = sharing(sizes, gpus, asked.stored.block)
     chosen = gpus[:number]
-    how = expert_work(asked, family, stored, sizes, chosen)
+    how = expert_work(asked, sizes, chosen)
     writer = LineWriter()
     _address(writer, options)
     if not how.all_on_gpus:
         how.write(writer, asked.machine, number)
-    _running(writer, asked, family, how, stored, chosen)
+    _running(writer, asked, how, chosen)
     _adapters(writer, options, how)
     if options.store:
         _hierarchical_cache(writer, options, how)
@@ -86,8 +77,8 @@ def require_class(config: Mapping[str, Any], architectures: Sequence[str]) -> No
         )
 
 
-def _require_trust(asked: ServingQuestion, family: SglangFamily) -> None:
-    if (why := asked.code or family.code) and not asked.options.trusts_code:
+def _require_trust(asked: ServingQuestion) -> None:
+    if (why := asked.code or asked.family.code) and not asked.options.trusts_code:
         raise UsageError(
             f"{asked.options.name} runs in sglang-kt only with code of its repository: {why}",
             hint="read that code first; --trust-remote-code allows it",
@@ -132,16 +123,9 @@ def _address(writer: LineWriter, options: SglangOptions) -> None:
         )
 
 
-def _running(
-    writer: LineWriter,
-    asked: ServingQuestion,
-    family: SglangFamily,
-    how: ExpertWork,
-    stored: ExpertStorage,
-    gpus: list[Gpu],
-) -> None:
+def _running(writer: LineWriter, asked: ServingQuestion, how: ExpertWork, gpus: list[Gpu]) -> None:
     """Adds the options of SGLang itself."""
-    plan, shares, streams = asked.plan, how.shares, asked.options.streams
+    plan, family, shares, streams = asked.plan, asked.family, how.shares, asked.options.streams
     if any(each.on_experts for each in asked.options.adapters):
         streams = max(2, streams)  # with one the engine answers nothing
     writer.add_if(bool(family.attention), "--attention-backend", family.attention)
@@ -162,7 +146,7 @@ def _running(
         writer.add_if(how.threshold > 0, "--watchdog-timeout", _WATCHDOG_S)
     is_hopper = all(has_capability(gpu, 9) for gpu in gpus)
     writer.add_if(
-        stored.method in (FP8, FP8_ROWS) and not is_hopper,
+        asked.stored.method in (FP8, FP8_ROWS) and not is_hopper,
         "--fp8-gemm-backend",
         "triton",
         why="the engine's own needs Hopper",

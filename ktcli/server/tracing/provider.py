@@ -29,9 +29,8 @@ _NAMING = (
 )
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _GROUP = "opentelemetry_traces_exporter"  # the entry points of exporters
-_END_S = (
-    3.0  # that a server which ends waits for a receiver; OpenTelemetry itself would wait for 30
-)
+# That a server which ends waits for a receiver; OpenTelemetry itself would wait for 30.
+_END_S = 3.0
 _INSTALL = "pip install 'ktcli[otel]'"
 
 

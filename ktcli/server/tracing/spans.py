@@ -1,4 +1,5 @@
-"""Makes the spans of a request once it has been answered: of the HTTP request, and below it of the model's work.
+"""Makes the spans of a request once it has been answered: of the HTTP request, and below it of the model's work, with
+counts and times, no text.
 
 Names and attributes are those of OpenTelemetry's semantic conventions for HTTP servers and generative AI. A request
 that came with a `traceparent` continues that trace. Nothing is made while a model computes.
@@ -7,18 +8,60 @@ that came with a `traceparent` continues that trace. Nothing is made while a mod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 
 from ktcli import __version__
-from ktcli.server.tracing.inference import INFERENCE, Inference
+from ktcli.dialogue.answer import Ended
+from ktcli.engine.request import Finish
+from ktcli.records import dataclass
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     Attributes = dict[str, str | int | float | list[str]]
+
+INFERENCE = "kt.inference"  # the key of a scope under which a handler leaves its Inference
+
+_FINISHES = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.CONTEXT: "length",
+    Finish.CANCELLED: "cancelled",
+    Finish.FAILED: "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """The facts of a model's work for one request, for its trace.
+
+    Attributes:
+        model: its name as served.
+        id: of the answers; empty: embeddings have none.
+        began_s, first_s, ended_s: when it began, the first token came (None: none did) and it ended, `time.monotonic`.
+        prompt_tokens, cached_tokens, tokens: of all prompts, those of them that were in the cache, and of all answers.
+        finishes: why each answer ended, in OpenAI's words, or "cancelled" or "error".
+    """
+
+    model: str
+    id: str
+    began_s: float
+    first_s: float | None
+    ended_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    finishes: Sequence[str] = ()
+
+
+def finish_of(ended: Ended) -> str:
+    """Returns the reason why an answer ended, as in `Inference.finishes`."""
+    whole = ended.calls and ended.finish is Finish.STOP
+    return "tool_calls" if whole else _FINISHES[ended.finish]
+
 
 # What programs ask again and again, to see whether the server is there.
 _UNTRACED = frozenset({"/health", "/metrics", "/server", "/engine"})

@@ -10,13 +10,25 @@ import msgspec
 
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.constraints import AnswerConstraints
+from ktcli.server.http.constraints import (
+    MOST_TOKENS,
+    NO_LIMIT,
+    AnswerConstraints,
+    ToolChoice,
+    refuse_elsewhere,
+    with_form,
+    with_tools,
+)
 from ktcli.server.http.contents import last_question, text_of
-from ktcli.server.http.foreign import NO_LIMIT, refuse_elsewhere
-from ktcli.server.http.openai.fields import few_tools, require_parameters
+from ktcli.server.http.openai.fields import TOOLS_MOST, require_parameters
 from ktcli.server.http.openai.sampled import Sampled
-from ktcli.server.http.refusals import FieldNames, bad_value, text_in
-from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
+from ktcli.server.http.refusals import (
+    FieldNames,
+    bad_field,
+    require_at_most,
+    require_within,
+    text_in,
+)
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
@@ -26,10 +38,7 @@ _ELSEWHERE = {
     "stop": "use stop_sequences",
     "format": "use output_config.format",
     "num_ctx": "use options.num_ctx of Ollama's API",
-    "num_predict": "use max_tokens",
-    "max_completion_tokens": "use max_tokens",
-    "max_output_tokens": "use max_tokens",
-    "max_new_tokens": "use max_tokens",
+    **dict.fromkeys(MOST_TOKENS, "use max_tokens"),
     "min_new_tokens": "use min_tokens",
     "logprobs": "use OpenAI's API",
     "top_logprobs": "use OpenAI's API",
@@ -78,7 +87,7 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             Refusal: a value cannot be used, or `max_tokens` is missing, or leaves nothing for an answer.
         """
         if self.max_tokens is None:
-            raise bad_value("max_tokens", "max_tokens is required")
+            raise bad_field("max_tokens", "is required")
         refuse_elsewhere(self, _ELSEWHERE)
         said = Sampled(
             temperature=self.temperature,
@@ -102,14 +111,14 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             Refusal: a message is invalid.
         """
         if not self.messages:
-            raise bad_value("messages", "messages must not be empty")
+            raise bad_field("messages", "must not be empty")
         system = _system(self.system)
         messages = [{"role": "system", "content": system}] if system else []
         last = last_question([_role_of(each) for each in self.messages])
         for at, message in enumerate(self.messages):
             messages += _plain(message, f"messages[{at}]", asked=at == last)
         if not messages:
-            raise bad_value("messages", "messages have no text")
+            raise bad_field("messages", "have no text")
         ends = messages[-1]
         continues = ends["role"] == "assistant" and "tool_calls" not in ends
         variables = dict(settings.variables)
@@ -128,7 +137,7 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             Refusal: there are too many, or one has no name, or no schema of an object.
         """
         tools = self.tools or []
-        few_tools(tools)
+        require_at_most("tools", len(tools), TOOLS_MOST)
         known = [
             _tool(tool, f"tools[{at}]")
             for at, tool in enumerate(tools)
@@ -153,8 +162,7 @@ class MessagesBody(AnswerConstraints, kw_only=True):
             return ToolChoice(required=True, several=several)
         name = said.get("name")
         if kind != "tool" or not isinstance(name, str) or not name:
-            words = "tool_choice.type must be auto, none, any, or tool with a name"
-            raise bad_value("tool_choice.type", words)
+            raise bad_field("tool_choice.type", "must be auto, none, any, or tool with a name")
         return ToolChoice(required=True, name=name, several=False)
 
     def _budget(self, most: int) -> int | None:
@@ -162,11 +170,11 @@ class MessagesBody(AnswerConstraints, kw_only=True):
         said, field = self.thinking, "thinking.budget_tokens"
         if said is None or said.type != "enabled" or said.budget_tokens is None:
             return None
-        if said.budget_tokens < 1:
-            raise bad_value(field, f"{field} must be at least 1, not {said.budget_tokens}")
+        require_within(field, said.budget_tokens, 1, None)
         if said.budget_tokens >= most != NO_LIMIT:
-            words = f"{field} must be less than max_tokens ({most}), not {said.budget_tokens}"
-            raise bad_value(field, words)
+            raise bad_field(
+                field, f"must be less than max_tokens ({most}), not {said.budget_tokens}"
+            )
         return said.budget_tokens
 
     def _form(self) -> Form | None:
@@ -177,14 +185,14 @@ class MessagesBody(AnswerConstraints, kw_only=True):
         if said is None:
             return None
         if not isinstance(said, dict) or said.get("type") != "json_schema":
-            raise bad_value(f"{field}.type", f"{field}.type must be json_schema")
+            raise bad_field(f"{field}.type", "must be json_schema")
         return Form.of_schema(said.get("schema"), f"{field}.schema")
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = text_in(tool, "name", where)
     if tool.get("input_schema") is None:
-        raise bad_value(f"{where}.input_schema", f"{where}.input_schema is required")
+        raise bad_field(f"{where}.input_schema", "is required")
     require_parameters(tool["input_schema"], f"{where}.input_schema")
     function = {"name": name, "parameters": tool["input_schema"]}
     if isinstance(tool.get("description"), str):
@@ -218,17 +226,14 @@ def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> Iterator[d
     """
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise bad_value(
-            f"{where}.role",
-            f"{where}.role must be user, assistant or system, not {str(role)[:40]!r}",
+        raise bad_field(
+            f"{where}.role", f"must be user, assistant or system, not {str(role)[:40]!r}"
         )
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
     if not isinstance(content, list):
-        raise bad_value(
-            f"{where}.content", f"{where}.content must be a string or a list of content blocks"
-        )
+        raise bad_field(f"{where}.content", "must be a string or a list of content blocks")
     yield from _of_blocks(role, content, f"{where}.content", asked=asked)
 
 

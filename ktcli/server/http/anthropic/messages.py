@@ -12,10 +12,10 @@ from starlette.responses import Response
 from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
 from ktcli.dialogue.answer import AnswerEvent, Ended, Said
 from ktcli.engine.request import Finish
-from ktcli.server.http.answering import Answering
+from ktcli.server.http.answering import Answering, WireReply, encode, json_response
 from ktcli.server.http.anthropic.fields import MessagesBody
 from ktcli.server.http.body import body_of
-from ktcli.server.http.openai.envelope import ALIVE, EVENTS, encode
+from ktcli.server.http.openai.envelope import ALIVE, EVENTS
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.http.waiting import StreamStyle
@@ -42,7 +42,7 @@ async def count_tokens(request: Request) -> Response:
         asked = body.chat_request(lease.settings, caller_of(request))
         prompt = await state.prompt(lease.model, lease.of_messages(asked))
     said = {"input_tokens": len(prompt.ids)}
-    return Response(encode(said), media_type="application/json")
+    return json_response(said)
 
 
 def error_of(refusal: Refusal) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _event(document: dict[str, Any]) -> bytes:
     return f"event: {document['type']}\ndata: ".encode() + encode(document) + b"\n\n"
 
 
-class MessageReply:
+class MessageReply(WireReply):
     """The answer as a message with content blocks."""
 
     media_type = EVENTS
@@ -78,10 +78,6 @@ class MessageReply:
     def begin(self) -> bytes:
         """Returns the beginning of a stream: the event `message_start`."""
         return _event({"type": "message_start", "message": self._message([])})
-
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the stream's events for them."""
-        return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
         """Returns the end of a stream: closes the open block, then `message_delta` and `message_stop`."""

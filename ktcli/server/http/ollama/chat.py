@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -12,20 +11,18 @@ from starlette.responses import Response
 
 from ktcli.answers.events import AnswerPiece, CallArguments, CallBegins, CallEvent
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, Said
-from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Finish
-from ktcli.server.http.answering import Answering
+from ktcli.server.http.answering import Answering, WireReply, encode, json_response, stamp
 from ktcli.server.http.body import body_of
 from ktcli.server.http.ollama.fields import GenerateBody, OllamaBody, OllamaChatBody
 from ktcli.server.http.openai.chat import chance_of
-from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.openai.text import infill_options
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.openai.text import continuation, infill_options
+from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, caller_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
-from ktcli.server.models.loaded import Lease
-from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.model import Lease
+from ktcli.server.models.prompts import PromptSource
 
 LINES = "application/x-ndjson"
 ALIVE = b" "  # before a line, where JSON ignores it
@@ -55,14 +52,9 @@ async def generate(request: Request) -> Answering | Response:
     with await state.lease(body.model, body.keep_s) as lease:
         settings = lease.settings
         options = body.answer_options(settings)
-        of_messages = lease.of_messages(body.chat_request(settings, caller))
-
-        def make(prompts: PromptMaker) -> EncodedPrompt:
-            if body.suffix:
-                with about("suffix"):
-                    return prompts.of_infill(body.prompt, body.suffix, caller)
-            return prompts.of_text(body.prompt, caller) if body.raw else of_messages(prompts)
-
+        make = lease.of_messages(body.chat_request(settings, caller))
+        if body.suffix or body.raw:
+            make = continuation(body.prompt, caller, body.suffix)
         if body.suffix:
             options = infill_options(lease.model, options)
         generation = await _generation(state, lease, body, make, options)
@@ -70,11 +62,7 @@ async def generate(request: Request) -> Answering | Response:
 
 
 async def _generation(
-    state: ServerState,
-    lease: Lease,
-    body: OllamaBody,
-    make: Callable[[PromptMaker], EncodedPrompt],
-    options: AnswerOptions,
+    state: ServerState, lease: Lease, body: OllamaBody, make: PromptSource, options: AnswerOptions
 ) -> Generation:
     """Returns the generation of an answer that stays within `num_ctx`; see `ServerState.generation`."""
     prompt = await state.prompt(lease.model, make)
@@ -88,11 +76,6 @@ def _answering(generation: Generation, body: OllamaBody, *, in_chat: bool) -> An
     return Answering(generation, reply, stream=body.stream)
 
 
-def stamp(seconds: float | None = None) -> str:
-    """Returns a time, in seconds since 1970, in Ollama's format; None: now."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
 async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> Response:
     """Loads or unloads the model that a request names, and returns the response that says so."""
     source, keep_s = await state.named(body.model), body.keep_s
@@ -104,7 +87,7 @@ async def _moved(state: ServerState, body: OllamaBody, said: dict[str, Any]) -> 
     reason = "unload" if keep_s == 0 else "load"
     head = {"model": source.name, "created_at": stamp()}
     document = {**head, **said, "done": True, "done_reason": reason}
-    return Response(encode(document), media_type="application/json")
+    return json_response(document)
 
 
 def failed_early(body: bytes, refusal: Refusal) -> bytes:
@@ -115,7 +98,7 @@ def failed_early(body: bytes, refusal: Refusal) -> bytes:
 STREAM = StreamStyle(LINES, ALIVE, failed_early, default=True)
 
 
-class OllamaReply:
+class OllamaReply(WireReply):
     """The answer as lines of JSON.
 
     Args:
@@ -134,14 +117,6 @@ class OllamaReply:
         self._chances: list[dict[str, Any]] = []
         self._call: tuple[str, str] = ("", "")  # name and arguments of the one that is open
         self._began_s = time.monotonic()
-
-    def begin(self) -> bytes:
-        """Returns the beginning of a stream, which is empty."""
-        return b""
-
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the lines of JSON for them."""
-        return b"".join(self._said(each) for each in events)
 
     def end(self) -> bytes:
         """Returns the last line of a stream, with the counts and times."""

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import msgspec
 from starlette.requests import Request
 
+from ktcli.server.http.answering import encode
 from ktcli.server.http.body import body_of
-from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
+from ktcli.server.http.embeddings import VectorsReply, embeddings_of
 from ktcli.server.http.ollama.fields import keep_s_of
 from ktcli.server.http.openai.embeddings import numbers
-from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.refusals import Refusal, require_within
 from ktcli.server.http.state import caller_of, state_of
+from ktcli.server.models.embedding import Embeddings
+from ktcli.server.models.textids import EmbeddingRequest
 
 
 class EmbedOptions(msgspec.Struct):
@@ -39,10 +41,16 @@ class _EmbedFields(msgspec.Struct):
             Refusal: it is less than one.
         """
         asked = None if self.options is None else self.options.num_ctx
-        if asked is not None and asked < 1:
-            words = f"options.num_ctx must be at least 1, not {asked}"
-            raise bad_value("options.num_ctx", words)
+        if asked is not None:
+            require_within("options.num_ctx", asked, 1, None)
         return asked or 0
+
+    async def embeddings(
+        self, request: Request, asked: EmbeddingRequest, dimensions: int | None = None
+    ) -> tuple[str, Embeddings]:
+        """Returns the name of the model, and the embeddings of the texts; raises as `embeddings_of`."""
+        keep_s, state = keep_s_of(self.keep_alive), state_of(request)
+        return await embeddings_of(state, self.model, asked, self.prompt_name, dimensions, keep_s)
 
 
 class EmbedBody(_EmbedFields):
@@ -73,17 +81,9 @@ class EmbeddingsPromptBody(_EmbedFields):
 async def embed(request: Request) -> VectorsReply:
     """Returns a vector for each text, with the counts and times."""
     body, began_s = await body_of(request, EmbedBody), time.monotonic()
-    asked = EmbeddingsAsked(
-        body.model,
-        body.texts,
-        caller_of(request),
-        prompt_name=body.prompt_name,
-        truncate=body.truncate,
-        most=body.most,
-        dimensions=body.dimensions,
-        keep_s=keep_s_of(body.keep_alive),
-    )
-    name, found = await embeddings_of(state_of(request), asked)
+    texts, caller = body.texts, caller_of(request)
+    asked = EmbeddingRequest(texts, caller, truncate=body.truncate, most=body.most)
+    name, found = await body.embeddings(request, asked, body.dimensions)
     totals = {
         "total_duration": int(1e9 * (time.monotonic() - began_s)),
         "load_duration": 0,
@@ -96,16 +96,8 @@ async def embed(request: Request) -> VectorsReply:
 async def embedding(request: Request) -> VectorsReply:
     """Responds with the vector of one text; that of an empty one, which only loads the model, is empty."""
     body = await body_of(request, EmbeddingsPromptBody)
-    asked = EmbeddingsAsked(
-        body.model,
-        [body.prompt] * bool(body.prompt),
-        caller_of(request),
-        "prompt",
-        prompt_name=body.prompt_name,
-        truncate=True,
-        most=body.most,
-        keep_s=keep_s_of(body.keep_alive),
-    )
-    _, found = await embeddings_of(state_of(request), asked)
+    texts, caller = [body.prompt] * bool(body.prompt), caller_of(request)
+    asked = EmbeddingRequest(texts, caller, truncate=True, most=body.most, field="prompt")
+    _, found = await body.embeddings(request, asked)
     begin, end = (b'{"embedding":', b"}") if found.vectors else (b'{"embedding":[', b"]}")
     return VectorsReply(found, begin, end, lambda _, row: numbers(row))

@@ -11,14 +11,19 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.errors import ContextFull
-from ktcli.server.http.constraints import AnswerConstraints
-from ktcli.server.http.contents import last_question, unseen
-from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
+from ktcli.server.http.constraints import (
+    MOST_TOKENS,
+    NO_LIMIT,
+    AnswerConstraints,
+    not_supported,
+    refuse_elsewhere,
+    with_form,
+    with_tools,
+)
+from ktcli.server.http.contents import last_question, plain_message, unseen
 from ktcli.server.http.openai.fields import choice_of, functions
-from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import Sampled, logprobs_of
-from ktcli.server.http.refusals import FieldNames, about, bad_value
-from ktcli.server.http.shapes import with_form, with_tools
+from ktcli.server.http.refusals import FieldNames, about, bad_field, require_within
 from ktcli.server.models.keepalive import keep_seconds
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
@@ -53,11 +58,7 @@ class Options(AnswerConstraints):
 _ELSEWHERE = {
     "stop": "use options.stop",
     "num_ctx": "use options.num_ctx",
-    "num_predict": "use options.num_predict",
-    "max_tokens": "use options.num_predict",
-    "max_completion_tokens": "use options.num_predict",
-    "max_output_tokens": "use options.num_predict",
-    "max_new_tokens": "use options.num_predict",
+    **dict.fromkeys(["num_predict", "max_tokens", *MOST_TOKENS], "use options.num_predict"),
     "min_new_tokens": "use min_tokens",
     "stop_sequences": "use options.stop",
 }
@@ -65,6 +66,8 @@ _ELSEWHERE_AMONG_OPTIONS = {
     "max_new_tokens": "use options.num_predict",
     "min_new_tokens": "use options.min_tokens",
 }
+# What OpenAI's API has under the same names.
+_SAMPLED = ("temperature top_k top_p min_p presence_penalty frequency_penalty seed stop").split()
 _NAMES = {
     **{
         name: f"options.{name}"
@@ -115,19 +118,11 @@ class OllamaBody(AnswerConstraints):
         given, names = self.options or Options(), self.names
         refuse_elsewhere(self, _ELSEWHERE)
         refuse_elsewhere(given, _ELSEWHERE_AMONG_OPTIONS, names)
-        if given.num_ctx is not None and given.num_ctx < 1:
-            words = f"options.num_ctx must be at least 1, not {given.num_ctx}"
-            raise bad_value("options.num_ctx", words)
+        if given.num_ctx is not None:
+            require_within("options.num_ctx", given.num_ctx, 1, None)
         said = Sampled(
-            temperature=given.temperature,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            min_p=given.min_p,
             repetition_penalty=given.repeat_penalty,
-            presence_penalty=given.presence_penalty,
-            frequency_penalty=given.frequency_penalty,
-            seed=given.seed,
-            stop=given.stop,
+            **{name: getattr(given, name) for name in _SAMPLED},
             **{**self.given_constraints(), **given.given_constraints()},
         )
         most = given.num_predict
@@ -191,14 +186,13 @@ class OllamaChatBody(OllamaBody):
 
     def chat_options(self, settings: Settings) -> AnswerOptions:
         """Returns the options of the answer, see `answer_options`."""
-        choice = choice_of(self.tool_choice, several=self.parallel_tool_calls is not False)
+        choice = choice_of(self.tool_choice, self.parallel_tool_calls)
         return with_tools(self.answer_options(settings), self._offered, choice, self.names)
 
     @property
     def _offered(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
-        tools = functions(self.tools)
-        return [] if self.tool_choice == "none" else tools
+        return functions(self.tools, self.tool_choice)
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
@@ -242,8 +236,7 @@ class GenerateBody(OllamaBody):
 def _plain(message: Mapping[str, Any], where: str, *, asked: bool) -> dict[str, Any]:
     images = message.get("images")
     if images and asked:
-        said = f"{where}.images has an image; this model accepts text only"
-        raise bad_value(f"{where}.images", said)
+        raise bad_field(f"{where}.images", "has an image; this model accepts text only")
     found = plain_message(message, where)
     if isinstance(images, list):
         found["content"] = "\n".join([*(unseen("an image") for _ in images), found["content"]])

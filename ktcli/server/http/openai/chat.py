@@ -15,22 +15,18 @@ from ktcli.dialogue.answer import AnswerEvent, Ended, PromptProgress, Said
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Candidate, Finish, Token
 from ktcli.records import dataclass
-from ktcli.server.http.answering import Answering
+from ktcli.server.http.answering import Answering, encode, json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.openai.envelope import (
-    ALIVE,
     DONE,
-    EVENTS,
     FINGERPRINT,
     FINISH,
-    encode,
-    error_of,
+    OpenAIReply,
     line,
     timings,
     usage,
 )
 from ktcli.server.http.openai.fields import ChatBody
-from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.generation import Generation
 from ktcli.text.tokenizer import Tokenizer
@@ -53,20 +49,20 @@ async def render(request: Request) -> Response:
     name, prompt = await _rendered(request)
     ids = list(prompt.ids)
     said = {"model": name, "prompt": prompt.text, "token_ids": ids, "count": len(ids)}
-    return Response(encode(said), media_type="application/json")
+    return json_response(said)
 
 
 async def apply_template(request: Request) -> Response:
     """Returns the text of the prompt of a conversation, as llama.cpp's server does."""
     _, prompt = await _rendered(request)
-    return Response(encode({"prompt": prompt.text}), media_type="application/json")
+    return json_response({"prompt": prompt.text})
 
 
 async def chat_input_tokens(request: Request) -> Response:
     """Returns the number of tokens of the prompt of a conversation."""
     _, prompt = await _rendered(request)
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
-    return Response(encode(said), media_type="application/json")
+    return json_response(said)
 
 
 async def _rendered(request: Request) -> tuple[str, EncodedPrompt]:
@@ -92,10 +88,8 @@ class _ChoiceText:
     chances: list[dict[str, Any]] = field(default_factory=list)
 
 
-class ChatReply:
+class ChatReply(OpenAIReply):
     """The answers as chat completions."""
-
-    media_type, alive = EVENTS, ALIVE
 
     def __init__(self, generation: Generation, body: ChatBody) -> None:
         self._generation, self._body = generation, body
@@ -119,20 +113,12 @@ class ChatReply:
             for choice in range(len(self._choices))
         )
 
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the stream's chunks for them."""
-        return b"".join(self._said(each) for each in events)
-
     def end(self) -> bytes:
         """Returns the end of a stream: a chunk with the usage if it was asked for, then `[DONE]`."""
         if not self._body.wants_usage:
             return DONE
         last = {"usage": usage(self._generation, self._thought_tokens), **self._timings()}
         return line({**self._head, "object": _CHUNK, "choices": [], **last}) + DONE
-
-    def failed(self, refusal: Refusal) -> bytes:
-        """Returns the end of a stream that failed: the error, then `[DONE]`."""
-        return line(error_of(refusal)) + DONE
 
     def whole(self) -> bytes:
         """Returns the chat completion as one JSON document: all choices, the usage, and the timings."""
@@ -142,10 +128,6 @@ class ChatReply:
             {**self._head, "object": "chat.completion", "choices": choices, "usage": used}
             | self._timings()
         )
-
-    def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
-        return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:
         if isinstance(event, PromptProgress):

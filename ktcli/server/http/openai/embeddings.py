@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from ktcli.server.http.answering import encode
 from ktcli.server.http.body import body_of
-from ktcli.server.http.embeddings import EmbeddingsAsked, VectorsReply, embeddings_of
-from ktcli.server.http.foreign import not_supported
-from ktcli.server.http.openai.envelope import encode
-from ktcli.server.http.refusals import Refusal, bad_value
+from ktcli.server.http.constraints import not_supported
+from ktcli.server.http.embeddings import VectorsReply, embeddings_of
+from ktcli.server.http.openai.fields import token_ids
+from ktcli.server.http.refusals import Refusal, bad_field
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.embedding import F32Array
-from ktcli.server.models.textids import Text
+from ktcli.server.models.textids import EmbeddingRequest, Text
 
 FORMATS = "float", "base64"
 
@@ -47,8 +48,9 @@ class EmbeddingsBody(msgspec.Struct):
     def require_known(self) -> None:
         """Raises an error if a field asks for something that kt does not support. Raises: Refusal: one does."""
         if self.encoding_format not in (None, *FORMATS):
-            said = f"encoding_format must be float or base64, not {self.encoding_format[:40]!r}"
-            raise bad_value("encoding_format", said)
+            raise bad_field(
+                "encoding_format", f"must be float or base64, not {self.encoding_format[:40]!r}"
+            )
         if self.truncate_prompt_tokens is not None:
             raise not_supported("truncate_prompt_tokens", "use /api/embed with truncate")
 
@@ -57,11 +59,11 @@ def _text(said: Any) -> Text:
     """Returns one text, or the ids of one. Raises: Refusal: it is neither, or empty."""
     if isinstance(said, str) and said:
         return said
-    ids = said if isinstance(said, list) else []
-    ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
-    if said == "" or not ids or not all(type(each) is int for each in ids):
-        words = "input must be a string or a list of token ids, or a list of either, and must not be empty"
-        raise bad_value("input", words)
+    if not (ids := token_ids(said)):
+        raise bad_field(
+            "input",
+            "must be a string or a list of token ids, or a list of either, and must not be empty",
+        )
     return ids
 
 
@@ -69,14 +71,8 @@ async def embeddings(request: Request) -> VectorsReply:
     """Returns a vector for each text."""
     state, body = state_of(request), await body_of(request, EmbeddingsBody)
     body.require_known()
-    asked = EmbeddingsAsked(
-        body.model,
-        body.texts,
-        caller_of(request),
-        prompt_name=body.prompt_name,
-        dimensions=body.dimensions,
-    )
-    name, found = await embeddings_of(state, asked)
+    asked = EmbeddingRequest(body.texts, caller_of(request))
+    name, found = await embeddings_of(state, body.model, asked, body.prompt_name, body.dimensions)
     row = _in_base64 if body.encoding_format == "base64" else _in_numbers
     usage = {
         "prompt_tokens": found.tokens,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ktcli import __version__
 from ktcli.engine.request import Finish, Stats
+from ktcli.server.http.answering import WireReply, encode
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation, Generations
@@ -15,7 +14,6 @@ from ktcli.server.models.generation import Generation, Generations
 EVENTS = "text/event-stream"
 ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 DONE = b"data: [DONE]\n\n"
-encode = msgspec.json.Encoder().encode
 # Of the program that answers: where it changes, the same seed may say something else.
 FINGERPRINT = f"build-{__version__}"
 FINISH = {
@@ -50,9 +48,23 @@ def failed_stream(body: bytes, refusal: Refusal) -> bytes:
 STREAM = StreamStyle(EVENTS, ALIVE, failed_stream)
 
 
+class OpenAIReply(WireReply):
+    """The answers in a format of OpenAI's API."""
+
+    media_type, alive = EVENTS, ALIVE
+
+    def failed(self, refusal: Refusal) -> bytes:
+        """Returns the end of a stream that failed: the error, then `[DONE]`."""
+        return failed_stream(b"", refusal)
+
+    def refused(self, refusal: Refusal) -> bytes:
+        """Returns the JSON document of an error."""
+        return encode(error_of(refusal))
+
+
 def usage(generation: Generation | Generations, thought_tokens: int) -> dict[str, Any]:
     """Returns the usage of a request: the tokens of its prompts and of all answers."""
-    prompt, said = generation.counts["prompt_tokens"], generation.tokens
+    prompt, said = generation.prompt_tokens, generation.tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": said,

@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 
 from ktcli.dialogue.answer import AnswerOptions
-from ktcli.server.http.contents import last_question
-from ktcli.server.http.openai.message import plain_message
-from ktcli.server.http.openai.sampled import (
-    LOGPROBS_MOST,
-    Sampled,
-    logprobs_of,
+from ktcli.server.http.constraints import ToolChoice, with_tools
+from ktcli.server.http.contents import last_question, plain_message
+from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled, logprobs_of
+from ktcli.server.http.refusals import (
+    OWN_NAMES,
+    FieldNames,
+    bad_field,
+    bad_value,
     require_at_most,
     require_within,
 )
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, bad_value
-from ktcli.server.http.shapes import ToolChoice, with_tools
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 from ktcli.text.template import is_reserved
@@ -55,7 +55,8 @@ class ChatBody(Sampled):
         if self.max_completion_tokens is not None:
             most, names = self.max_completion_tokens, FieldNames(max_tokens="max_completion_tokens")
         options = self.answer_options(settings, most, chances, names)
-        return with_tools(options, self.offered, self._choice)
+        tools = self.offered
+        return with_tools(options, tools, choice_of(self.tool_choice, self.parallel_tool_calls))
 
     def chat_request(self, settings: Settings, caller: str) -> ChatRequest:
         """Returns the messages and template variables of the conversation.
@@ -64,13 +65,14 @@ class ChatBody(Sampled):
             Refusal: a message is invalid.
         """
         if not self.messages:
-            raise bad_value("messages", "messages must not be empty")
+            raise bad_field("messages", "must not be empty")
         last = last_question([each.get("role") for each in self.messages])
         messages = [
             plain_message(each, f"messages[{at}]", asked=at == last)
             for at, each in enumerate(self.messages)
         ]
-        variables = {**settings.variables, **self._variables()}
+        variables = {**settings.variables, **effort_variables(self.reasoning_effort)}
+        variables |= own_variables(self.chat_template_kwargs)
         if self.offered:
             variables["tools"] = self.offered
         if self.add_generation_prompt is False:
@@ -87,11 +89,9 @@ class ChatBody(Sampled):
         if not self.continue_final_message:
             return False
         if self.add_generation_prompt:
-            said = f"{field} and add_generation_prompt cannot be used together"
-            raise bad_value(field, said)
+            raise bad_field(field, "and add_generation_prompt cannot be used together")
         if messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-            said = f"{field} requires the last message to be an assistant message with text"
-            raise bad_value(field, said)
+            raise bad_field(field, "requires the last message to be an assistant message with text")
         return True
 
     @property
@@ -101,23 +101,7 @@ class ChatBody(Sampled):
         Raises:
             Refusal: one of them is invalid, or there are too many.
         """
-        tools = functions(self.tools)
-        return [] if self.tool_choice == "none" else tools
-
-    @property
-    def _choice(self) -> ToolChoice:
-        """Returns how the tools are to be used.
-
-        Raises:
-            Refusal: in a way that is not supported.
-        """
-        return choice_of(self.tool_choice, several=self.parallel_tool_calls is not False)
-
-    def _variables(self) -> dict[str, Any]:
-        return {
-            **effort_variables(self.reasoning_effort),
-            **own_variables(self.chat_template_kwargs),
-        }
+        return functions(self.tools, self.tool_choice)
 
 
 class TextBody(Sampled):
@@ -133,8 +117,7 @@ class TextBody(Sampled):
         if self.logprobs is not None:
             require_within("logprobs", self.logprobs, 0, LOGPROBS_MOST)
         if self.suffix and self.echo:
-            words = "suffix and echo cannot be used together"
-            raise bad_value("suffix", words)
+            raise bad_field("suffix", "and echo cannot be used together")
         most = 16 if self.max_tokens is None and self.n_predict is None else self.max_tokens
         options = self.answer_options(settings, most, self.logprobs, least=0)
         if not self.echo or self.logprobs is None:
@@ -148,29 +131,31 @@ class TextBody(Sampled):
             Refusal: they are neither, or there are too many.
         """
         said = self.prompt
-        several = said if isinstance(said, list) and said and _is_prompt(said[0]) else [said]
+        is_list = isinstance(said, list) and said and isinstance(said[0], str | list)
+        several = said if is_list else [said]
         require_at_most("prompt", len(several), PROMPTS_MOST)
         choices = len(several) * (self.n or 1)
         if choices > PROMPTS_MOST:
-            words = f"prompt and n ask for {choices:,} answers; the limit is {PROMPTS_MOST}"
-            raise bad_value("prompt", words)
+            raise bad_field(
+                "prompt", f"and n ask for {choices:,} answers; the limit is {PROMPTS_MOST}"
+            )
         return [_prompt(each) for each in several]
-
-
-def _is_prompt(said: Any) -> bool:
-    return isinstance(said, str | list)
 
 
 def _prompt(said: Any) -> str | list[int]:
     """Returns one prompt. Raises: Refusal: it is neither a text nor token ids."""
     if isinstance(said, str):
         return said
-    ids: list[Any] = said if isinstance(said, list) and said else [None]
-    ids = [int(each) if isinstance(each, float) and each.is_integer() else each for each in ids]
-    if not all(type(each) is int for each in ids):
-        words = "prompt must be a string, a list of token ids, or a list of either"
-        raise bad_value("prompt", words)
+    if not (ids := token_ids(said)):
+        raise bad_field("prompt", "must be a string, a list of token ids, or a list of either")
     return ids
+
+
+def token_ids(said: Any) -> list[int]:
+    """Returns a list of token ids, some of which may be written as floats; []: it is something else."""
+    found = said if isinstance(said, list) else []
+    found = [int(each) if isinstance(each, float) and each.is_integer() else each for each in found]
+    return found if all(type(each) is int for each in found) else []
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
@@ -190,33 +175,33 @@ def own_variables(said: dict[str, Any] | None) -> dict[str, Any]:
     """
     for name in said or ():
         if is_reserved(name):
-            words = (
-                f"chat_template_kwargs must not contain {name[:60]!r}, which the server sets itself"
+            raise bad_field(
+                "chat_template_kwargs",
+                f"must not contain {name[:60]!r}, which the server sets itself",
             )
-            raise bad_value("chat_template_kwargs", words)
     return said or {}
 
 
-def choice_of(said: str | dict[str, Any] | None, *, several: bool = True) -> ToolChoice:
-    """Returns the choice that a `tool_choice` asks for. Raises: Refusal: it is none."""
+def choice_of(said: str | dict[str, Any] | None, parallel: bool | None) -> ToolChoice:
+    """Returns the choice that `tool_choice` and `parallel_tool_calls` ask for. Raises: Refusal: it is none."""
     function = said.get("function") if isinstance(said, dict) else None
     named = function.get("name") if isinstance(function, dict) else None
-    return ToolChoice.of(said, named, several=several)
+    return ToolChoice.of(said, named, parallel)
 
 
-def functions(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Returns the tools of a request, checked.
+def functions(tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str, Any]]:
+    """Returns the tools of a request, checked; none of them where its choice of tools is "none".
 
     Raises:
         Refusal: one names no function, or its parameters are not the schema of an object, or there are too many.
     """
-    few_tools(tools or ())
+    require_at_most("tools", len(tools or ()), TOOLS_MOST)
     for at, tool in enumerate(tools or ()):
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise bad_value(f"tools[{at}]", f"tools[{at}].function.name must be a string")
         require_parameters(function.get("parameters"), f"tools[{at}].function.parameters")
-    return tools or []
+    return [] if choice == "none" else tools or []
 
 
 def require_parameters(schema: Any, field: str) -> None:
@@ -228,17 +213,8 @@ def require_parameters(schema: Any, field: str) -> None:
     if schema is None:
         return
     if not isinstance(schema, dict):
-        raise bad_value(field, f"{field} must be a JSON schema object")
+        raise bad_field(field, "must be a JSON schema object")
     kind = schema.get("type") or "object"
     if kind != "object":
         said = f"{field}.type must be 'object', not {str(kind)[:40]!r}"
         raise bad_value(field, said)
-
-
-def few_tools(tools: Sequence[Any]) -> None:
-    """Checks the number of tools of a request.
-
-    Raises:
-        Refusal: there are too many.
-    """
-    require_at_most("tools", len(tools), TOOLS_MOST)

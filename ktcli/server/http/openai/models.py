@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ktcli.server.http.openai.envelope import encode, error_of
+from ktcli.server.http.answering import json_response, stamp
+from ktcli.server.http.openai.envelope import error_of
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import ServerState, state_of
 from ktcli.server.models.source import ModelFacts, ModelSource
@@ -24,7 +24,7 @@ async def models(request: Request) -> Response:
     said = {"object": "list", "data": rows, "has_more": False}
     ends = {"first_id": rows[0]["id"], "last_id": rows[-1]["id"]} if rows else {}
     said |= {"first_id": None, "last_id": None, **ends}
-    return Response(encode(said), media_type="application/json")
+    return json_response(said)
 
 
 async def model(request: Request) -> Response:
@@ -33,10 +33,8 @@ async def model(request: Request) -> Response:
     found = await state.catalogue.find(name)
     if found is None:
         refusal = Refusal(404, f"model not found: {name[:200]!r}", "model", "model_not_found")
-        return Response(encode(error_of(refusal)), 404, media_type="application/json")
-    return Response(
-        encode(_row(state, found, await state.facts(found), name)), media_type="application/json"
-    )
+        return json_response(error_of(refusal), 404)
+    return json_response(_row(state, found, await state.facts(found), name))
 
 
 def _row(state: ServerState, source: ModelSource, facts: ModelFacts, name: str) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def _row(state: ServerState, source: ModelSource, facts: ModelFacts, name: str) 
         "object": "model",
         "type": "model",
         "display_name": name,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(facts.made)),
+        "created_at": stamp(facts.made),
         "created": facts.made,
         "owned_by": "kt",
         "max_model_len": context,

@@ -12,6 +12,7 @@ from ktcli.server.http.openai.chat import chance_of
 from ktcli.text.tokenizer import Tokenizer
 
 Item = dict[str, Any]
+Seal = Callable[[str], str]  # returns thoughts as a sealed text
 _THOUGHTS, _TEXT, _CALL = "reasoning", "message", "function_call"
 _PREFIX = {_THOUGHTS: "rs", _TEXT: "msg", _CALL: "fc"}
 
@@ -29,11 +30,7 @@ class OutputItems:
     """
 
     def __init__(
-        self,
-        event: Callable[..., bytes],
-        tokenizer: Tokenizer,
-        name: str,
-        seal: Callable[[str], str] | None = None,
+        self, event: Callable[..., bytes], tokenizer: Tokenizer, name: str, seal: Seal | None
     ) -> None:
         self._event, self._tokenizer, self._name = event, tokenizer, name
         self._seal = seal

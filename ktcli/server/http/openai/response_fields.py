@@ -14,17 +14,24 @@ import msgspec
 from ktcli.answers.grammar.form import Form
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.records import dataclass
-from ktcli.server.http.contents import last_question
+from ktcli.server.http.constraints import ToolChoice, refuse_elsewhere, with_form, with_tools
+from ktcli.server.http.contents import last_question, plain_message
 from ktcli.server.http.openai.fields import (
+    TOOLS_MOST,
     effort_variables,
-    few_tools,
     own_variables,
     require_parameters,
 )
-from ktcli.server.http.openai.message import plain_message
 from ktcli.server.http.openai.sampled import LOGPROBS_MOST, Sampled
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_value, text_in
-from ktcli.server.http.shapes import ToolChoice, with_form, with_tools
+from ktcli.server.http.refusals import (
+    OWN_NAMES,
+    FieldNames,
+    about,
+    bad_field,
+    require_at_most,
+    require_within,
+    text_in,
+)
 from ktcli.server.models.prompts import ChatRequest
 from ktcli.text.settings import Settings
 
@@ -33,6 +40,11 @@ NAME_CHARS_MOST = 256  # of what a client calls its user, and its cache
 WITH_LOGPROBS = "message.output_text.logprobs"
 WITH_SEALED = "reasoning.encrypted_content"
 Message = dict[str, Any]
+_INSTEAD = {
+    "conversation": "use previous_response_id, or send the whole conversation as input",
+    "prompt": "send its text as instructions or input",
+    "background": "send the request with stream, and read the answer as it comes",
+}
 
 
 def _open_nothing(sealed: str) -> str | None:
@@ -120,23 +132,21 @@ class ResponseBody(Sampled):
         require_metadata(self.metadata or {})
         for name in ("safety_identifier", "prompt_cache_key"):
             if len(getattr(self, name) or "") > NAME_CHARS_MOST:
-                raise bad_value(name, f"{name} must be at most {NAME_CHARS_MOST} characters long")
-        if self.max_tool_calls is not None and self.max_tool_calls < 1:
-            said = f"max_tool_calls must be at least 1, not {self.max_tool_calls}"
-            raise bad_value("max_tool_calls", said)
-        if not 0 <= (self.top_logprobs or 0) <= LOGPROBS_MOST:
-            raise bad_value(
-                "top_logprobs",
-                f"top_logprobs must be between 0 and {LOGPROBS_MOST}, not {self.top_logprobs}",
-            )
+                raise bad_field(name, f"must be at most {NAME_CHARS_MOST} characters long")
+        if self.max_tool_calls is not None:
+            require_within("max_tool_calls", self.max_tool_calls, 1, None)
+        require_within("top_logprobs", self.top_logprobs or 0, 0, LOGPROBS_MOST)
         if self.n not in (None, 1):
-            raise bad_value("n", f"n must be 1, not {self.n}: a response has one answer")
+            raise bad_field("n", f"must be 1, not {self.n}: a response has one answer")
         names = FieldNames(max_tokens="max_output_tokens")
         most = self.max_output_tokens
         if most is None:
             most, names = self.max_tokens, OWN_NAMES
         options = self.answer_options(settings, most, self.likeliest, names)
-        return with_tools(with_form(options, self._text_form()), self.offered, self._choice)
+        options, tools, said = with_form(options, self._text_form()), self.offered, self.tool_choice
+        function = said if isinstance(said, dict) and said.get("type") == "function" else {}
+        choice = ToolChoice.of(said, function.get("name"), self.parallel_tool_calls)
+        return with_tools(options, tools, choice)
 
     def chat_request(
         self, settings: Settings, caller: str, turn: Turn | None = None
@@ -151,12 +161,12 @@ class ResponseBody(Sampled):
         self._refuse_what_is_not_there()
         turn = turn or Turn(self.own_items)
         if not turn.items:
-            raise bad_value("input", "input must not be empty")
+            raise bad_field("input", "must not be empty")
         messages = list(_messages(turn))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
         if not messages:
-            raise bad_value("input", "input has no text")
+            raise bad_field("input", "has no text")
         variables = {**settings.variables}
         if self.reasoning is not None:
             variables |= effort_variables(self.reasoning.effort)
@@ -173,7 +183,7 @@ class ResponseBody(Sampled):
             Refusal: there are too many, or one has no name, or parameters of another kind than objects.
         """
         tools = self.tools or []
-        few_tools(tools)
+        require_at_most("tools", len(tools), TOOLS_MOST)
         found = []
         for at, tool in enumerate(tools):
             if tool.get("type") != "function":
@@ -184,19 +194,6 @@ class ResponseBody(Sampled):
             found.append({"type": "function", "function": function})
         return [] if self.tool_choice == "none" else found
 
-    @property
-    def _choice(self) -> ToolChoice:
-        """Returns how the tools are to be used.
-
-        Raises:
-            Refusal: in a way that is not supported.
-        """
-        said = self.tool_choice
-        function = said if isinstance(said, dict) and said.get("type") == "function" else {}
-        return ToolChoice.of(
-            said, function.get("name"), several=self.parallel_tool_calls is not False
-        )
-
     def _text_form(self) -> Form | None:
         """Returns the form that the text is constrained to; None: any text."""
         said = None if self.text is None else self.text.format
@@ -206,27 +203,17 @@ class ResponseBody(Sampled):
         if kind == "json_object":
             return Form.of_object(field)
         if kind != "json_schema":
-            raise bad_value(
-                f"{field}.type",
-                f"{field}.type must be text, json_object or json_schema, not {str(kind)[:40]!r}",
+            raise bad_field(
+                f"{field}.type", f"must be text, json_object or json_schema, not {str(kind)[:40]!r}"
             )
         with about(f"{field}.schema"):
             return Form.of_schema(said.get("schema"), f"{field}.schema")
 
     def _refuse_what_is_not_there(self) -> None:
         """Checks that the request needs nothing that this server does not have. Raises: Refusal: it does."""
-        instead = {
-            "conversation": "use previous_response_id, or send the whole conversation as input",
-            "prompt": "send its text as instructions or input",
-            "background": "send the request with stream, and read the answer as it comes",
-        }
-        for name, way in instead.items():
-            if getattr(self, name):
-                raise bad_value(name, f"{name} is not supported: {way}")
+        refuse_elsewhere(self, _INSTEAD)
         if self.truncation not in (None, "disabled"):
-            raise bad_value(
-                "truncation", f"truncation must be 'disabled', not {self.truncation[:40]!r}"
-            )
+            raise bad_field("truncation", f"must be 'disabled', not {self.truncation[:40]!r}")
 
 
 def require_metadata(said: Mapping[str, Any]) -> None:
@@ -235,13 +222,13 @@ def require_metadata(said: Mapping[str, Any]) -> None:
     Raises:
         Refusal: there are more or longer entries.
     """
-    if len(said) > METADATA_MOST:
-        words = f"metadata has {len(said):,} entries; the limit is {METADATA_MOST}"
-        raise bad_value("metadata", words)
+    require_at_most("metadata", len(said), METADATA_MOST)
     for name, value in said.items():
         if len(name) > METADATA_NAME_CHARS or len(str(value)) > METADATA_CHARS:
-            words = f"metadata is limited to names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters"
-            raise bad_value("metadata", words)
+            raise bad_field(
+                "metadata",
+                f"is limited to names of {METADATA_NAME_CHARS} and values of {METADATA_CHARS} characters",
+            )
 
 
 _OF_FUNCTION = ("name", "description", "parameters", "strict")

@@ -3,8 +3,8 @@ it."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,18 +15,84 @@ from starlette.responses import Response
 from ktcli.dialogue.answer import AnswerEvent, Ended, Said
 from ktcli.engine.request import Finish
 from ktcli.errors import ContextFull
-from ktcli.server.http.answering import Answering, App
+from ktcli.sampling import SamplingSettings
+from ktcli.server.http.answering import Answering, App, encode, json_response
 from ktcli.server.http.body import body_of
 from ktcli.server.http.kept import KeptSlot
-from ktcli.server.http.openai.envelope import ALIVE, EVENTS, encode, error_of
-from ktcli.server.http.openai.output import OutputItems
-from ktcli.server.http.openai.response_document import failure, response_document
+from ktcli.server.http.openai.envelope import ALIVE, EVENTS, OpenAIReply
+from ktcli.server.http.openai.output import OutputItems, Seal
 from ktcli.server.http.openai.response_fields import ResponseBody
-from ktcli.server.http.openai.turn import slot_of, turn_of
+from ktcli.server.http.openai.stored import slot_of, turn_of
 from ktcli.server.http.refusals import Refusal
 from ktcli.server.http.state import caller_of, owner_of, state_of
 from ktcli.server.http.waiting import StreamStyle
 from ktcli.server.models.generation import Generation
+
+# What a response says of a function, and of a schema, for which a request leaves these fields out.
+_FUNCTION = {"description": None, "parameters": None, "strict": None}
+_SCHEMA = {"description": None, "strict": None}
+
+
+def response_document(
+    body: ResponseBody, model: str, id: str = "", sampling: SamplingSettings | None = None
+) -> dict[str, Any]:
+    """Returns the document of a response in progress.
+
+    Args:
+        id: its id without `resp_`; empty: a random one.
+        sampling: that is used; None: the request failed before that was known.
+    """
+    used = sampling or SamplingSettings()
+    effort = None if body.reasoning is None else body.reasoning.effort
+    form = None if body.text is None else body.text.format
+    return {
+        "id": f"resp_{id or secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "frequency_penalty": used.frequency_penalty,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_tokens
+        if body.max_output_tokens is None
+        else body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": used.presence_penalty,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": effort, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": used.used_temperature,
+        "text": {"format": _format(form)},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [_FUNCTION | each for each in body.tools or [] if each.get("type") == "function"],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": used.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def failure(refusal: Refusal) -> dict[str, Any]:
+    """Returns the fields of a response that failed."""
+    error = {"code": refusal.code or "server_error", "message": refusal.message}
+    return {"status": "failed", "error": error}
+
+
+def _format(asked: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the format of an answer's text with every field that it has in a response."""
+    if asked is None:
+        return {"type": "text"}
+    return _SCHEMA | asked if asked.get("type") == "json_schema" else asked
 
 
 async def responses(request: Request) -> App:
@@ -60,7 +126,7 @@ async def input_tokens(request: Request) -> Response:
         asked = body.chat_request(lease.settings, caller_of(request), turn)
         prompt = await state.prompt(lease.model, lease.of_messages(asked))
     said = {"object": "response.input_tokens", "input_tokens": len(prompt.ids)}
-    return Response(encode(said), media_type="application/json")
+    return json_response(said)
 
 
 class EventStream:
@@ -76,7 +142,7 @@ class EventStream:
         return f"event: {kind}\ndata: ".encode() + encode(said) + b"\n\n"
 
 
-class ResponseReply:
+class ResponseReply(OpenAIReply):
     """The answer as a response object.
 
     Args:
@@ -84,14 +150,8 @@ class ResponseReply:
         seal: returns thoughts as a sealed text; None: none is wanted.
     """
 
-    media_type, alive = EVENTS, ALIVE
-
     def __init__(
-        self,
-        generation: Generation,
-        body: ResponseBody,
-        place: KeptSlot,
-        seal: Callable[[str], str] | None = None,
+        self, generation: Generation, body: ResponseBody, place: KeptSlot, seal: Seal | None
     ) -> None:
         self._generation, self._place = generation, place
         sampling = generation.options.sampling
@@ -106,16 +166,13 @@ class ResponseReply:
         names = ("response.created", "response.in_progress")
         return b"".join(self._stream.event(name, response=self._document) for name in names)
 
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the stream's events for them."""
-        found = b""
-        for each in events:
-            if isinstance(each, Said):
-                found += self._items.take(each)
-            elif isinstance(each, Ended):
-                self._cut = each.finish is not Finish.STOP
-                found += self._items.close("incomplete" if self._cut else "completed")
-        return found
+    def _said(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, Said):
+            return self._items.take(event)
+        if isinstance(event, Ended):
+            self._cut = event.finish is not Finish.STOP
+            return self._items.close("incomplete" if self._cut else "completed")
+        return b""
 
     def end(self) -> bytes:
         """Returns the end of a stream: `response.completed`, or `response.incomplete` if the answer was cut off."""
@@ -135,7 +192,7 @@ class ResponseReply:
     def refused(self, refusal: Refusal) -> bytes:
         """Returns the JSON document of an error."""
         self._place.give_up()
-        return encode(error_of(refusal))
+        return super().refused(refusal)
 
     def _finished(self) -> bytes:
         """Returns the finished response as JSON, which is kept."""

@@ -10,10 +10,23 @@ import msgspec
 
 from ktcli.dialogue.answer import AnswerOptions
 from ktcli.sampling import SamplingSettings
-from ktcli.server.http.constraints import AnswerConstraints
-from ktcli.server.http.foreign import NO_LIMIT, not_supported, refuse_elsewhere
-from ktcli.server.http.refusals import OWN_NAMES, FieldNames, about, bad_value
-from ktcli.server.http.shapes import with_form
+from ktcli.server.http.constraints import (
+    MOST_TOKENS,
+    NO_LIMIT,
+    AnswerConstraints,
+    not_supported,
+    refuse_elsewhere,
+    with_form,
+)
+from ktcli.server.http.refusals import (
+    OWN_NAMES,
+    FieldNames,
+    about,
+    bad_field,
+    bad_value,
+    require_at_most,
+    require_within,
+)
 from ktcli.text.settings import Settings, override
 
 ANY_SEED = -1
@@ -27,10 +40,7 @@ BIASES_MOST = 1024
 _ELSEWHERE = {
     "format": "use response_format",
     "num_ctx": "use options.num_ctx of Ollama's API",
-    "num_predict": "use max_tokens",
-    "max_completion_tokens": "use max_tokens",
-    "max_output_tokens": "use max_tokens",
-    "max_new_tokens": "use max_tokens",
+    **dict.fromkeys(MOST_TOKENS, "use max_tokens"),
     "min_new_tokens": "use min_tokens",
     "stop_sequences": "use stop",
 }
@@ -135,7 +145,7 @@ class Sampled(AnswerConstraints):
             require_within(names["max_tokens"], most, least, None)
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= SALT_CHARS_MOST:
             salt = names["cache_salt"]
-            raise bad_value(salt, f"{salt} must be 1 to {SALT_CHARS_MOST} characters long")
+            raise bad_field(salt, f"must be 1 to {SALT_CHARS_MOST} characters long")
         choices, budget = 1 if self.n is None else self.n, self.thinking_token_budget
         require_within(names["n"], choices, 1, CHOICES_MOST)
         options = AnswerOptions(
@@ -162,8 +172,7 @@ class Sampled(AnswerConstraints):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         require_at_most(field, len(stops), STOPS_MOST)
         if any(len(each) > STOP_CHARS_MOST for each in stops):
-            said = f"{field} has a string of more than {STOP_CHARS_MOST:,} characters"
-            raise bad_value(field, said)
+            raise bad_field(field, f"has a string of more than {STOP_CHARS_MOST:,} characters")
         return tuple(each for each in stops if each)
 
     def _refuse_what_is_not_kept_to(self, names: FieldNames) -> None:
@@ -201,8 +210,7 @@ def logprobs_of(wanted: bool | None, likeliest: int | None) -> int | None:
     most = likeliest or 0
     require_within("top_logprobs", most, 0, LOGPROBS_MOST)
     if most and not wanted:
-        said = "top_logprobs requires logprobs to be true"
-        raise bad_value("top_logprobs", said)
+        raise bad_field("top_logprobs", "requires logprobs to be true")
     return most if wanted else None
 
 
@@ -218,17 +226,3 @@ def _is_less(most: int, other: int | None) -> bool:
     if other is None or most < NO_LIMIT:
         return True
     return most != NO_LIMIT and (other == NO_LIMIT or most < other)
-
-
-def require_at_most(field: str, count: int, most: int) -> None:
-    """Checks the number of a field's entries. Raises: Refusal: there are more than `most`."""
-    if count > most:
-        said = f"{field} has {count:,} entries; the limit is {most:,}"
-        raise bad_value(field, said)
-
-
-def require_within(field: str, value: int, least: int, most: int | None) -> None:
-    """Checks a number. Raises: Refusal: it is below `least` or above `most`."""
-    if value < least or (most is not None and value > most):
-        range_ = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise bad_value(field, f"{field} must be {range_}, not {value}")

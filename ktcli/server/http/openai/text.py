@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,26 +13,23 @@ from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, Ended, PromptProgr
 from ktcli.dialogue.prompts import EncodedPrompt
 from ktcli.engine.request import Candidate, Token
 from ktcli.errors import UsageError
-from ktcli.server.http.answering import Answering
+from ktcli.server.http.answering import Answering, encode
 from ktcli.server.http.body import body_of
 from ktcli.server.http.openai.chat import candidate_of, chance_of
 from ktcli.server.http.openai.envelope import (
-    ALIVE,
     DONE,
-    EVENTS,
     FINGERPRINT,
     FINISH,
-    encode,
-    error_of,
+    OpenAIReply,
     line,
     usage,
 )
 from ktcli.server.http.openai.fields import TextBody
-from ktcli.server.http.refusals import Refusal, about
+from ktcli.server.http.refusals import about
 from ktcli.server.http.state import caller_of, state_of
 from ktcli.server.models.generation import Generation, Generations
 from ktcli.server.models.model import ServedModel
-from ktcli.server.models.prompts import PromptMaker
+from ktcli.server.models.prompts import PromptMaker, PromptSource
 from ktcli.text.tokenizer import Tokenizer
 
 
@@ -48,7 +44,7 @@ async def completions(request: Request) -> Answering:
             if body.suffix:
                 options = infill_options(lease.model, options)
             for prompt in body.prompts():
-                make = _maker(prompt, caller, body.suffix or "")
+                make = continuation(prompt, caller, body.suffix or "")
                 made.append(await state.generation(lease, make, options))
     except BaseException:
         for each in made:
@@ -65,9 +61,9 @@ def infill_options(model: ServedModel, options: AnswerOptions) -> AnswerOptions:
     return replace(options, plain=True, stop_ids=options.stop_ids | ends)
 
 
-def _maker(
-    prompt: str | list[int], caller: str, suffix: str
-) -> Callable[[PromptMaker], EncodedPrompt]:
+def continuation(prompt: str | list[int], caller: str, suffix: str) -> PromptSource:
+    """Returns a function that makes the prompt of a text or of ids that are gone on with, or filled up to a suffix."""
+
     def make(prompts: PromptMaker) -> EncodedPrompt:
         if suffix:
             with about("suffix"):
@@ -82,10 +78,8 @@ def _maker(
     return make
 
 
-class TextReply:
+class TextReply(OpenAIReply):
     """The answers as completions of a text."""
-
-    media_type, alive = EVENTS, ALIVE
 
     def __init__(self, generation: Generations, body: TextBody, options: AnswerOptions) -> None:
         self._generation, self._body, self._each = generation, body, options.choices
@@ -104,23 +98,11 @@ class TextReply:
         self._echoed: set[int] = set()  # the choices of a stream whose prompts are out
         self._tokenizer = generation.model.texts.tokenizer
 
-    def begin(self) -> bytes:
-        """Returns the beginning of a stream, which is empty."""
-        return b""
-
-    def take(self, events: list[AnswerEvent]) -> bytes:
-        """Adds events; returns the stream's chunks for them."""
-        return b"".join(self._said(each) for each in events)
-
     def end(self) -> bytes:
         """Returns the end of a stream: a chunk with the usage if it was asked for, then `[DONE]`."""
         if not self._body.wants_usage:
             return DONE
         return line({**self._head, "choices": [], "usage": usage(self._generation, 0)}) + DONE
-
-    def failed(self, refusal: Refusal) -> bytes:
-        """Returns the end of a stream that failed: the error, then `[DONE]`."""
-        return line(error_of(refusal)) + DONE
 
     def whole(self) -> bytes:
         """Returns the completion as one JSON document: all choices, and the usage."""
@@ -131,10 +113,6 @@ class TextReply:
             said = self._choice(at, before + text, self._finish[at], chances + moved)
             choices.append(said)
         return encode({**self._head, "choices": choices, "usage": usage(self._generation, 0)})
-
-    def refused(self, refusal: Refusal) -> bytes:
-        """Returns the JSON document of an error."""
-        return encode(error_of(refusal))
 
     def _said(self, event: AnswerEvent) -> bytes:
         at = event.choice

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ktcli.server.http.page.libraries import LIBRARIES
-from ktcli.server.http.refusals import Refusal
+from ktcli.server.http.refusals import no_path
 from ktcli.server.http.state import state_of
 
 _FOLDER = Path(__file__).parent
@@ -65,14 +65,13 @@ async def part(request: Request) -> Response:
     """Returns a file of the page."""
     name = request.path_params["name"]
     if name not in PARTS:
-        raise Refusal(404, f"Not Found: {request.url.path[:200]}", "", "not_found")
+        raise no_path(request)
     return _sent(name)
 
 
 def _sent(name: str) -> Response:
-    cache = (
-        _STAYS if name in _VENDORED else _CHANGES
-    )  # a library's file has its version in its name
+    # A library's file has its version in its name.
+    cache = _STAYS if name in _VENDORED else _CHANGES
     return Response(
         (_FOLDER / name).read_bytes(),
         media_type=PARTS[name],
