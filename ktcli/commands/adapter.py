@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
 from ktcli.errors import ExitCode, UsageError, counted, gib
 from ktcli.output import out, safe
 from ktcli.store import adapters, integrity
@@ -21,29 +21,22 @@ app = family("Import LoRA adapters, list, check and convert them.")
 
 BaseOpt = Annotated[
     str | None,
-    typer.Option(
-        "--base",
-        metavar="MODEL",
-        help="Model that the adapter changes. Default: the one that adapter_config.json names.",
+    option(
+        "--base MODEL",
+        "Model that the adapter changes. Default: the one that adapter_config.json names.",
     ),
 ]
 AdapterArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="ADAPTER", help="Name, as kt adapter list shows it, or a folder: ./DIR."
-    ),
+    str, argument("ADAPTER", "Name, as kt adapter list shows it, or a folder: ./DIR.")
 ]
 _LAYOUTS = ("peft", "per-expert", "kt-kernel")
 
 
 @app.command("import")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that peft or LLaMA-Factory saved.")
-    ],
+    folder: Annotated[Path, argument("DIR", "Folder that peft or LLaMA-Factory saved.")],
     name: Annotated[
-        str | None,
-        typer.Option("--as", metavar="NAME", help="Name in the library. Default: the folder's."),
+        str | None, option("--as NAME", "Name in the library. Default: the folder's.")
     ] = None,
     base: BaseOpt = None,
     json: JsonOpt = False,
@@ -122,10 +115,8 @@ def show(
 @app.command()
 def export(
     adapter: AdapterArg,
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the files.")],
-    layout: Annotated[
-        str, typer.Option("--layout", metavar="LAYOUT", help=f"One of {', '.join(_LAYOUTS)}.")
-    ] = "peft",
+    target: Annotated[Path, argument("DIR", "New folder for the files.")],
+    layout: Annotated[str, option("--layout LAYOUT", f"One of {', '.join(_LAYOUTS)}.")] = "peft",
     base: BaseOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -159,9 +150,7 @@ def export(
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ADAPTER...", help="Names, as kt adapter list shows them. Default: all."
-        ),
+        argument("ADAPTER...", "Names, as kt adapter list shows them. Default: all."),
     ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -211,10 +200,7 @@ def _verdict(report: dict[str, Any]) -> str:
 
 @app.command()
 def rm(
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="ADAPTER...", help="Names, as kt adapter list shows them."),
-    ],
+    names: Annotated[list[str], argument("ADAPTER...", "Names, as kt adapter list shows them.")],
     yes: YesOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,

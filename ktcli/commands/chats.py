@@ -14,7 +14,7 @@ from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
 from ktcli.commands.view.times import age
 from ktcli.errors import ExitCode, UsageError
 from ktcli.output import out, safe
@@ -23,10 +23,7 @@ BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
 
 app = family("List saved conversations, and change them.", invoke_without_command=True)
-ChatArg = Annotated[
-    str,
-    typer.Argument(metavar="CHAT", help="Name or its beginning, 'last', or the path of a file."),
-]
+ChatArg = Annotated[str, argument("CHAT", "Name or its beginning, 'last', or the path of a file.")]
 
 
 @app.callback()
@@ -70,9 +67,7 @@ def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 @app.command()
 def search(
-    words: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Words to find; all of them must occur.")
-    ],
+    words: Annotated[list[str], argument("TEXT...", "Words to find; all of them must occur.")],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -96,9 +91,7 @@ def search(
 
 @app.command()
 def rm(
-    names: Annotated[
-        list[str], typer.Argument(metavar="CHAT...", help="Names, as kt chats shows them.")
-    ],
+    names: Annotated[list[str], argument("CHAT...", "Names, as kt chats shows them.")],
     yes: YesOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -126,10 +119,7 @@ def rm(
 @app.command()
 def export(
     chat: ChatArg,
-    form: Annotated[
-        str,
-        typer.Option("--format", metavar="md|json", help="Markdown, or JSON that /load reads."),
-    ] = "md",
+    form: Annotated[str, option("--format md|json", "Markdown, or JSON that /load reads.")] = "md",
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -150,7 +140,7 @@ def export(
 @app.command()
 def rename(
     chat: ChatArg,
-    name: Annotated[str, typer.Argument(metavar="WORD", help="The new name.")],
+    name: Annotated[str, argument("WORD", "The new name.")],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

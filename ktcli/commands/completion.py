@@ -10,10 +10,8 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ktcli.commands.cli.completable import SHELLS, Values, Verb, verbs
-from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.options import JsonOpt, argument
 from ktcli.commands.cli.startup import ScriptPlace, install, place_of, uninstall
 from ktcli.errors import UsageError
 from ktcli.output import out
@@ -23,16 +21,14 @@ from ktcli.settingsfile import shown
 def completion(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="bash|zsh|fish|install|uninstall",
-            help="Shell to print the script for, or install or uninstall.",
+        argument(
+            "bash|zsh|fish|install|uninstall",
+            "Shell to print the script for, or install or uninstall.",
         ),
     ],
     shell: Annotated[
         str | None,
-        typer.Argument(
-            metavar="SHELL", help="Shell to install it for. Default: the one that $SHELL names."
-        ),
+        argument("SHELL", "Shell to install it for. Default: the one that $SHELL names."),
     ] = None,
     json: JsonOpt = False,
 ) -> None:

@@ -9,10 +9,8 @@ import sys
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-import typer
-
 from ktcli import config, settingsfile
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, family
 from ktcli.config import Origin, Stated
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
@@ -20,12 +18,10 @@ from ktcli.settings import SETTINGS, TABLE, Setting
 
 app = family("Show and change the settings.")
 
-NameArg = Annotated[
-    str, typer.Argument(metavar="SETTING", help="Name of a setting, as kt config list shows it.")
-]
+NameArg = Annotated[str, argument("SETTING", "Name of a setting, as kt config list shows it.")]
 _SHOWN_CHARS = 200  # of a value in the list
 
-ValueArg = Annotated[str, typer.Argument(metavar="VALUE", help="New value.")]
+ValueArg = Annotated[str, argument("VALUE", "New value.")]
 
 
 @app.command("list")

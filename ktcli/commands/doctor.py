@@ -16,7 +16,7 @@ from ktcli import __version__, config
 from ktcli.assembly.host import host_here
 from ktcli.assembly.measuring import measure_machine
 from ktcli.assembly.survey import Surveyed, best_here
-from ktcli.commands.cli.options import JsonOpt, writable
+from ktcli.commands.cli.options import JsonOpt, option, writable
 from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
 from ktcli.commands.view.report import record_machine, write_report
 from ktcli.commands.view.survey import surveyed_document
@@ -44,29 +44,24 @@ from ktcli.store.engines import InstalledEngine
 _MODELS = 3  # that run here, of those named
 
 MeasureOpt = Annotated[
-    bool,
-    typer.Option(
-        "--measure", help="Also measure bandwidth and arithmetic, and remember the result."
-    ),
+    bool, option("--measure", "Also measure bandwidth and arithmetic, and remember the result.")
 ]
 VerboseOpt = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also show kernels, threads, caches and notes.")
+    bool, option("--verbose -v", "Also show kernels, threads, caches and notes.")
 ]
 RecordOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--record",
-        metavar="FILE",
-        help="Write a description of this machine to a file, for kt plan --machine FILE.",
+    option(
+        "--record FILE",
+        "Write a description of this machine to a file, for kt plan --machine FILE.",
         callback=writable,
     ),
 ]
 ReportOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE",
-        help="Write a file for a bug report, without names, paths or tokens.",
+    option(
+        "--report FILE",
+        "Write a file for a bug report, without names, paths or tokens.",
         callback=writable,
     ),
 ]

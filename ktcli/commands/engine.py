@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.store import engines
@@ -15,19 +15,14 @@ from ktcli.store.engines import ExternalEngine, InstalledEngine
 
 app = family("Install programs by others that kt starts, each in an environment of its own.")
 
-EngineArg = Annotated[
-    str, typer.Argument(metavar="ENGINE", help="Name: smg, mooncake or sglang-kt.")
-]
+EngineArg = Annotated[str, argument("ENGINE", "Name: smg, mooncake or sglang-kt.")]
 
 
 @app.command()
 def install(
     engine: EngineArg,
     from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="FOLDER", help="Take the packages from this folder, not the network."
-        ),
+        Path | None, option("--from FOLDER", "Take the packages from this folder, not the network.")
     ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,

@@ -6,14 +6,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ktcli import smallfiles
 from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.assignments import LINE, assignments, settings_file
 from ktcli.commands.cli.engine_options import DeviceOpt, GpusOpt
 from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
+from ktcli.commands.cli.options import (
+    JsonOpt,
+    MachineOpt,
+    NumaOpt,
+    PullOpt,
+    QuietOpt,
+    ThreadsOpt,
+    argument,
+    option,
+)
 from ktcli.errors import KtError, UsageError, counted
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
@@ -32,45 +39,28 @@ _TENSORBOARD, _MATPLOTLIB = "tensorboard", "matplotlib"
 
 WordsArg = Annotated[
     list[str],
-    typer.Argument(
-        metavar="MODEL|FILE",
-        help="Model (kt list --all), or a YAML file of settings, followed by settings as key=value.",
+    argument(
+        "MODEL|FILE",
+        "Model (kt list --all), or a YAML file of settings, followed by settings as key=value.",
     ),
 ]
 DataOpt = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--data", "-d", metavar="FILE", help="Data file: .jsonl, .json or .csv. May be given again."
-    ),
+    option("--data -d FILE", "Data file: .jsonl, .json or .csv. May be given again."),
 ]
 NameOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--as", metavar="NAME", help="Name of the adapter in the library. Default: the data file's."
-    ),
+    str | None, option("--as NAME", "Name of the adapter in the library. Default: the data file's.")
 ]
 EpochsOpt = Annotated[
-    str | None,
-    typer.Option("--epochs", metavar="X", help="How many times the data is read. Default: 3."),
+    str | None, option("--epochs X", "How many times the data is read. Default: 3.")
 ]
-StepsOpt = Annotated[
-    str | None, typer.Option("--steps", metavar="N", help="Optimizer steps, instead of epochs.")
-]
-RankOpt = Annotated[
-    str | None, typer.Option("--rank", "-r", metavar="N", help="Rank of the adapter. Default: 8.")
-]
-RateOpt = Annotated[
-    str | None, typer.Option("--lr", metavar="X", help="Highest learning rate. Default: 1e-4.")
-]
+StepsOpt = Annotated[str | None, option("--steps N", "Optimizer steps, instead of epochs.")]
+RankOpt = Annotated[str | None, option("--rank -r N", "Rank of the adapter. Default: 8.")]
+RateOpt = Annotated[str | None, option("--lr X", "Highest learning rate. Default: 1e-4.")]
 ShowOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--show", metavar="N", min=1, help="Only show N samples, with what is trained marked."
-    ),
+    int | None, option("--show N", "Only show N samples, with what is trained marked.", min=1)
 ]
-PlanOpt = Annotated[
-    bool, typer.Option("--plan", help="Only show what would be trained, and what it needs.")
-]
+PlanOpt = Annotated[bool, option("--plan", "Only show what would be trained, and what it needs.")]
 
 
 @dataclass(frozen=True, slots=True)

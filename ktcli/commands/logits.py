@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from ktcli import smallfiles
 from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
-from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt
+from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt, option
 from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError, UsageError
@@ -25,15 +24,10 @@ from ktcli.output import out, safe
 MAX_IDS_BYTES = 16 << 20  # a million ids
 MOST_AT_ONCE = 16  # sequences of a step, each with room for the longest
 
-IdsOpt = Annotated[
-    Path,
-    typer.Option("--ids", metavar="FILE.json", help="A JSON list of token ids, or of such lists."),
-]
-OutOpt = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE.npy", help="f32 [tokens, vocabulary].")
-]
+IdsOpt = Annotated[Path, option("--ids FILE.json", "A JSON list of token ids, or of such lists.")]
+OutOpt = Annotated[Path, option("--out -o FILE.npy", "f32 [tokens, vocabulary].")]
 ExactOpt = Annotated[
-    bool, typer.Option("--exact", help="Plain kernels in one team, f32 activations and cache.")
+    bool, option("--exact", "Plain kernels in one team, f32 activations and cache.")
 ]
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ktcli import smallfiles
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, writable
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, family, option, writable
 from ktcli.output import out, safe
 
 app = family("Translate placements of other programs into rules for --placement.")
@@ -20,27 +18,13 @@ def _family() -> None:
 
 
 FileArg = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="KTransformers' YAML, or llama.cpp's -ot patterns or command lines.",
-    ),
+    Path, argument("FILE", "KTransformers' YAML, or llama.cpp's -ot patterns or command lines.")
 ]
 ModelOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="MODEL", help="Model that the rules are for. Default: any model."
-    ),
+    str | None, option("--model MODEL", "Model that the rules are for. Default: any model.")
 ]
 OutputOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        callback=writable,
-        help="Write the rules to this file.",
-    ),
+    Path | None, option("--output -o FILE", "Write the rules to this file.", callback=writable)
 ]
 
 

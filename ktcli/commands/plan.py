@@ -32,6 +32,8 @@ from ktcli.commands.cli.options import (
     ExpertsOpt,
     JsonOpt,
     MachineOpt,
+    argument,
+    option,
     writable,
 )
 from ktcli.commands.view.plan import document, render
@@ -51,29 +53,27 @@ _ALTERNATIVES = 3  # smaller models that are named where one does not fit
 
 NameArg = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model, as for kt chat; from a repository, only small files are fetched."
+    argument(
+        "MODEL",
+        "Model, as for kt chat; from a repository, only small files are fetched."
         " Default: all models kt knows.",
     ),
 ]
 WantOpt = Annotated[
     float | None,
-    typer.Option(
-        "--want",
-        metavar="TOK_S",
+    option(
+        "--want TOK_S",
+        "Tokens per second that you want; kt suggests how to reach this speed.",
         min=0.1,
         max=100_000,
-        help="Tokens per second that you want; kt suggests how to reach this speed.",
     ),
 ]
 WritePlacementOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--write-placement",
-        metavar="FILE",
+    option(
+        "--write-placement FILE",
+        "Write where the parts go as rules for --placement.",
         callback=writable,
-        help="Write where the parts go as rules for --placement.",
     ),
 ]
 

@@ -12,7 +12,15 @@ from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.faults import note_what_is_beside, note_what_is_unused
-from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
+from ktcli.commands.cli.options import (
+    FromOpt,
+    JsonOpt,
+    ModelArg,
+    QuietOpt,
+    YesOpt,
+    option,
+    setting_option,
+)
 from ktcli.commands.library.alias import lasting_target, name_it
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -33,14 +41,12 @@ def _limit(value: str | None) -> str | None:
 
 
 LimitOpt = Annotated[str | None, setting_option("pull-limit", callback=_limit)]
-AliasOpt = Annotated[
-    str | None, typer.Option("--as", metavar="NAME", help="Also give it this name.")
-]
+AliasOpt = Annotated[str | None, option("--as NAME", "Also give it this name.")]
 StreamOpt = Annotated[
     bool | None,
-    typer.Option(
+    option(
         "--stream/--no-stream",
-        help="Convert during the download, and do not keep the checkpoint. Default: only if the "
+        "Convert during the download, and do not keep the checkpoint. Default: only if the "
         "disk is too small for both.",
     ),
 ]

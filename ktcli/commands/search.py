@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ktcli.assembly.plan import host_described
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.search import Judged, judge
 from ktcli.assembly.survey import Formats, Surveyed, ranked, survey
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import FromOpt, JsonOpt, QuietOpt
+from ktcli.commands.cli.options import FromOpt, JsonOpt, QuietOpt, argument, option
 from ktcli.commands.view.search import found_document, hub_table, known_table, published_table
 from ktcli.errors import HubError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
@@ -27,18 +25,12 @@ _LONGEST = 200  # characters of what is searched for
 
 def search(
     words: Annotated[
-        list[str],
-        typer.Argument(metavar="WORD...", help="Word in the name, title, family or repository."),
+        list[str], argument("WORD...", "Word in the name, title, family or repository.")
     ],
-    hub: Annotated[
-        bool, typer.Option("--hub", help="Also ask Hugging Face and ModelScope.")
-    ] = False,
+    hub: Annotated[bool, option("--hub", "Also ask Hugging Face and ModelScope.")] = False,
     source: FromOpt = None,
     limit: Annotated[
-        int,
-        typer.Option(
-            "--limit", metavar="N", min=1, max=100, help="Maximum number of results per hub."
-        ),
+        int, option("--limit N", "Maximum number of results per hub.", min=1, max=100)
     ] = 10,
     json: JsonOpt = False,
     quiet: QuietOpt = False,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ktcli.assembly.convert import conversions_outside
-from ktcli.commands.cli.options import JsonOpt, ModelArg
+from ktcli.commands.cli.options import JsonOpt, ModelArg, option
 from ktcli.commands.library.alias import called
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe
@@ -24,12 +22,9 @@ if TYPE_CHECKING:
     from ktcli.weights.recipe import Recipe
 
 ExpertsOpt = Annotated[
-    bool,
-    typer.Option("--experts", help="Show a chart of how often each expert was chosen in chats."),
+    bool, option("--experts", "Show a chart of how often each expert was chosen in chats.")
 ]
-ProgramOpt = Annotated[
-    bool, typer.Option("--program", help="Show the operations of a step, one line each.")
-]
+ProgramOpt = Annotated[bool, option("--program", "Show the operations of a step, one line each.")]
 
 
 def show(

@@ -7,11 +7,9 @@ from math import inf
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ktcli.assembly.served import ServedFacts, served_facts
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.options import JsonOpt, argument, option
 from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
 from ktcli.errors import UsageError, gib
 from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
@@ -35,113 +33,96 @@ _SIZES = "sizes separated by commas, such as 16G, 500ktokens, 2Mtokens, unlimite
 
 ModelOpt = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model whose plan says the speed, the bytes of a token and the sizes of the caches here.",
+    argument(
+        "MODEL",
+        "Model whose plan says the speed, the bytes of a token and the sizes of the caches here.",
     ),
 ]
 TraceOpt = Annotated[
     Path,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Trace of requests, as kt serve --record-trace and Mooncake write it.",
-    ),
+    option("--trace FILE", "Trace of requests, as kt serve --record-trace and Mooncake write it."),
 ]
 MemoryOpt = Annotated[
     str | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE,...",
-        help="Sizes of each server's cache in memory: 16G, 500ktokens, unlimited. Default: that of kt serve MODEL,"
+    option(
+        "--memory SIZE,...",
+        "Sizes of each server's cache in memory: 16G, 500ktokens, unlimited. Default: that of kt serve MODEL,"
         " else unlimited.",
     ),
 ]
 DiskOpt = Annotated[
     str | None,
-    typer.Option(
-        "--disk",
-        metavar="SIZE,...",
-        help="Sizes of its cache on disk. Default: that of kt serve MODEL and unlimited, else 0.",
+    option(
+        "--disk SIZE,...",
+        "Sizes of its cache on disk. Default: that of kt serve MODEL and unlimited, else 0.",
     ),
 ]
-ServersOpt = Annotated[str, typer.Option("--servers", metavar="N,...", help="Numbers of servers.")]
+ServersOpt = Annotated[str, option("--servers N,...", "Numbers of servers.")]
 RoutingOpt = Annotated[
     str,
-    typer.Option(
-        "--routing",
-        metavar="RULE,...",
-        help=f"Rules by which a router chooses a server: {', '.join(_RULES)}.",
-    ),
+    option("--routing RULE,...", f"Rules by which a router chooses a server: {', '.join(_RULES)}."),
 ]
 SpillOpt = Annotated[
     int,
-    typer.Option(
-        "--spill",
-        metavar="N",
+    option(
+        "--spill N",
+        "With prefix routing: requests by which a server may have more than another before load decides.",
         min=0,
         max=1_000_000,
-        help="With prefix routing: requests by which a server may have more than another before load decides.",
     ),
 ]
 SpeedOpt = Annotated[
     float | None,
-    typer.Option(
-        "--speed",
-        metavar="TOK_S",
+    option(
+        "--speed TOK_S",
+        "Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
         min=0.01,
         max=1e9,
-        help="Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
     ),
 ]
 DecodeOpt = Annotated[
     float | None,
-    typer.Option(
-        "--decode-speed",
-        metavar="TOK_S",
+    option(
+        "--decode-speed TOK_S",
+        "Tokens that it writes in a second, of all answers together. Default: answers take no time.",
         min=0.01,
         max=1e9,
-        help="Tokens that it writes in a second, of all answers together. Default: answers take no time.",
     ),
 ]
 BytesOpt = Annotated[
     int | None,
-    typer.Option(
-        "--bytes-per-token",
-        metavar="N",
+    option(
+        "--bytes-per-token N",
+        "Bytes of a token in the cache. Default: MODEL's.",
         min=1,
         max=1 << 30,
-        help="Bytes of a token in the cache. Default: MODEL's.",
     ),
 ]
 WaitOpt = Annotated[
     float | None,
-    typer.Option(
-        "--max-wait",
-        metavar="SECONDS",
+    option(
+        "--max-wait SECONDS",
+        "Longest wait for the first token that 95 % of the requests may have. Default: any.",
         min=0.001,
         max=1e9,
-        help="Longest wait for the first token that 95 % of the requests may have. Default: any.",
     ),
 ]
 StretchOpt = Annotated[
     float,
-    typer.Option(
-        "--stretch",
-        metavar="X",
+    option(
+        "--stretch X",
+        "Replay the trace over X times its time: 10 for a tenth of its requests per second.",
         min=1e-6,
         max=1e6,
-        help="Replay the trace over X times its time: 10 for a tenth of its requests per second.",
     ),
 ]
 BlockOpt = Annotated[
     int | None,
-    typer.Option(
-        "--block",
-        metavar="N",
+    option(
+        "--block N",
+        "Tokens of a block of the trace. Default: the power of two that fits its lengths.",
         min=1,
         max=MOST_BLOCK_TOKENS,
-        help="Tokens of a block of the trace. Default: the power of two that fits its lengths.",
     ),
 ]
 
@@ -320,10 +301,10 @@ def _sizes(option: str, text: str | None) -> list[_Size] | None:
 
 def _require_bytes(sizes: dict[str, list[_Size] | None], token_bytes: int | None) -> None:
     """Checks that sizes in bytes mean something. Raises: UsageError: the bytes of a token are not known."""
-    for option, given in sizes.items():
+    for name, given in sizes.items():
         if token_bytes is None and any(each.size_bytes is not None for each in given or ()):
             raise UsageError(
-                f"{option} is in bytes, but the bytes of a token are not known",
+                f"{name} is in bytes, but the bytes of a token are not known",
                 hint="name a MODEL, use --bytes-per-token N, or give tokens, such as 500ktokens",
             )
 

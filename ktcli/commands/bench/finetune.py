@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
@@ -19,6 +17,7 @@ from ktcli.commands.cli.options import (
     RunsOpt,
     ThreadsOpt,
     layers_option,
+    option,
 )
 from ktcli.commands.view.figures import (
     ceiling_words,
@@ -44,28 +43,15 @@ _LEAST = 2  # tokens of a document: the first of one is never trained
 LayersOpt = Annotated[int | None, layers_option(f"{_LAYERS}, or all of a smaller model")]
 TokensOpt = Annotated[
     int,
-    typer.Option(
-        "--tokens",
-        "-n",
-        metavar="N",
+    option(
+        "--tokens -n N",
+        "Tokens per optimizer step, rounded up to whole documents.",
         min=_LEAST,
         max=1 << 17,
-        help="Tokens per optimizer step, rounded up to whole documents.",
     ),
 ]
-LengthOpt = Annotated[
-    int,
-    typer.Option(
-        "--length",
-        metavar="N",
-        min=_LEAST,
-        max=1 << 17,
-        help="Tokens per document.",
-    ),
-]
-RankOpt = Annotated[
-    int, typer.Option("--rank", "-r", metavar="N", min=1, max=1024, help="Rank of the adapter.")
-]
+LengthOpt = Annotated[int, option("--length N", "Tokens per document.", min=_LEAST, max=1 << 17)]
+RankOpt = Annotated[int, option("--rank -r N", "Rank of the adapter.", min=1, max=1024)]
 
 
 def finetune(

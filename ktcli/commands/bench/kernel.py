@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.assembly.host import team_here
-from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
+from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt, option
 from ktcli.commands.view.figures import (
     ceiling_words,
     measured_figures,
@@ -34,40 +32,25 @@ from ktcli.weights.formats import format_named
 
 WorkOpt = Annotated[
     list[Work],
-    typer.Option(
-        "--work",
-        metavar="|".join(work.value for work in Work),
-        help="What to measure; may be repeated. Default: all.",
+    option(
+        f"--work {'|'.join(work.value for work in Work)}",
+        "What to measure; may be repeated. Default: all.",
     ),
 ]
 ShapeOpt = Annotated[
     list[str],
-    typer.Option(
-        "--shape",
-        metavar="A|B|C|H,I,E,K",
-        help="Hidden size, expert width, number of experts, experts per token; may be repeated.",
+    option(
+        "--shape A|B|C|H,I,E,K",
+        "Hidden size, expert width, number of experts, experts per token; may be repeated.",
     ),
 ]
-FormatOpt = Annotated[
-    list[str],
-    typer.Option("--format", metavar="FORMAT", help="Number format; may be repeated."),
-]
+FormatOpt = Annotated[list[str], option("--format FORMAT", "Number format; may be repeated.")]
 PerExpertOpt = Annotated[
     list[int],
-    typer.Option(
-        "--tokens",
-        "-n",
-        metavar="N",
-        min=1,
-        max=4096,
-        help="Tokens per expert in a prefill; may be repeated.",
-    ),
+    option("--tokens -n N", "Tokens per expert in a prefill; may be repeated.", min=1, max=4096),
 ]
 IsaOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--isa", metavar="ROW", help="Kernel row, as in KT_ISA. Default: the best available."
-    ),
+    str | None, option("--isa ROW", "Kernel row, as in KT_ISA. Default: the best available.")
 ]
 _CEILINGS = {
     Ceiling.READ: ("read_gb_s", "read bandwidth"),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.cli.options import writable
+from ktcli.commands.cli.options import option, writable
 from ktcli.errors import KtError, UsageError
 from ktcli.output import out
 
@@ -27,10 +27,7 @@ def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 
 PlotOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot", metavar="FILE", callback=_picture, help="Also draw the result as an SVG file."
-    ),
+    Path | None, option("--plot FILE", "Also draw the result as an SVG file.", callback=_picture)
 ]
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import typer
-
 from ktcli import config, smallfiles
 from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.kvpages import store_below
@@ -23,6 +21,7 @@ from ktcli.commands.cli.options import (
     ModelArg,
     NumaOpt,
     ThreadsOpt,
+    option,
 )
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words
 from ktcli.engine import CpuEngine
@@ -38,24 +37,11 @@ _RUNS = 3
 _QUOTA = 1 << 62  # all is kept while it is measured
 
 RunsOpt = Annotated[
-    int,
-    typer.Option(
-        "--runs",
-        metavar="N",
-        min=1,
-        help="Number of runs with warm files, and again with cold files.",
-    ),
+    int, option("--runs N", "Number of runs with warm files, and again with cold files.", min=1)
 ]
 TokensOpt = Annotated[
     int,
-    typer.Option(
-        "--tokens",
-        "-n",
-        metavar="N",
-        min=65,
-        max=1 << 20,
-        help="Length of the conversation so far, in tokens.",
-    ),
+    option("--tokens -n N", "Length of the conversation so far, in tokens.", min=65, max=1 << 20),
 ]
 
 

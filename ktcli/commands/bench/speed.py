@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import Wanted
@@ -33,6 +31,7 @@ from ktcli.commands.cli.options import (
     ModelArg,
     RunsOpt,
     family,
+    option,
     writable,
 )
 from ktcli.commands.view.device_figures import Used, device_figures
@@ -57,39 +56,29 @@ MOST_ANSWERS = 64  # of --batch
 app = family("Measure speed, even of models that are not downloaded.")
 
 ProfileOpt = Annotated[
-    bool, typer.Option("--profile", help="Also show where the time goes, by kind of operation.")
+    bool, option("--profile", "Also show where the time goes, by kind of operation.")
 ]
 
 
 PolicyOpt = Annotated[
     Policy,
-    typer.Option(
-        "--policy",
-        metavar="|".join(policy.value for policy in Policy),
-        help="With a GPU: how the CPU and GPU share the experts, in kt's way or another program's.",
+    option(
+        f"--policy {'|'.join(policy.value for policy in Policy)}",
+        "With a GPU: how the CPU and GPU share the experts, in kt's way or another program's.",
     ),
 ]
 
 
 TraceOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--trace",
+    option(
+        "--trace FILE",
+        "Also write a timeline of one step, for Perfetto or chrome://tracing.",
         callback=writable,
-        metavar="FILE",
-        help="Also write a timeline of one step, for Perfetto or chrome://tracing.",
     ),
 ]
 ContextOpt = Annotated[
-    int,
-    typer.Option(
-        "--context",
-        "-c",
-        metavar="N",
-        min=0,
-        max=1 << 20,
-        help="Tokens in the cache before each run.",
-    ),
+    int, option("--context -c N", "Tokens in the cache before each run.", min=0, max=1 << 20)
 ]
 
 
@@ -106,19 +95,15 @@ def _batches(value: str) -> tuple[int, ...]:
 
 BatchOpt = Annotated[
     str,
-    typer.Option(
-        "--batch",
-        "-b",
-        metavar="N,N,...",
-        help="Number of answers written at the same time; one result row for each number.",
+    option(
+        "--batch -b N,N,...",
+        "Number of answers written at the same time; one result row for each number.",
     ),
 ]
 
 
 def _tokens(default: str) -> Any:
-    return typer.Option(
-        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens per run. {default}"
-    )
+    return option("--tokens -n N", f"Tokens per run. {default}", min=1, max=1 << 20)
 
 
 @app.command()

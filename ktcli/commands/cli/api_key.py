@@ -9,17 +9,16 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
-from ktcli.commands.cli.options import preferred, setting_option
+from ktcli.commands.cli.options import option, preferred, setting_option
 from ktcli.errors import UsageError
 from ktcli.server.http.access import is_loopback
 from ktcli.server.http.keys import DEFAULT, FILE_BYTES_MOST, NamedKey, keys_in
 
 KeyOpt = Annotated[
     str | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="API key that clients must send. Other users can see it in the process list.",
+    option(
+        "--api-key KEY",
+        "API key that clients must send. Other users can see it in the process list.",
     ),
 ]
 

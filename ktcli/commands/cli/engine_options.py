@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktcli.commands.cli.options import NumaOpt, ThreadsOpt, preferred, setting_option
+from ktcli.commands.cli.options import NumaOpt, ThreadsOpt, option, preferred, setting_option
 from ktcli.hardware.gpu import AUTO, gpu_numbers, parse_device
 from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.records import dataclass
@@ -56,10 +56,9 @@ DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
 GpusOpt = Annotated[str | None, setting_option("gpus", callback=_gpus)]
 GpuExpertsOpt = Annotated[
     str | None,
-    typer.Option(
-        "--gpu-experts",
-        metavar="N|uniform|front|hot|FILE",
-        help="Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer."
+    option(
+        "--gpu-experts N|uniform|front|hot|FILE",
+        "Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer."
         " Default: as many as fit, busiest first.",
     ),
 ]
@@ -67,10 +66,9 @@ PlacementOpt = Annotated[Path | None, setting_option("placement", callback=_plac
 DeferOpt = Annotated[int | None, setting_option("defer", min=0, callback=preferred)]
 PrefillThresholdOpt = Annotated[
     str | None,
-    typer.Option(
-        "--prefill-threshold",
-        metavar="N|never",
-        help="Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
+    option(
+        "--prefill-threshold N|never",
+        "Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
         " becomes faster.",
     ),
 ]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ktcli import config
-from ktcli.commands.cli.options import setting_option
+from ktcli.commands.cli.options import option, setting_option
 from ktcli.errors import UsageError
 from ktcli.records import dataclass
 from ktcli.settings import MOONCAKE, SETTINGS
@@ -17,9 +15,9 @@ if TYPE_CHECKING:
 
 InsecureOpt = Annotated[
     bool,
-    typer.Option(
+    option(
         "--insecure",
-        help="Use a Mooncake store on an address that is not of a private network, although it has no authentication.",
+        "Use a Mooncake store on an address that is not of a private network, although it has no authentication.",
     ),
 ]
 

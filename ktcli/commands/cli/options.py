@@ -55,6 +55,23 @@ def family(help: str, **more: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None, help=help, **more)
 
 
+def option(shape: str, help: str, **more: Any) -> Any:
+    """Returns a command-line option.
+
+    Args:
+        shape: its names and the word for its value, as the help shows them: "--tokens -n N"; a flag has no value.
+        more: what `typer.Option` takes as well.
+    """
+    names = shape.split()
+    metavar = None if names[-1].startswith("-") else names.pop()
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Returns a command-line argument; `metavar` is the word for it in the help."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
 def setting_option(name: str, *short: str, **more: Any) -> Any:
     """Returns the command-line option for a setting, with the texts of its row."""
     setting = SETTINGS[name]
@@ -124,93 +141,66 @@ def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
 
 ModelArg = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, a .gguf file,"
+    argument(
+        "MODEL",
+        "Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, a .gguf file,"
         " or a model of ollama:… or lmstudio:….",
     ),
 ]
 
 JsonOpt = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print one JSON document on stdout.", callback=_json, is_eager=True
-    ),
+    bool, option("--json", "Print one JSON document on stdout.", callback=_json, is_eager=True)
 ]
 QuietOpt = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", help="Print only results and errors.", callback=_quiet, is_eager=True
-    ),
+    bool, option("--quiet -q", "Print only results and errors.", callback=_quiet, is_eager=True)
 ]
-FromOpt = Annotated[
-    str | None,
-    typer.Option("--from", metavar="hf|modelscope", help="Use only this hub.", callback=_hub),
-]
-YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", callback=_yes)]
+FromOpt = Annotated[str | None, option("--from hf|modelscope", "Use only this hub.", callback=_hub)]
+YesOpt = Annotated[bool, option("--yes -y", "Do not ask.", callback=_yes)]
 PullOpt = Annotated[
-    bool,
-    typer.Option(
-        "--yes", "-y", help="Pull the model without asking if it is missing.", callback=_yes
-    ),
+    bool, option("--yes -y", "Pull the model without asking if it is missing.", callback=_yes)
 ]
 ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]
 NumaOpt = Annotated[str | None, setting_option("numa")]
 RunsOpt = Annotated[
-    int,
-    typer.Option(
-        "--runs",
-        metavar="N",
-        min=1,
-        help="Number of runs, each between two measurements of the ceiling.",
-    ),
+    int, option("--runs N", "Number of runs, each between two measurements of the ceiling.", min=1)
 ]
 ContextOpt = Annotated[int | None, setting_option("context", "-c", min=1, callback=preferred)]
 
 
 def layers_option(default: str) -> Any:
     """Returns the option --layers of a measurement, whose default these words are."""
-    return typer.Option(
-        "--layers",
-        "-l",
-        metavar="N",
-        min=1,
-        max=1024,  # of any model: models.config
-        help=f"Number of decoder layers. Default: {default}.",
+    return option(
+        "--layers -l N", f"Number of decoder layers. Default: {default}.", min=1, max=1024
     )
 
 
 LayersOpt = Annotated[int | None, layers_option("as many as fit in memory")]
 ExpertsOpt = Annotated[
     str | None,
-    typer.Option(
-        "--experts",
-        metavar="FORMAT|auto",
-        help="Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan). Default:"
+    option(
+        "--experts FORMAT|auto",
+        "Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan). Default:"
         " the catalogue's (kt show NAME), else int4.",
     ),
 ]
 DenseOpt = Annotated[
     str | None,
-    typer.Option(
-        "--dense",
-        metavar="FORMAT",
-        help="Number format of the dense weights, e.g. int8, bf16. Default: the catalogue's, else int8.",
+    option(
+        "--dense FORMAT",
+        "Number format of the dense weights, e.g. int8, bf16. Default: the catalogue's, else int8.",
     ),
 ]
 MachineOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--machine",
-        metavar="MACHINE|FILE|WORDS",
-        help="Plan for a machine that ships with kt, or for one described by a file or in words: "
+    option(
+        "--machine MACHINE|FILE|WORDS",
+        "Plan for a machine that ships with kt, or for one described by a file or in words: "
         " 'cpu=2x8452Y ram=512G gpu=4090'.",
     ),
 ]
 AllowSpecialOpt = Annotated[
     bool,
-    typer.Option(
-        "--allow-special",
-        help="Allow control tokens in text: <|im_end|> in a text then ends a turn.",
+    option(
+        "--allow-special", "Allow control tokens in text: <|im_end|> in a text then ends a turn."
     ),
 ]

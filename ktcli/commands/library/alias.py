@@ -8,8 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.commands.chat.options import (
     MaxTokens,
     MinP,
@@ -24,7 +22,7 @@ from ktcli.commands.chat.options import (
     TopP,
 )
 from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, setting_option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option, setting_option
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.records import dataclass
@@ -66,21 +64,16 @@ class PresetOptions:
 def alias(
     *,
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[ALIAS]", help="Alias to create. Default: list all aliases."),
+        str | None, argument("[ALIAS]", "Alias to create. Default: list all aliases.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="Model that it stands for, as for kt chat."),
+        str | None, argument("[MODEL]", "Model that it stands for, as for kt chat.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Read model and preset from an Ollama Modelfile."
-        ),
+        Path | None, option("--file -f FILE", "Read model and preset from an Ollama Modelfile.")
     ] = None,
     presets: PresetOptions,
-    remove: Annotated[bool, typer.Option("--rm", help="Remove the alias, not the model.")] = False,
+    remove: Annotated[bool, option("--rm", "Remove the alias, not the model.")] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.pagelabel import PageKind
@@ -25,17 +25,11 @@ app = family("Show, check and remove the KV pages on disk.")
 
 StoreOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        metavar="DIR",
-        help="The shared folder DIR (--kv-store of kt serve) instead of the library.",
-    ),
+    option("--store DIR", "The shared folder DIR (--kv-store of kt serve) instead of the library."),
 ]
 NamesArg = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="MODEL...", help="Models or ids, as kt cache ls shows them. Default: all."
-    ),
+    argument("MODEL...", "Models or ids, as kt cache ls shows them. Default: all."),
 ]
 
 

@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-
 from ktcli import config, smallfiles
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, option
 from ktcli.commands.library.alias import called
 from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age
@@ -24,10 +22,7 @@ from ktcli.store.places import EntryKind
 
 def list_models(
     all_models: Annotated[
-        bool,
-        typer.Option(
-            "--all", "-a", help="Also list models that kt knows but that are not on disk."
-        ),
+        bool, option("--all -a", "Also list models that kt knows but that are not on disk.")
     ] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,

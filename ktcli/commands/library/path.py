@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ktcli import config
-from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.options import JsonOpt, argument, option
 from ktcli.output import out
 from ktcli.store import library
 from ktcli.store.places import EntryKind
@@ -15,11 +13,10 @@ from ktcli.store.places import EntryKind
 
 def path(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="Model on disk. Default: the library folder."),
+        str | None, argument("[MODEL]", "Model on disk. Default: the library folder.")
     ] = None,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="The checkpoint, even if the model is converted.")
+        bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
     ] = False,
     json: JsonOpt = False,
 ) -> None:

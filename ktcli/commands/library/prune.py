@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, option
 from ktcli.commands.library.rm import carry_out, unfinished
 from ktcli.store import space
 from ktcli.store.disposal import Disposal
@@ -15,9 +13,8 @@ from ktcli.store.disposal import Disposal
 def prune(
     checkpoints: Annotated[
         bool,
-        typer.Option(
-            "--checkpoints",
-            help="Also remove checkpoints of models that have a complete conversion.",
+        option(
+            "--checkpoints", "Also remove checkpoints of models that have a complete conversion."
         ),
     ] = False,
     yes: YesOpt = False,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, option
 from ktcli.commands.library.alias import called
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import out, safe
@@ -20,19 +20,15 @@ from ktcli.store.places import EntryKind
 
 def rm(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="Names, as kt list shows them.")
+        list[str] | None, argument("MODEL...", "Names, as kt list shows them.")
     ] = None,
     partial: Annotated[
         bool,
-        typer.Option(
-            "--partial", help="Also remove everything whose pull or conversion was interrupted."
-        ),
+        option("--partial", "Also remove everything whose pull or conversion was interrupted."),
     ] = False,
     checkpoint_only: Annotated[
         bool,
-        typer.Option(
-            "--checkpoint-only", help="Remove only the files that were pulled; conversions stay."
-        ),
+        option("--checkpoint-only", "Remove only the files that were pulled; conversions stay."),
     ] = False,
     yes: YesOpt = False,
     json: JsonOpt = False,

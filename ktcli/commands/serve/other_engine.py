@@ -13,7 +13,7 @@ from ktcli import config
 from ktcli.client.address import bracketed
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import require_key
-from ktcli.commands.cli.options import MachineOpt, given_options
+from ktcli.commands.cli.options import MachineOpt, given_options, option
 from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import UsageError, gib
@@ -55,42 +55,37 @@ class OtherEngineOptions:
 
     engine: Annotated[
         str,
-        typer.Option(
-            "--engine",
-            metavar="kt|sglang-kt",
-            help="Program that computes: kt itself, or SGLang with kt-kernel (kt engine install sglang-kt).",
+        option(
+            "--engine kt|sglang-kt",
+            "Program that computes: kt itself, or SGLang with kt-kernel (kt engine install sglang-kt).",
         ),
     ] = OWN
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
-            metavar="METHOD",
-            help="With --engine sglang-kt: kt-kernel's method for experts on the CPU. Default: by how the checkpoint"
+        option(
+            "--method METHOD",
+            "With --engine sglang-kt: kt-kernel's method for experts on the CPU. Default: by how the checkpoint"
             " stores them.",
         ),
     ] = None
     expert_weights: Annotated[
         Path | None,
-        typer.Option(
-            "--expert-weights",
-            metavar="FOLDER",
-            help="With --engine sglang-kt: experts converted by kt-kernel itself, for the methods AMXINT4 and"
+        option(
+            "--expert-weights FOLDER",
+            "With --engine sglang-kt: experts converted by kt-kernel itself, for the methods AMXINT4 and"
             " AMXINT8.",
         ),
     ] = None
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
+        option(
             "--trust-remote-code",
-            help="With --engine sglang-kt: allow Python code of the model's repository to run. Read it first.",
+            "With --engine sglang-kt: allow Python code of the model's repository to run. Read it first.",
         ),
     ] = False
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="With --engine sglang-kt: print its command line, and start nothing."
-        ),
+        option("--dry-run", "With --engine sglang-kt: print its command line, and start nothing."),
     ] = False
     machine: MachineOpt = None
 

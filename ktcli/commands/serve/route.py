@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file, require_key
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option
 from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve.route_lines import (
     first_lines,
@@ -36,88 +36,67 @@ ENGINE, STATUS = "smg", "status"
 
 UrlsArg = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="URL...",
-        help="Addresses of the servers, such as http://10.0.0.2:11435; or the word status.",
+    argument(
+        "URL...", "Addresses of the servers, such as http://10.0.0.2:11435; or the word status."
     ),
 ]
 HostOpt = Annotated[
     str,
-    typer.Option(
-        "--host",
-        metavar="ADDRESS",
-        help="Address to listen on; one that other machines can reach needs --api-key-file.",
+    option(
+        "--host ADDRESS",
+        "Address to listen on; one that other machines can reach needs --api-key-file.",
     ),
 ]
-PortOpt = Annotated[
-    int,
-    typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen on."),
-]
+PortOpt = Annotated[int, option("--port -p PORT", "Port to listen on.", min=1, max=65535)]
 MetricsPortOpt = Annotated[
     int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
+    option(
+        "--metrics-port PORT",
+        "Port of the router's own counters, on 127.0.0.1 only. Default: the one after --port.",
         min=1,
         max=65535,
-        help="Port of the router's own counters, on 127.0.0.1 only. Default: the one after --port.",
     ),
 ]
 ModelOpt = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="Model that the servers have in common. Default: each server's own.",
-    ),
+    option("--model NAME", "Model that the servers have in common. Default: each server's own."),
 ]
 ControlKeyOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--control-key-file",
-        metavar="FILE",
-        help="File with the key for adding servers through the router's own API; only its owner may read it. Default: a"
+    option(
+        "--control-key-file FILE",
+        "File with the key for adding servers through the router's own API; only its owner may read it. Default: a"
         " random one that nobody else knows.",
     ),
 ]
 DrainOpt = Annotated[
     int,
-    typer.Option(
-        "--drain",
-        metavar="SECONDS",
+    option(
+        "--drain SECONDS",
+        "How long answers may take to finish when the router is stopped.",
         min=1,
         max=DRAIN_MOST_S,
-        help="How long answers may take to finish when the router is stopped.",
     ),
 ]
-AddOpt = Annotated[
-    str | None,
-    typer.Option("--add", metavar="URL", help="Add a server to the running router."),
-]
+AddOpt = Annotated[str | None, option("--add URL", "Add a server to the running router.")]
 RemoveOpt = Annotated[
     str | None,
-    typer.Option(
-        "--remove",
-        metavar="URL",
-        help="Remove a server from the running router, once its answers have finished.",
+    option(
+        "--remove URL", "Remove a server from the running router, once its answers have finished."
     ),
 ]
 BackgroundOpt = Annotated[
     bool,
-    typer.Option(
-        "--background",
-        help="Return once the router is ready; it keeps running without the terminal.",
+    option(
+        "--background", "Return once the router is ready; it keeps running without the terminal."
     ),
 ]
 UnitOpt = Annotated[
-    bool,
-    typer.Option("--print-unit", help="Print a systemd unit for this router, and do nothing else."),
+    bool, option("--print-unit", "Print a systemd unit for this router, and do nothing else.")
 ]
 DryRunOpt = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Ask the servers, print the router's command line, and start nothing."
-    ),
+    option("--dry-run", "Ask the servers, print the router's command line, and start nothing."),
 ]
 
 
@@ -300,8 +279,8 @@ def _require_free(place: RouterPlace) -> None:
         ("--port", place.host, place.port),
         ("--metrics-port", "127.0.0.1", place.metrics_port),
     )
-    for option, host, port in places:
-        with _named_option(option, port), sockets_at(host, [port]):
+    for name, host, port in places:
+        with _named_option(name, port), sockets_at(host, [port]):
             pass
 
 

@@ -6,9 +6,8 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out
 from ktcli.server.process.discovery import FoundServer, running_servers
@@ -16,22 +15,18 @@ from ktcli.server.process.discovery import stop as end
 from ktcli.server.process.draintime import DRAIN_MOST_S
 
 ServerArg = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="Model or port of the server. Default: the only one running."
-    ),
+    str | None, argument("NAME", "Model or port of the server. Default: the only one running.")
 ]
-AllOpt = Annotated[bool, typer.Option("--all", help="Stop every server of this library.")]
+AllOpt = Annotated[bool, option("--all", "Stop every server of this library.")]
 
 
 DrainOpt = Annotated[
     float | None,
-    typer.Option(
-        "--drain",
-        metavar="SECONDS",
+    option(
+        "--drain SECONDS",
+        "How long answers may take to finish. Default: as the server was started, usually 10.",
         min=0,
         max=DRAIN_MOST_S,
-        help="How long answers may take to finish. Default: as the server was started, usually 10.",
     ),
 ]
 

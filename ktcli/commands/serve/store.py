@@ -8,7 +8,7 @@ import typer
 
 from ktcli.client.address import bracketed
 from ktcli.commands.cli.kv_store import InsecureOpt
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, is_given
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, is_given, option
 from ktcli.errors import UsageError, gib
 from ktcli.output import out
 from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
@@ -23,22 +23,14 @@ def store() -> None:
     """Run a KV store for several servers."""
 
 
-HostOpt = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Address for the store's master.")
-]
-PortOpt = Annotated[
-    int,
-    typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port for the master."),
-]
-MemoryOpt = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Memory that this machine lends.")
-]
+HostOpt = Annotated[str, option("--host ADDRESS", "Address for the store's master.")]
+PortOpt = Annotated[int, option("--port -p PORT", "Port for the master.", min=1, max=65535)]
+MemoryOpt = Annotated[str, option("--memory SIZE", "Memory that this machine lends.")]
 JoinOpt = Annotated[
     str | None,
-    typer.Option(
-        "--join",
-        metavar="mooncake://HOST:PORT",
-        help="Lend memory to the store of this master, instead of starting one.",
+    option(
+        "--join mooncake://HOST:PORT",
+        "Lend memory to the store of this master, instead of starting one.",
     ),
 ]
 
