@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ktcli.adapters.measure import PartSummary
     from ktcli.assembly.adapters import Described
 
-app = family("Import LoRA adapters, list, check and convert them.")
+app = family()
 
 BaseOpt = Annotated[
     str | None,

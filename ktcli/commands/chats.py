@@ -22,7 +22,7 @@ from ktcli.output import out, safe
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
 
-app = family("List saved conversations, and change them.", invoke_without_command=True)
+app = family(invoke_without_command=True)
 ChatArg = Annotated[str, argument("CHAT", "Name or its beginning, 'last', or the path of a file.")]
 
 

@@ -16,7 +16,7 @@ from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.settings import SETTINGS, TABLE, Setting
 
-app = family("Show and change the settings.")
+app = family()
 
 NameArg = Annotated[str, argument("SETTING", "Name of a setting, as kt config list shows it.")]
 _SHOWN_CHARS = 200  # of a value in the list

@@ -13,7 +13,7 @@ from ktcli.output import out, safe
 from ktcli.store import engines
 from ktcli.store.engines import ExternalEngine, InstalledEngine
 
-app = family("Install programs by others that kt starts, each in an environment of its own.")
+app = family()
 
 EngineArg = Annotated[str, argument("ENGINE", "Name: smg, mooncake or sglang-kt.")]
 

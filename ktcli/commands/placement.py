@@ -9,12 +9,7 @@ from ktcli import smallfiles
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, family, option, writable
 from ktcli.output import out, safe
 
-app = family("Translate placements of other programs into rules for --placement.")
-
-
-@app.callback()
-def _family() -> None:
-    """Make `import` a command of a family even while it is the only one."""
+app = family()
 
 
 FileArg = Annotated[

@@ -53,7 +53,7 @@ from ktcli.records import dataclass
 
 MOST_ANSWERS = 64  # of --batch
 
-app = family("Measure speed, even of models that are not downloaded.")
+app = family()
 
 ProfileOpt = Annotated[
     bool, option("--profile", "Also show where the time goes, by kind of operation.")

@@ -50,9 +50,9 @@ def _hub(value: str | None) -> str | None:
     return found
 
 
-def family(help: str, **more: Any) -> typer.Typer:
-    """Returns a command whose verbs are to be declared."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, help=help, **more)
+def family(**more: Any) -> typer.Typer:
+    """Returns a command whose verbs are to be declared; with one verb alone, it has that all the same."""
+    return typer.Typer(callback=lambda: None, add_completion=False, rich_markup_mode=None, **more)
 
 
 def option(shape: str, help: str, **more: Any) -> Any:

@@ -21,7 +21,7 @@ from ktcli.store.pagefile import Damaged, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
 from ktcli.store.sharedfolder import SharedFolder, writer_of
 
-app = family("Show, check and remove the KV pages on disk.")
+app = family()
 
 StoreOpt = Annotated[
     Path | None,

@@ -15,12 +15,7 @@ from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
 
 HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
 
-app = family("Run a KV store for several servers.")
-
-
-@app.callback()
-def store() -> None:
-    """Run a KV store for several servers."""
+app = family()
 
 
 HostOpt = Annotated[str, option("--host ADDRESS", "Address for the store's master.")]
