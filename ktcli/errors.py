@@ -118,13 +118,16 @@ class KtError(Exception):
     Args:
         message: one sentence, with the offending values; long ones are shortened.
         hint: the advice what to do next; shown on its own line.
+    Attributes:
+        usual_hint: the advice where none is given.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
+    usual_hint = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(shortened(message))
-        self.hint = hint
+        self.hint = hint or self.usual_hint
 
 
 @contextmanager
@@ -153,25 +156,23 @@ class NotEnoughMemory(KtError):
     """The plan needs more bytes than the machine has free."""
 
     exit_code = ExitCode.NO_ROOM
+    usual_hint = (
+        "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4"
+    )
 
     def __init__(
         self, what: str, need: int, have: int, *, node: int | None = None, hint: str = ""
     ) -> None:
         where = "" if node is None else f" on NUMA node {node}"
-        super().__init__(
-            f"{what} needs {gib(need)} of memory{where}, but only {gib(have)} is free",
-            hint=hint
-            or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
-        )
+        said = f"{what} needs {gib(need)} of memory{where}, but only {gib(have)} is free"
+        super().__init__(said, hint=hint)
 
 
 class NoMemoryLeft(KtError):
     """Raised when the system gives this process no more memory, whatever was planned."""
 
     exit_code = ExitCode.NO_ROOM
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint or "kt plan MODEL shows what a model needs")
+    usual_hint = "kt plan MODEL shows what a model needs"
 
 
 class NotEnoughDisk(KtError):
@@ -273,9 +274,7 @@ class DeviceError(KtError):
     """Raised when the GPU, its driver or torch failed, or is missing."""
 
     exit_code = ExitCode.NO_DEVICE
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint or "--device cpu runs without the GPU")
+    usual_hint = "--device cpu runs without the GPU"
 
     def bare(self) -> Self:
         """Returns the same error without a traceback, which would keep the engine that failed in memory."""

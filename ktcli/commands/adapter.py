@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
+from ktcli.commands.cli.declarations import argument, family, option, require_yes
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, UsageError, counted, gib
 from ktcli.output import out, safe
 from ktcli.store import adapters, integrity
@@ -214,10 +215,7 @@ def rm(
     """
     found = {entry.name: entry for entry in map(_removable, names)}
     size = sum(entry.size_bytes for entry in found.values())
-    question = f"Remove {', '.join(found)} and free {gib(size)}?"
-    if not yes and not out.confirm(question):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    require_yes(f"Remove {', '.join(found)} and free {gib(size)}?")
     freed = sum(adapters.remove(entry) for entry in found.values())
     words = {"removed": list(found), "freed_bytes": freed}
     out.result(words, f"Removed {', '.join(found)}, freed {gib(freed)}.")

@@ -14,9 +14,10 @@ from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
+from ktcli.commands.cli.declarations import argument, family, option, require_yes
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.view.times import age
-from ktcli.errors import ExitCode, UsageError
+from ktcli.errors import UsageError
 from ktcli.output import out, safe
 
 BEGINS = 48  # characters of the first question in a list
@@ -104,16 +105,11 @@ def rm(
       kt chats rm 2026-11-22-195454 2026-11-23-101500 --yes
     """
     paths = list(dict.fromkeys(_in_library(name) for name in names))
-    if not yes:
-        what = ", ".join(path.stem for path in paths)
-        if not out.confirm(f"Remove {what}?"):
-            out.note("Nothing was removed.")
-            raise typer.Exit(ExitCode.FAILED)
-    removed = []
+    names = [path.stem for path in paths]
+    require_yes(f"Remove {', '.join(names)}?")
     for path in paths:
         chats.remove(path)
-        removed.append(path.stem)
-    out.result({"removed": removed}, f"Removed {safe(', '.join(removed))}.")
+    out.result({"removed": names}, f"Removed {safe(', '.join(names))}.")
 
 
 @app.command()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ktcli.commands.cli.completable import SHELLS, Values, Verb, verbs
-from ktcli.commands.cli.options import JsonOpt, argument
+from ktcli.commands.cli.declarations import argument
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.cli.startup import ScriptPlace, install, place_of, uninstall
 from ktcli.errors import UsageError
 from ktcli.output import out

@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from typing import Annotated, Any
 
 from ktcli import config, settingsfile
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, family
+from ktcli.commands.cli.declarations import argument, family
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.config import Origin, Stated
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe

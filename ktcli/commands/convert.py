@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ktcli.assembly.convert import convert_entry, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
-from ktcli.commands.cli.options import (
-    DenseOpt,
-    ExpertsOpt,
-    JsonOpt,
-    ModelArg,
-    QuietOpt,
-    ThreadsOpt,
-    option,
-)
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.commands.view.fidelity import calibrated_by
 from ktcli.errors import NotFound, UsageError, counted, gib
 from ktcli.output import out, safe

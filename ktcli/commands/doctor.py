@@ -16,7 +16,8 @@ from ktcli import __version__, config
 from ktcli.assembly.host import host_here
 from ktcli.assembly.measuring import measure_machine
 from ktcli.assembly.survey import Surveyed, best_here
-from ktcli.commands.cli.options import JsonOpt, option, writable
+from ktcli.commands.cli.declarations import option, writable
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
 from ktcli.commands.view.report import record_machine, write_report
 from ktcli.commands.view.survey import surveyed_document

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
-from ktcli.errors import ExitCode, NotFound, gib
+from ktcli.commands.cli.declarations import argument, family, option, require_yes
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.errors import NotFound, gib
 from ktcli.output import out, safe
 from ktcli.store import engines
 from ktcli.store.engines import ExternalEngine, InstalledEngine
@@ -89,9 +88,7 @@ def rm(
         raise NotFound(f"{engine} is not installed", hint="kt engine list shows what is")
     labels = ", ".join(each.label for each in found)
     size = sum(each.size_bytes() for each in found)
-    if not yes and not out.confirm(f"Remove {labels} and free {gib(size)}?"):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    require_yes(f"Remove {labels} and free {gib(size)}?")
     freed = sum(engines.remove(each) for each in found)
     words = {"removed": [each.label for each in found], "freed_bytes": freed}
     out.result(words, f"Removed {labels}, freed {gib(freed)}.")

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ktcli import smallfiles
 from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.assignments import LINE, assignments, settings_file
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.engine_options import DeviceOpt, GpusOpt
 from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import (
-    JsonOpt,
-    MachineOpt,
-    NumaOpt,
-    PullOpt,
-    QuietOpt,
-    ThreadsOpt,
-    argument,
-    option,
-)
+from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
 from ktcli.errors import KtError, UsageError, counted
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa

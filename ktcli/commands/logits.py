@@ -13,7 +13,8 @@ from ktcli import smallfiles
 from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
-from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt, option
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt
 from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import KtError, UsageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-from ktcli.commands.cli.options import JsonOpt, option
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.errors import KtError
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.output import out, safe

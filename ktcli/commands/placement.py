@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from ktcli import smallfiles
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, family, option, writable
+from ktcli.commands.cli.declarations import argument, family, option, writable
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.output import out, safe
 
 app = family()

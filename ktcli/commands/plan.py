@@ -23,19 +23,11 @@ from ktcli.assembly.survey import (
     ranked,
     survey,
 )
+from ktcli.commands.cli.declarations import argument, option, writable
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
 from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import (
-    ContextOpt,
-    DenseOpt,
-    ExpertsOpt,
-    JsonOpt,
-    MachineOpt,
-    argument,
-    option,
-    writable,
-)
+from ktcli.commands.cli.options import ContextOpt, DenseOpt, ExpertsOpt, JsonOpt, MachineOpt
 from ktcli.commands.view.plan import document, render
 from ktcli.commands.view.survey import render_survey, survey_document
 from ktcli.errors import ExitCode, UsageError, gib

@@ -8,8 +8,9 @@ from ktcli.assembly.plan import host_described
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.search import Judged, judge
 from ktcli.assembly.survey import Formats, Surveyed, ranked, survey
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import FromOpt, JsonOpt, QuietOpt, argument, option
+from ktcli.commands.cli.options import FromOpt, JsonOpt, QuietOpt
 from ktcli.commands.view.search import found_document, hub_table, known_table, published_table
 from ktcli.errors import HubError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO

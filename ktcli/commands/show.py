@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ktcli.assembly.convert import conversions_outside
-from ktcli.commands.cli.options import JsonOpt, ModelArg, option
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import JsonOpt, ModelArg
 from ktcli.commands.library.alias import called
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe

@@ -8,6 +8,7 @@ from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.assembly.training import require_torch
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
@@ -17,7 +18,6 @@ from ktcli.commands.cli.options import (
     RunsOpt,
     ThreadsOpt,
     layers_option,
-    option,
 )
 from ktcli.commands.view.figures import (
     ceiling_words,

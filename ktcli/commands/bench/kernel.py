@@ -7,7 +7,8 @@ from functools import partial
 from typing import Annotated, Any
 
 from ktcli.assembly.host import team_here
-from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt, option
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.commands.view.figures import (
     ceiling_words,
     measured_figures,

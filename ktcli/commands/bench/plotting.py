@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.commands.cli.options import option, writable
+from ktcli.commands.cli.declarations import option, writable
 from ktcli.errors import KtError, UsageError
 from ktcli.output import out
 

@@ -13,6 +13,7 @@ from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.kvpages import store_below
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
@@ -21,7 +22,6 @@ from ktcli.commands.cli.options import (
     ModelArg,
     NumaOpt,
     ThreadsOpt,
-    option,
 )
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words
 from ktcli.engine import CpuEngine

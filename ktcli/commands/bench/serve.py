@@ -11,7 +11,8 @@ from typing import Annotated
 from ktcli import smallfiles
 from ktcli.commands.bench.plotting import PlotOpt, draw_into
 from ktcli.commands.cli.api_key import given_key
-from ktcli.commands.cli.options import JsonOpt, option, writable
+from ktcli.commands.cli.declarations import option, writable
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.errors import KtError, counted
 from ktcli.output import out
 

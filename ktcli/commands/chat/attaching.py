@@ -10,7 +10,7 @@ import typer
 
 from ktcli import config
 from ktcli.commands.chat.options import ALWAYS, NEVER
-from ktcli.commands.cli.options import given_options
+from ktcli.commands.cli.declarations import given_options
 from ktcli.config import Origin
 from ktcli.errors import KtError, UsageError
 from ktcli.output import out

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ktcli.commands.cli.options import argument, option, preferred, setting_option
+from ktcli.commands.cli.declarations import argument, checked, option, setting_option
 from ktcli.errors import UsageError
 from ktcli.records import dataclass
 from ktcli.settings import SETTINGS
@@ -101,9 +99,7 @@ NoKvCacheOpt = Annotated[
 ]
 
 
-def _attach(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    value = preferred(context, option, value)
-    return str(SETTINGS["attach"].read(value, "--attach", "leave it out"))
+_attach = checked(SETTINGS["attach"].read_option, else_setting=True)
 
 
 @dataclass(frozen=True, slots=True)

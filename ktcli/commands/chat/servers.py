@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.options import given_options
+from ktcli.commands.cli.declarations import given_options
 from ktcli.errors import UsageError
 from ktcli.output import out
 from ktcli.records import dataclass

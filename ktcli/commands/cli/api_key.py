@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
-from ktcli.commands.cli.options import option, preferred, setting_option
+from ktcli.commands.cli.declarations import option, preferred, setting_option
 from ktcli.errors import UsageError
 from ktcli.server.http.access import is_loopback
 from ktcli.server.http.keys import DEFAULT, FILE_BYTES_MOST, NamedKey, keys_in

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from ktcli.commands.chat.wording import lasting_name
-from ktcli.commands.cli.options import is_given
+from ktcli.commands.cli.declarations import is_given
 
 
 def given_words(context: typer.Context, without: Collection[str] = ()) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from ktcli import config
-from ktcli.commands.cli.options import setting_option
+from ktcli.commands.cli.declarations import setting_option
 from ktcli.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -24,6 +24,6 @@ def asked_events(address: str | None) -> EventsAddress | None:
 
     said = config.stated("kv-events")
     if address is not None:
-        text = SETTINGS["kv-events"].read(address, "--kv-events", "leave it out")
+        text = SETTINGS["kv-events"].read_option(address)
         return EventsAddress.parse(text, "--kv-events")
     return EventsAddress.parse(said.value, said.source) if said.text else None

@@ -5,19 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ktcli.assembly.request import DeviceWords
+from ktcli.assembly.request import DeviceWords, read_rules
 from ktcli.commands.bench.plotting import PlotOpt
+from ktcli.commands.cli.declarations import argument, checked, option, writable
 from ktcli.commands.cli.engine_options import GpuExpertsOpt
-from ktcli.commands.cli.options import (
-    AllowSpecialOpt,
-    NumaOpt,
-    ThreadsOpt,
-    argument,
-    option,
-    writable,
-)
+from ktcli.commands.cli.options import AllowSpecialOpt, NumaOpt, ThreadsOpt
 from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.records import dataclass
 
@@ -125,22 +117,6 @@ class EvalTextOptions:
     allow_special: AllowSpecialOpt = False
 
 
-def _device(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuses an unknown device, as early."""
-    if value is not None:
-        parse_device(value)
-    return value
-
-
-def _rules(context: typer.Context, option: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuses a file that has no rules before anything is pulled."""
-    from ktcli.assembly.request import read_rules
-
-    if value is not None:
-        read_rules(value)
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class EvalPlaceOptions:
     """Where models run: not where the machine's settings say, for figures are compared with those of other machines."""
@@ -152,7 +128,7 @@ class EvalPlaceOptions:
         option(
             "--device auto|cpu|cuda[:N]",
             "Where models run. Default: the CPU, with --placement auto.",
-            callback=_device,
+            callback=checked(parse_device),
         ),
     ] = None
     gpu_experts: GpuExpertsOpt = None
@@ -161,7 +137,7 @@ class EvalPlaceOptions:
         option(
             "--placement FILE",
             "File with rules that say where parts of the model go. Default: none, whatever the settings say.",
-            callback=_rules,
+            callback=checked(read_rules),
         ),
     ] = None
 

@@ -21,8 +21,9 @@ from ktcli.commands.chat.options import (
     TopK,
     TopP,
 )
+from ktcli.commands.cli.declarations import argument, option, setting_option
 from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option, setting_option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.records import dataclass

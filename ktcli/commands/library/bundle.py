@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ktcli.assembly.fetch import Bars
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option
+from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import KtError, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.store import bundlereader, bundlewriter, library

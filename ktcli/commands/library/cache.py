@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, family, option
+from ktcli.commands.cli.declarations import argument, family, option, require_yes
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.pagelabel import PageKind
@@ -163,9 +164,8 @@ def rm(
     chosen = _chosen(folder, names or [])
     what = "all KV pages" if chosen is None else f"the KV pages of {', '.join(names or [])}"
     what += "" if store is None else f" in {folder.path}"
-    if folder.path.is_dir() and not yes and not out.confirm(f"Remove {what}?"):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    if folder.path.is_dir():
+        require_yes(f"Remove {what}?")
     removed = [each.name for each in folder.stored()] if chosen is None else chosen
     freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
     document = {"removed": removed, "freed_bytes": freed}

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from ktcli import config, smallfiles
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.library.alias import called
 from ktcli.commands.view.counts import billions
 from ktcli.commands.view.times import age

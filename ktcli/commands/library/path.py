@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from ktcli import config
-from ktcli.commands.cli.options import JsonOpt, argument, option
+from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.options import JsonOpt
 from ktcli.output import out
 from ktcli.store import library
 from ktcli.store.places import EntryKind

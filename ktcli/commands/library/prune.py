@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, option
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.library.rm import carry_out, unfinished
 from ktcli.store import space
 from ktcli.store.disposal import Disposal
@@ -33,4 +34,4 @@ def prune(
       kt prune --checkpoints --yes
     """
     done = space.converted() if checkpoints else ()
-    carry_out(Disposal((*unfinished(), *done)), yes)
+    carry_out(Disposal((*unfinished(), *done)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, argument, option
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.library.alias import called
-from ktcli.errors import ExitCode, NotFound, UsageError, gib
+from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import library
 from ktcli.store.disposal import Disposal
@@ -60,7 +59,7 @@ def rm(
     if checkpoint_only:
         chosen = Disposal(_checkpoints(chosen.entries))
     named = called(chosen.entries)
-    carry_out(chosen, yes)
+    carry_out(chosen)
     left = called(library.entries())
     stay = {alias for of_one in named.values() for alias in of_one} - {
         alias for of_one in left.values() for alias in of_one
@@ -69,16 +68,11 @@ def rm(
         out.note(f"The alias {alias} stays; kt alias --rm {alias} removes it.")
 
 
-def carry_out(chosen: Disposal, yes: bool) -> None:
-    """Removes the chosen entries, and prints what was removed.
-
-    Args:
-        yes: whether nobody is asked.
-    """
+def carry_out(chosen: Disposal) -> None:
+    """Removes the chosen entries, and prints what was removed."""
     pages = chosen.pages()
-    if (chosen.entries or pages) and not yes and not out.confirm(_question(chosen.entries, pages)):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    if chosen.entries or pages:
+        require_yes(_question(chosen.entries, pages))
     done = chosen.carry_out()
     for label in done.stayed:
         out.note(f"{label} was completed in the meantime, so it is kept")

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import manifest
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option
+from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import BadCheckpoint, ExitCode, KtError, NotFound, UsageError, gib
 from ktcli.manifest import FileRecord, Manifest, Seal
 from ktcli.output import out, safe

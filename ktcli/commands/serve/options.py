@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt
-from ktcli.commands.cli.options import argument, option, preferred, setting_option
+from ktcli.commands.cli.declarations import argument, option, preferred, setting_option
 from ktcli.commands.serve.sockets import OLLAMA_PORT
 from ktcli.records import dataclass
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S

@@ -13,7 +13,8 @@ from ktcli import config
 from ktcli.client.address import bracketed
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import require_key
-from ktcli.commands.cli.options import MachineOpt, given_options, option
+from ktcli.commands.cli.declarations import given_options, option
+from ktcli.commands.cli.options import MachineOpt
 from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import UsageError, gib

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file, require_key
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option
+from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve.route_lines import (
     first_lines,

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, argument, option
+from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out
 from ktcli.server.process.discovery import FoundServer, running_servers

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from ktcli.client.address import bracketed
+from ktcli.commands.cli.declarations import family, is_given, option
 from ktcli.commands.cli.kv_store import InsecureOpt
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, is_given, option
+from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out
 from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
