@@ -19,13 +19,7 @@ from ktcli.commands.cli.options import (
     ThreadsOpt,
     layers_option,
 )
-from ktcli.commands.view.figures import (
-    ceiling_words,
-    measured_figures,
-    show_results,
-    threads_words,
-    warn_noisy,
-)
+from ktcli.commands.view import figures
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import Ceilings
@@ -97,10 +91,10 @@ def finetune(
     times = _measured(planned, pool, ceilings, (documents, length), rank, runs)
     row = _row(subject.name, planned, times, documents * length, whole, rank)
     front = {key: row[key] for key in ("tok_s", "forward_ms", "backward_ms")}
-    show_results(
+    figures.show_results(
         planned.machine, pool, [row], lambda: _words(row, pool, ceilings), ceilings, front=front
     )
-    warn_noisy([times.step.others_share])
+    figures.warn_noisy([times.step.others_share])
 
 
 def _measured(
@@ -161,7 +155,7 @@ def _row(
         "backward_percent": 100 * times.backward_share,
         "forward_bound": _BOUNDS[times.forward_bound],
         "backward_bound": _BOUNDS[times.backward_bound],
-        **measured_figures(times.step),
+        **figures.measured_figures(times.step),
     }
 
 
@@ -171,8 +165,8 @@ def _words(row: dict[str, Any], pool: Pool, ceilings: Ceilings) -> str:
     return out.table(
         [
             ("Model", f"{row['model']}, {row['layers']} layers, {experts}{row['dense']} dense"),
-            ("Threads", threads_words(pool)),
-            ("Ceiling", ceiling_words(ceilings)),
+            ("Threads", figures.threads_words(pool)),
+            ("Ceiling", figures.ceiling_words(ceilings)),
             ("Step", f"{row['n_tokens']:,} tokens, rank {row['rank']}"),
             ("Trained", f"{row['trained_parameters']:,} parameters in these layers"),
             ("Forward", f"{row['forward_ms']:.1f} ms per layer, {row['forward_percent']:.0f} % of the {bound}"),

@@ -9,14 +9,7 @@ from typing import Annotated, Any
 from ktcli.assembly.host import team_here
 from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
-from ktcli.commands.view.figures import (
-    ceiling_words,
-    measured_figures,
-    ops_words,
-    show_results,
-    threads_words,
-    warn_noisy,
-)
+from ktcli.commands.view import figures
 from ktcli.engine.arenas import refusals
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
@@ -99,7 +92,7 @@ def kernel(
         out.warn(warning)
     results = [*_results(wanted, pool, ceilings, machine)]
     rows = [_row(pool, result) for result in results]
-    show_results(machine, pool, rows, lambda: _render(pool, results, ceilings), ceilings)
+    figures.show_results(machine, pool, rows, lambda: _render(pool, results, ceilings), ceilings)
     _warn(results)
 
 
@@ -168,12 +161,12 @@ def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
         "ceilings": {_CEILINGS[result.ceiling][0]: result.rate / 1e9},
         "layers": result.layers,
         "weights_bytes": result.stack_bytes,
-        **measured_figures(measured),
+        **figures.measured_figures(measured),
     }
 
 
 def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
-    facts = [("Threads", threads_words(pool)), ("Ceiling", ceiling_words(ceilings))]
+    facts = [("Threads", figures.threads_words(pool)), ("Ceiling", figures.ceiling_words(ceilings))]
     head = (
         "work",
         "shape",
@@ -194,7 +187,9 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
             "" if r.case.per_expert is None else f"{r.case.per_expert:.4g}",
             f"{1e3 * r.measured.seconds:.3f} ms",
             f"{r.read_bps / 1e9:.1f}",
-            ops_words(r.ops, "OP" if format_named(r.format).activation_bits == 8 else "FLOP"),
+            figures.ops_words(
+                r.ops, "OP" if format_named(r.format).activation_bits == 8 else "FLOP"
+            ),
             f"{r.measured.share:4.0%} of the {_CEILINGS[r.ceiling][1]}",
         )
         for r in results
@@ -205,4 +200,4 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
 def _warn(results: list[LayerResult]) -> None:
     for shape in sorted({r.shape for r in results if r.cached}):
         out.warn(f"the weights of {shape} fit in the CPU caches, so memory was hardly read")
-    warn_noisy(r.measured.others_share for r in results)
+    figures.warn_noisy(r.measured.others_share for r in results)

@@ -8,19 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from ktcli.commands.chat.options import (
-    MaxTokens,
-    MinP,
-    Penalty,
-    Seed,
-    Stop,
-    System,
-    Temperature,
-    Think,
-    ThinkBudget,
-    TopK,
-    TopP,
-)
+from ktcli.commands.chat import options
 from ktcli.commands.cli.declarations import argument, option, setting_option
 from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
@@ -38,17 +26,17 @@ from ktcli.store.reference import Reference, split_adapter
 class PresetOptions:
     """What is set for a name; the fields are those of a preset."""
 
-    system: System = None
-    temperature: Temperature = None
-    top_k: TopK = None
-    top_p: TopP = None
-    min_p: MinP = None
-    repetition_penalty: Penalty = None
-    seed: Seed = None
-    stop: Stop = None
-    max_tokens: MaxTokens = None
-    think: Think = None
-    think_budget: ThinkBudget = None
+    system: options.System = None
+    temperature: options.Temperature = None
+    top_k: options.TopK = None
+    top_p: options.TopP = None
+    min_p: options.MinP = None
+    repetition_penalty: options.Penalty = None
+    seed: options.Seed = None
+    stop: options.Stop = None
+    max_tokens: options.MaxTokens = None
+    think: options.Think = None
+    think_budget: options.ThinkBudget = None
     context: Annotated[int | None, setting_option("context", "-c", min=1)] = None
 
     @property

@@ -14,13 +14,7 @@ from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file, require_key
 from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.cli.service import print_as_unit, start_in_background
-from ktcli.commands.serve.route_lines import (
-    first_lines,
-    settings_document,
-    settings_words,
-    status_document,
-    status_words,
-)
+from ktcli.commands.serve import route_lines
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import Busy, UsageError
 from ktcli.output import out
@@ -148,7 +142,7 @@ def route(
         from ktcli.server.router.client import status
 
         found = status(port)
-        out.result(status_document(found), lambda: status_words(found))
+        out.result(route_lines.status_document(found), lambda: route_lines.status_words(found))
         return
     if not words:
         raise UsageError(
@@ -167,7 +161,9 @@ def route(
         return
     settings = _settings(addresses, place, keys, model, dry_run=dry_run)
     if dry_run:
-        out.result(settings_document(settings), lambda: settings_words(settings))
+        out.result(
+            route_lines.settings_document(settings), lambda: route_lines.settings_words(settings)
+        )
         return
     _run(settings)
 
@@ -256,7 +252,7 @@ def _run(settings: RouterSettings) -> None:
 
     def ready() -> None:
         out.note(f"{said}; press Ctrl-C to stop")
-        for line in first_lines(settings):
+        for line in route_lines.first_lines(settings):
             out.note(line)
         supervisor.ready(said)
         shorten(log_path(place.port))
@@ -312,4 +308,4 @@ def _change(port: int, changes: Sequence[str], words: Sequence[str], *, adds: bo
     address = _addresses(changes)[0]
     with out.progress(f"{'Adding' if adds else 'Removing'} {address.url}", unit="servers"):
         found = change(port, address, adds=adds)
-    out.result(status_document(found), lambda: status_words(found))
+    out.result(route_lines.status_document(found), lambda: route_lines.status_words(found))

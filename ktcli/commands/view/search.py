@@ -7,14 +7,12 @@ from typing import Any
 
 from ktcli.assembly.search import Judged
 from ktcli.assembly.survey import Surveyed
-from ktcli.commands.view.bars import can_draw
+from ktcli.commands.view import survey
 from ktcli.commands.view.counts import billions
-from ktcli.commands.view.survey import origins, surveyed_document
 from ktcli.errors import gib, predicted
-from ktcli.output import out, safe, table
+from ktcli.output import out
 from ktcli.store.catalog import Published
 
-_NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which a table has fewer; of no terminal
 _MOST_REASON = 60
 
 
@@ -35,7 +33,7 @@ def found_document(
 def _known(each: Surveyed) -> dict[str, Any]:
     profile = each.profile
     return {
-        **surveyed_document(each),
+        **survey.surveyed_document(each),
         "family": profile.config.get("model_type"),
         "repositories": dict(profile.repositories),
     }
@@ -62,7 +60,7 @@ def _judged(each: Judged) -> dict[str, Any]:
 
 def known_table(found: Sequence[Surveyed]) -> str:
     """Returns the models of the catalogue, with as many columns as the terminal has room for."""
-    columns = _columns(3, 6, 7)
+    columns = survey.columns_for(3, 6, 7)
     speed = "TOKENS/S" if columns > 3 else "T/S"
     head = ("MODEL", "MEMORY", speed, "PARAMETERS", "DOWNLOAD", "LICENCE", "FAMILY")
     rows = []
@@ -71,22 +69,17 @@ def known_table(found: Sequence[Surveyed]) -> str:
         rows.append(
             (
                 profile.name,
-                gib(_need_bytes(each)) if plan else "-",
+                survey.memory_words(plan) if plan else "-",
                 predicted(plan.speed.decode) if plan and each.fits else "-",
                 billions(profile.parameters) if profile.parameters else "",
-                "built in" if profile.builtin else each.here or gib(profile.download_bytes or 0),
+                survey.download_words(each),
                 profile.license,
                 str(profile.config.get("model_type", "")),
             )[:columns]
         )
-    table_of_it = _marked(rows, head[:columns], [each.fits for each in found], right=(1, 2, 3, 4))
-    return "\n".join([table_of_it, *origins(found)])
-
-
-def _need_bytes(each: Surveyed) -> int:
-    """The memory of the machine and of the GPU, where it is used."""
-    plan = each.plan
-    return 0 if plan is None else plan.need_bytes + (plan.device.need.total if plan.device else 0)
+    good = [each.fits for each in found]
+    table = survey.marked_table(rows, head[:columns], good, right=(1, 2, 3, 4))
+    return "\n".join([table, *survey.origins(found)])
 
 
 def published_table(published: Sequence[Published]) -> str:
@@ -97,7 +90,7 @@ def published_table(published: Sequence[Published]) -> str:
 
 def hub_table(judged: Sequence[Judged]) -> str:
     """Returns a table of the hubs' results; the last column has the reason why kt cannot run a model."""
-    columns = _columns(2, 5, 5)
+    columns = survey.columns_for(2, 5, 5)
     head = ("REPOSITORY", "HERE", "PARAMETERS", "DOWNLOADS", "FAMILY")
     rows = []
     for each in judged:
@@ -105,7 +98,7 @@ def hub_table(judged: Sequence[Judged]) -> str:
         parameters = billions(each.parameters) if each.parameters else ""
         row = (each.hit.reference, _verdict(each), parameters, downloads, each.model_type)
         rows.append(row[:columns])
-    return _marked(rows, head[:columns], [each.fits for each in judged], right=(2, 3))
+    return survey.marked_table(rows, head[:columns], [each.fits for each in judged], right=(2, 3))
 
 
 def _verdict(each: Judged) -> str:
@@ -116,19 +109,3 @@ def _verdict(each: Judged) -> str:
     if plan.fits:
         return f"{predicted(plan.speed.decode)} tokens/s"
     return f"needs {gib(plan.need_bytes)}"
-
-
-def _columns(narrow: int, middle: int, wide: int) -> int:
-    width = out.width or _WIDE
-    return narrow if width < _NARROW else middle if width < _MIDDLE else wide
-
-
-def _marked(
-    rows: Sequence[Sequence[str]], head: Sequence[str], good: Sequence[bool], right: Sequence[int]
-) -> str:
-    """A table whose lines begin with whether the model runs here."""
-    kept = [i for i in right if i < len(head)]
-    first, *lines = table(rows, head, right=kept).splitlines()
-    yes, no = ("\u2713", "\u2717") if can_draw() else ("+", "-")
-    marks = (out.style(yes, "green") if each else no for each in good)
-    return "\n".join([f"  {safe(first)}", *map("{} {}".format, marks, lines)])
