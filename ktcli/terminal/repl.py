@@ -19,8 +19,7 @@ from ktcli.records import dataclass
 from ktcli.terminal import attachments, slash
 from ktcli.terminal.replstate import Models, ReplState
 from ktcli.terminal.screen import Screen, visible
-from ktcli.terminal.statistics import cached_line, six_lines
-from ktcli.terminal.statusline import nearly_full, status_line
+from ktcli.terminal.statusline import cached_line, nearly_full, six_lines, status_line
 
 
 class Asks(Protocol):

@@ -18,8 +18,7 @@ from ktcli.records import dataclass
 from ktcli.terminal import slash_files as files
 from ktcli.terminal.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.terminal.replstate import ReplState
-from ktcli.terminal.statistics import cached_line, six_lines
-from ktcli.terminal.statusline import in_ascii
+from ktcli.terminal.statusline import cached_line, in_ascii, six_lines
 
 _HELP_COLUMN = 26  # where meanings begin
 _COLUMNS = 80  # where there is no screen

@@ -25,9 +25,15 @@ from ktcli.commands.cli.declarations import family, option, writable
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg, RunsOpt
-from ktcli.commands.view.device_figures import Used, device_figures
 from ktcli.commands.view.figures import show_results
-from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
+from ktcli.commands.view.speed import (
+    Used,
+    batch_words,
+    device_figures,
+    speed_row,
+    speed_words,
+    warn_about,
+)
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
 from ktcli.measure.bench import BenchResult, Ceilings, Job, Phase, Roofline, run, traced

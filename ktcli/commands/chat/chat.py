@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
-from ktcli.commands.chat import file as answer_file
+from ktcli.commands.chat.answering import answer_once, checked_output, converse
 from ktcli.commands.chat.attaching import Attaching
-from ktcli.commands.chat.form import asked_form
 from ktcli.commands.chat.options import (
     ChatOptions,
     DraftOpt,
@@ -23,7 +22,7 @@ from ktcli.commands.chat.options import (
     ServerOptions,
     StatsOpt,
 )
-from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
+from ktcli.commands.chat.request import AnswerRequest, asked_form, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
 from ktcli.commands.cli.declarations import preset_context
@@ -104,7 +103,7 @@ def chat(
     asked = AnswerRequest(
         sampling, answers, stats, _draft_options(draft), allow_special, form.jsonl,
         explain_cache=explain_cache, kept=kept_chat(resumed.go_on, resumed.resume),
-        output=None if form.output is None else answer_file.checked(form.output),
+        output=None if form.output is None else checked_output(form.output),
         form=asked_form(form.schema, form.format),
     )  # fmt: skip
     server = asked_server(here, place.server, place.server_key_file, asked.kept)
@@ -141,12 +140,8 @@ def _talk(
     made = _begun(opened, asked)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
-            from ktcli.commands.chat.conversing import converse
-
             converse(made, models, asked, opened.place)
         else:
-            from ktcli.commands.chat.once import answer_once
-
             answer_once(made, words, asked)
 
 

@@ -72,7 +72,7 @@ HEADINGS: dict[str, dict[str, Row]] = {
         "show": Row("show:show", "Show what a model is and what it needs.", _ARRAYS),
         "verify": Row("library.verify:verify", "Check a model's files against their hashes."),
         "rm": Row("library.rm:rm", "Remove a model and free its space."),
-        "prune": Row("library.prune:prune", "Remove what interrupted work left behind."),
+        "prune": Row("library.rm:prune", "Remove what interrupted work left behind."),
         "du": Row("library.du:du", "Show how much disk space each model takes."),
         "path": Row("library.path:path", "Print the folder of a model, or of the library."),
         "export": Row(

@@ -1,4 +1,4 @@
-"""`kt rm`: remove models and free their space."""
+"""`kt rm` and `kt prune`: remove models, or what no model needs any more, and free their space."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.library.alias import called
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
-from ktcli.store import library
+from ktcli.store import library, space
 from ktcli.store.disposal import Disposal
 from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import StoredPages
@@ -112,3 +112,29 @@ def unfinished() -> list[Entry]:
         if entry.running:
             out.note(f"keeping {entry.label}: {entry.problem}")
     return [entry for entry in found if not entry.running]
+
+
+def prune(
+    checkpoints: Annotated[
+        bool,
+        option(
+            "--checkpoints", "Also remove checkpoints of models that have a complete conversion."
+        ),
+    ] = False,
+    yes: YesOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Remove what interrupted work left behind.
+
+    Removes interrupted pulls and conversions, and files left by killed processes. Work in progress
+    and complete models stay. --checkpoints also removes the files that a conversion was made from;
+    another conversion or a repair would have to pull them again.
+
+    Examples:
+
+      kt prune                    asks before it removes anything
+      kt prune --checkpoints --yes
+    """
+    done = space.converted() if checkpoints else ()
+    carry_out(Disposal((*unfinished(), *done)))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+from ktcli import config
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt
 from ktcli.commands.cli.declarations import argument, option, preferred, setting_option
 from ktcli.commands.serve.sockets import OLLAMA_PORT
 from ktcli.records import dataclass
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
+from ktcli.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from ktcli.server.kvevents.address import EventsAddress
 
 NameArg = Annotated[
     str | None, argument("NAME", "Model to serve. Default: the model setting, else kt-mini.")
@@ -116,3 +121,21 @@ class ServiceOptions:
     print_unit: Annotated[
         bool, option("--print-unit", "Print a systemd unit for this server, and do nothing else.")
     ] = False
+
+
+KvEventsOpt = Annotated[str | None, setting_option("kv-events")]
+
+
+def asked_events(address: str | None) -> EventsAddress | None:
+    """Returns the address in the option, or in the setting where the option is not given; None: there is none.
+
+    Raises:
+        UsageError: it is not an address.
+    """
+    from ktcli.server.kvevents.address import EventsAddress
+
+    said = config.stated("kv-events")
+    if address is not None:
+        text = SETTINGS["kv-events"].read_option(address)
+        return EventsAddress.parse(text, "--kv-events")
+    return EventsAddress.parse(said.value, said.source) if said.text else None

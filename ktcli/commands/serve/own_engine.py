@@ -11,8 +11,13 @@ from ktcli.assembly.kvpages import PageWatch
 from ktcli.assembly.talking import Opening, plan_of, prepared
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.serve.access import reload_of
-from ktcli.commands.serve.lines import event_lines, first_lines, is_probe
-from ktcli.commands.serve.logs import libraries_heard, log_request
+from ktcli.commands.serve.lines import (
+    event_lines,
+    first_lines,
+    is_probe,
+    libraries_heard,
+    log_request,
+)
 from ktcli.commands.serve.options import AccessOptions, ModelOptions, ServiceOptions
 from ktcli.commands.serve.sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.engine.scheduler import Limits
