@@ -267,7 +267,8 @@ def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -
     """
     from ktcli.terminal import slash
     from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt
-    from ktcli.terminal.repl import Remarks, talk
+    from ktcli.terminal.repl import talk
+    from ktcli.terminal.replstate import Remarks
     from ktcli.terminal.slash_files import resume
 
     def go_on(repl: ReplState) -> None:
