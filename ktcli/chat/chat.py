@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.chat.base import BaseChat, Progress
+from ktcli.chat.base import AnswerHooks, BaseChat, Progress
 from ktcli.chat.compaction import DROP_SHARE, SUMMARY_SHARE
 from ktcli.chat.conversation import Conversation, Saved, Turn
 from ktcli.chat.fitting import FittedText, Fitting
@@ -146,9 +146,7 @@ class Chat(BaseChat):
         """The number of tokens in the context."""
         return 0 if self._run is None else self._run.length
 
-    def _made(
-        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[AnswerPiece]:
+    def _made(self, reply: Reply, hooks: AnswerHooks) -> Iterator[AnswerPiece]:
         """Yields the pieces of the answer, see `BaseChat`."""
         prompt = self._fitted(reply)
         reply.at, reply.timeline = len(prompt.text), self._read(prompt)
@@ -161,7 +159,7 @@ class Chat(BaseChat):
             shape=self._shape,
             think_budget=settings.think_budget,
         )
-        yield from self._told(reply, prompt, options, self._sampler, cancelled, progress)
+        yield from self._told(reply, prompt, options, self._sampler, hooks)
         if reply.ids:
             reply.clocks.append(self.backend.engine.operations())
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
@@ -188,8 +186,7 @@ class Chat(BaseChat):
         prompt: EncodedPrompt,
         options: AnswerOptions,
         sampler: Sampler,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        hooks: AnswerHooks,
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of an answer; after those of each token, when its text is part of the reply, `heard` is
         told."""
@@ -207,13 +204,13 @@ class Chat(BaseChat):
             run.submit()
             self._run = run
             while run.finish is None:
-                if cancelled():
+                if hooks.cancelled():
                     run.cancel()
                 for event in self.session.step():
                     if event.answer in run.parts:  # else of an answer that was interrupted twice
                         run.hear(event)
                     while came:
-                        yield from self._taken(reply, came.popleft(), progress)
+                        yield from self._taken(reply, came.popleft(), hooks.progress)
         finally:
             if run.finish is None:  # nobody listens any more
                 run.cancel()
@@ -289,11 +286,7 @@ class Chat(BaseChat):
         return EncodedPrompt(text, ids, marks, shared=shared, depths=depths, forced=forced)
 
     def _summed_up(
-        self,
-        before: Conversation,
-        reply: Reply,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        self, before: Conversation, reply: Reply, hooks: AnswerHooks
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of a summary, see `BaseChat`."""
         context = self.backend.engine.context
@@ -306,7 +299,7 @@ class Chat(BaseChat):
         prompt = self._prompt(fitted.text, fitted.ids, before.messages)
         options = AnswerOptions(self._sampler.settings, max_tokens=most)
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
-        return self._told(reply, prompt, options, sampler, cancelled, progress)
+        return self._told(reply, prompt, options, sampler, hooks)
 
     def _read(self, prompt: EncodedPrompt) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)

@@ -85,7 +85,11 @@ def require_free(path: Path) -> None:
     if path.stem == LAST and path.parent == chats_folder():
         raise UsageError(f"{LAST} always means the newest chat", hint="choose another name")
     if path.with_suffix(log.SUFFIX).exists():
-        raise UsageError(f"a chat named {path.stem} already exists", hint="choose another name")
+        raise _taken(path.stem)
+
+
+def _taken(stem: str) -> UsageError:
+    return UsageError(f"a chat named {stem} already exists", hint="choose another name")
 
 
 def _path(name: str) -> Path:
@@ -229,15 +233,13 @@ def rename(path: Path, name: str) -> Path:
     target = path.with_name(f"{stem}{path.suffix}")
     require_free(target)
     if path.with_name(f"{stem}{document.SUFFIX}").exists():
-        raise UsageError(f"a chat named {stem} already exists", hint="choose another name")
+        raise _taken(stem)
     try:
         try:
             os.link(path, target)  # unlike a rename it never takes another's place
             path.unlink()
         except FileExistsError:
-            raise UsageError(
-                f"a chat named {stem} already exists", hint="choose another name"
-            ) from None
+            raise _taken(stem) from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise

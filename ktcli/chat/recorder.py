@@ -143,9 +143,7 @@ class ChatRecorder:
     def begin(self) -> None:
         """Starts a new file for a new conversation; the file of the one before stays as it is."""
         self._begins = self._begins or self.is_kept
-        self._let_go()
-        self._as_loaded = None
-        self.keep()
+        self.fork()
 
     def fork(self) -> None:
         """Continues in a new file, a copy of the conversation so far; the old file stays as it is."""
