@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
         return made
 
     OK = 0, "success"
-    FAILED = (1, "a failure without a code of its own, or you answered no")
+    FAILED = 1, "a failure without a code of its own, or you answered no"
     USAGE = 2, "the command line, a variable or a request is invalid"
     NOT_FOUND = 3, "a model, a file or a name does not exist"
     NO_ROOM = 4, "not enough memory or disk space"
@@ -58,10 +58,8 @@ class ExitCode(IntEnum):
     NO_KERNELS = 9, "the native library is missing or cannot be used"
     NO_DEVICE = 10, "the GPU, its driver or torch failed, or its memory is full"
     INTERNAL = 70, "internal error; KT_DEBUG=1 shows the traceback"  # EX_SOFTWARE of sysexits.h
-    INTERRUPTED = (
-        130,
-        "interrupted with Ctrl-C; finished work is kept",
-    )  # 128 + SIGINT, what a shell reports
+    # 128 + SIGINT, what a shell reports.
+    INTERRUPTED = 130, "interrupted with Ctrl-C; finished work is kept"
 
 
 def gib(size_bytes: int | float) -> str:
@@ -138,6 +136,15 @@ def hinted(hint: str) -> Iterator[None]:
     except KtError as error:
         error.hint = error.hint or hint
         raise
+
+
+@contextmanager
+def refusals(said: str, *, hint: str = "") -> Iterator[None]:
+    """Opens a context in which what the system refuses is a KtError: "cannot write FILE: no space left on device"."""
+    try:
+        yield
+    except OSError as error:
+        raise KtError(f"{said}: {error.strerror}", hint=hint) from error
 
 
 class UsageError(KtError):

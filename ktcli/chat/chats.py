@@ -18,7 +18,7 @@ from pathlib import Path
 from ktcli import config
 from ktcli.chat import document, log
 from ktcli.chat.conversation import Saved
-from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.errors import KtError, NotFound, UsageError, refusals
 from ktcli.records import dataclass
 
 _AROUND = 40  # characters on each side of what was searched
@@ -234,7 +234,7 @@ def rename(path: Path, name: str) -> Path:
     require_free(target)
     if path.with_name(f"{stem}{document.SUFFIX}").exists():
         raise _taken(stem)
-    try:
+    with refusals(f"cannot rename {path}"):
         try:
             os.link(path, target)  # unlike a rename it never takes another's place
             path.unlink()
@@ -244,8 +244,6 @@ def rename(path: Path, name: str) -> Path:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise
             path.rename(target)  # a disk without links
-    except OSError as error:
-        raise KtError(f"cannot rename {path}: {error.strerror}") from error
     return target
 
 
@@ -256,10 +254,8 @@ def remove(path: Path) -> None:
         Busy: a process has it open. KtError: the system refuses.
     """
     require_closed(path)
-    try:
+    with refusals(f"cannot remove {path}"):
         path.unlink()
-    except OSError as error:
-        raise KtError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def require_closed(path: Path) -> None:

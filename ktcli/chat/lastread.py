@@ -41,10 +41,8 @@ class LastRead:
         self._runs: Runs = ()
         self._late: list[tuple[int, bytes]] = []  # where an answer begins, and its depths
         self._system, self._omitted = "", NOTHING_OMITTED
-        self._first, self._behind = (
-            0,
-            deque[Turn](),
-        )  # turns that are still there, and those behind them
+        # Turns that are still there, and those behind them.
+        self._first, self._behind = 0, deque[Turn]()
         self._answers: list[str] = []
 
     def begin(self, prompt: ReadRecord, conversation: Conversation) -> None:

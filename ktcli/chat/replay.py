@@ -36,19 +36,14 @@ class Replay:
         self._read = LastRead()
         self._open: list[str] | None = None  # the pieces of the answer that is being made
         self._ids: list[int] = []
-        self._late, self._defer = (
-            bytearray(),
-            0,
-        )  # the depths of deferral of `_ids`, and of the next
+        self._late, self._defer = bytearray(), 0  # the depths of `_ids`, and of the next
         self._at, self._whole = 0, True
         self._tokens = self._time_s = self._damaged = 0
 
     def take(self, record: Record | None) -> None:
         """Applies one record to the conversation; None stands for a damaged line."""
         if record is not None:
-            follow = KINDS.get(
-                next(iter(record), "")
-            )  # None: of a later version that is compatible
+            follow = KINDS.get(next(iter(record), ""))  # None: of a later, compatible version
             try:
                 if follow is not None:
                     follow(self, record)

@@ -13,7 +13,7 @@ from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.engine_options import DeviceOpt, GpusOpt
 from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
-from ktcli.errors import KtError, UsageError, counted
+from ktcli.errors import UsageError, counted, refusals
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.interrupt import Interrupt
@@ -306,10 +306,8 @@ def _write_arguments(asked: Asked) -> None:
 
     named = {"dataset": ",".join(each.name for each in asked.sources)}
     text = yaml.safe_dump(asked.settings.document | named, sort_keys=True)
-    try:
+    with refusals(f"cannot write to {asked.output}"):
         smallfiles.write(asked.output / "training_args.yaml", text)
-    except OSError as error:
-        raise KtError(f"cannot write to {asked.output}: {error.strerror}") from error
 
 
 def _draw(run: FinetuneRun, asked: Asked) -> None:

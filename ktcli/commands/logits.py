@@ -17,7 +17,7 @@ from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt
 from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import UsageError, refusals
 from ktcli.hardware.numa import OFF, asked_numa
 from ktcli.measure.reader import I32Array, TextReader, pieces, steps
 from ktcli.output import out, safe
@@ -58,11 +58,8 @@ def logits(
     streams = min(MOST_AT_ONCE, len(sequences))
     wanted = Wanted(longest, threads, exact=exact, all_logits=True, streams=streams, numa=teams)
     values = _compute(load(prepare(model, wanted, listener=out), wanted, out), sequences, streams)
-    try:
-        with open(target, "wb") as file:
-            np.save(file, values)
-    except OSError as error:
-        raise KtError(f"cannot write {target}: {error.strerror}") from error
+    with refusals(f"cannot write {target}"), open(target, "wb") as file:
+        np.save(file, values)
     tokens, vocab = values.shape
     document = {
         "path": str(target),

@@ -8,9 +8,8 @@ from functools import lru_cache
 
 RESET, CLEAR_REST = "\x1b[0m", "\x1b[K"
 _JOINER = "\u200d"
-_NEVER_FIRST = frozenset(
-    "、。，．：；！？）］｝」』】〉》・ー…"
-)  # of a line of Chinese or Japanese
+# Of a line of Chinese or Japanese.
+_NEVER_FIRST = frozenset("、。，．：；！？）］｝」』】〉》・ー…")
 _LEAST_COLUMNS = 2  # a wide character
 
 

@@ -93,9 +93,8 @@ class Screen:
         self._live_line, self._live_s = "", 0.0  # what stands below the answer, and since when
         self._drawing: Drawing | None = None  # of what has begun
         self._folded: ThoughtsLine | None = None
-        self._thought = self._line = (
-            False  # the last piece was a thought; a line is drawn that will be wiped
-        )
+        self._thought = False  # the last piece was a thought
+        self._line = False  # a line is drawn that will be wiped
         self._skips = False  # newlines before the answer's first word
         self._last = "\n"
 
@@ -209,9 +208,8 @@ class Screen:
             self._last = text[-1]
             return
         if self._drawing is None:
-            if (
-                self._last != "\n"
-            ):  # below a thought or an answer, whose end this text's own newline is
+            # Below a thought or an answer, whose end this text's own newline is.
+            if self._last != "\n":
                 self._stream.write("\n")
                 text = text.removeprefix("\n")
             self._drawing = self._drawn()

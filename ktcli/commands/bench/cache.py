@@ -24,9 +24,8 @@ from ktcli.settings import SIZES
 _RULES = [rule.value for rule in Rule]
 _ALL_RULES = ",".join(_RULES)
 _MOST_SERVERS, _MOST_FLEETS = 64, 500
-_DISK_BPS = (
-    1e9  # of reading pages, slower than any NVMe drive; reading must beat computing to matter
-)
+# Of reading pages, slower than any NVMe drive; reading must beat computing to matter.
+_DISK_BPS = 1e9
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*tokens?", re.ASCII)
 _THOUSANDS = {"": 1, "k": 1000, "K": 1000, "M": 1_000_000, "G": 1_000_000_000}
 _UNLIMITED = "unlimited"

@@ -3,11 +3,12 @@ again. Other lines of that file are left as they are."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from ktcli import smallfiles
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import UsageError, refusals
 from ktcli.records import dataclass
 
 MARK = "# kt completion"  # ends the line in a startup file
@@ -80,10 +81,8 @@ def uninstall(place: ScriptPlace) -> list[Path]:
     """
     done = []
     if _own_script(place) is not None:
-        try:
+        with refusals(f"cannot remove {place.script}"):
             place.script.unlink()
-        except OSError as error:
-            raise KtError(f"cannot remove {place.script}: {error.strerror}") from error
         done.append(place.script)
     if place.startup is not None:
         before = _text(place.startup)
@@ -120,22 +119,17 @@ def _without_mark(text: str) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    try:
+    with refusals(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):
         return smallfiles.read_bounded(path, _MOST_BYTES)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise KtError(f"cannot read {path}: {error.strerror}") from error
+    return None
 
 
 def _write(path: Path, data: bytes) -> None:
     target = Path(os.path.realpath(path))  # a link, from a repository of such files, stays one
-    try:
+    with refusals(f"cannot write {path}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
         smallfiles.write(target, data, mode)
-    except OSError as error:
-        raise KtError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _quoted(path: Path) -> str:

@@ -27,9 +27,8 @@ from ktcli.judging.prediction import cut, measure, read
 from ktcli.output import out
 from ktcli.text.passage import read_passage
 
-TOKENS = (
-    40_960  # with them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing
-)
+# With them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing.
+TOKENS = 40_960
 
 
 @with_option_groups

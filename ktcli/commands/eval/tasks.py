@@ -98,9 +98,8 @@ def _models(ready: Ready) -> list[AskedModel]:
     texts = read_text_model(ready.base, ready.pack, chats=False)
     found = [AskedModel(ready.base, texts, False)]
     if ready.adapter:
-        found.append(
-            AskedModel(ready.name, replace(texts, rows=None), True)
-        )  # as in a chat with it
+        with_it = replace(texts, rows=None)  # as in a chat with it
+        found.append(AskedModel(ready.name, with_it, True))
     return found
 
 
