@@ -191,12 +191,10 @@ def listed(lines: list[Listed], *, numbered: bool = False) -> str:
         cut = f"{words[:BEGINS]}…" if len(words) > BEGINS and not line.problem else words
         counts = ("", "") if line.problem else (str(line.questions), _count(line.tokens))
         name = f"{line.name} (open)" if line.is_open else line.name
-        row = (name, age(time.time() - line.used_s), line.model, *counts, cut)
-        rows.append((str(number), *row) if numbered else row)
-    head = ("NAME", "USED", "MODEL", "TURNS", "TOKENS", "BEGINS")
-    right = (3, 4)
-    if numbered:
-        return out.table(rows, ("", *head), right=(0, 4, 5)) if rows else ""
+        used = age(time.time() - line.used_s)
+        rows.append((str(number), name, used, line.model, *counts, cut)[not numbered :])
+    head = ("", "NAME", "USED", "MODEL", "TURNS", "TOKENS", "BEGINS")[not numbered :]
+    right = [head.index(each) for each in ("", "TURNS", "TOKENS") if each in head]
     return out.table(rows, head, right=right) if rows else ""
 
 

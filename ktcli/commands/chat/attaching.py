@@ -11,6 +11,8 @@ import typer
 from ktcli import config
 from ktcli.commands.chat.options import ALWAYS, NEVER
 from ktcli.commands.cli.declarations import given_options
+from ktcli.commands.cli.engine_options import EngineOptions
+from ktcli.commands.cli.kv_store import KvStoreOptions
 from ktcli.config import Origin
 from ktcli.errors import KtError, UsageError
 from ktcli.output import out
@@ -25,25 +27,9 @@ if TYPE_CHECKING:
     from ktcli.text.model import TextModel
 
 # Parameters of kt chat that are about an engine of its own.
-_OWN = (
-    "threads",
-    "numa",
-    "kv",
-    "device",
-    "gpus",
-    "gpu_experts",
-    "placement",
-    "defer",
-    "prefill_threshold",
-    "no_kv_cache",
-    "kv_store",
-    "kv_store_size",
-    "insecure",
-)
-_TRIALS = (
-    "isa",
-    "tile-min",
-)  # settings that only a variable gives, for a trial: it is about an engine of its own
+OWN = (*EngineOptions.__slots__, "no_kv_cache", *KvStoreOptions.__slots__)
+# Settings that only a variable gives, for a trial: it is about an engine of its own.
+_TRIALS = ("isa", "tile-min")
 # Settings whose variable may hold for every command of a shell: the server's own hold there, and that is said.
 _SERVERS = ("threads numa kv device gpus placement defer heat cache kv-store kv-store-size").split()
 
@@ -80,7 +66,7 @@ class Attaching:
                 f"--no-attach and --attach {values['attach']} cannot be used together",
                 hint="leave one of them out",
             )
-        asked = [given[name] for name in _OWN if name in given]
+        asked = [given[name] for name in OWN if name in given]
         asked += [each.words for each in map(config.stated, _TRIALS) if each.text]
         said = [config.stated(name) for name in _SERVERS]
         return cls(

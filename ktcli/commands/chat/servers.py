@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
+from ktcli.commands.chat.attaching import OWN
 from ktcli.commands.cli.declarations import given_options
 from ktcli.errors import UsageError
 from ktcli.output import out
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 OFF = "off"  # of the setting server
 _KEY_FILE = "server-key-file"
 # Parameters of kt chat that are about a model loaded on this machine: a server gets texts, and no ids.
-_LOCAL = (
-    "threads numa kv device gpus gpu_experts placement defer prefill_threshold context draft no_kv_cache kv_store"
-    " kv_store_size insecure attach no_attach"
-    " explain_cache allow_special"
-).split()
+_LOCAL = {*OWN, "context", "draft", "attach", "no_attach", "explain_cache", "allow_special"}
 
 
 @dataclass(frozen=True, slots=True)
