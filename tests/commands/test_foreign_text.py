@@ -138,7 +138,7 @@ def test_a_request_is_one_line_of_the_log(capsys: Capture) -> None:
 
 # Results that a program may have exactly: a path, a script, a unit, a conversation, the value of a setting.
 EXACT = {
-    "path.py",
+    "list.py",
     "completion.py",
     "service.py",
     "chats.py",

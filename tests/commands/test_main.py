@@ -18,8 +18,8 @@ import typer
 
 from docs import reference
 from ktcli import errors
+from ktcli.commands.chat.wording import text_of
 from ktcli.commands.cli import help, table
-from ktcli.commands.cli.piped import text_of
 from ktcli.errors import KtError
 from ktcli.main import main
 from ktcli.settings import TABLE, Setting

@@ -73,8 +73,8 @@ HEADINGS: dict[str, dict[str, Row]] = {
         "verify": Row("library.verify:verify", "Check a model's files against their hashes."),
         "rm": Row("library.rm:rm", "Remove a model and free its space."),
         "prune": Row("library.rm:prune", "Remove what interrupted work left behind."),
-        "du": Row("library.du:du", "Show how much disk space each model takes."),
-        "path": Row("library.path:path", "Print the folder of a model, or of the library."),
+        "du": Row("library.rm:du", "Show how much disk space each model takes."),
+        "path": Row("library.list:path", "Print the folder of a model, or of the library."),
         "export": Row(
             "library.bundle:export", "Write a model to a file, for machines without a network."
         ),

@@ -1,4 +1,4 @@
-"""`kt list`: list the models in the library, and those that can be pulled."""
+"""`kt list` and `kt path`: list the models in the library, and those that can be pulled; print the folder of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from ktcli import config, smallfiles
-from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.library.alias import called
@@ -175,3 +175,27 @@ def _short(source: str) -> str:
     """The source with its commit shortened, for people."""
     origin, at, revision = source.rpartition("@")
     return f"{origin}@{revision[:12]}" if at else source
+
+
+def path(
+    model: Annotated[
+        str | None, argument("[MODEL]", "Model on disk. Default: the library folder.")
+    ] = None,
+    checkpoint: Annotated[
+        bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
+    ] = False,
+    json: JsonOpt = False,
+) -> None:
+    """Print the folder of a model, or of the library.
+
+    For a converted model, prints the folder of the conversion that kt chat would run.
+
+    Examples:
+
+      kt path
+      ls -l "$(kt path qwen3-30b-a3b)"
+      kt path qwen3-30b-a3b --checkpoint
+    """
+    kind = EntryKind.CHECKPOINT if checkpoint else None
+    found = config.home() if model is None else library.resolve(model, kind).path
+    out.result({"path": str(found)}, str(found), exact=True)
