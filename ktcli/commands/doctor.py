@@ -46,35 +46,30 @@ from ktcli.store.engines import InstalledEngine
 
 _MODELS = 3  # that run here, of those named
 
-MeasureOpt = Annotated[
-    bool, option("--measure", "Also measure bandwidth and arithmetic, and remember the result.")
-]
-VerboseOpt = Annotated[
-    bool, option("--verbose -v", "Also show kernels, threads, caches and notes.")
-]
-RecordOpt = Annotated[
-    Path | None,
-    option(
-        "--record FILE",
-        "Write a description of this machine to a file, for kt plan --machine FILE.",
-        callback=writable,
-    ),
-]
-ReportOpt = Annotated[
-    Path | None,
-    option(
-        "--report FILE",
-        "Write a file for a bug report, without names, paths or tokens.",
-        callback=writable,
-    ),
-]
-
 
 def doctor(
-    measure: MeasureOpt = False,
-    verbose: VerboseOpt = False,
-    record: RecordOpt = None,
-    report: ReportOpt = None,
+    measure: Annotated[
+        bool, option("--measure", "Also measure bandwidth and arithmetic, and remember the result.")
+    ] = False,
+    verbose: Annotated[
+        bool, option("--verbose -v", "Also show kernels, threads, caches and notes.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        option(
+            "--record FILE",
+            "Write a description of this machine to a file, for kt plan --machine FILE.",
+            callback=writable,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        option(
+            "--report FILE",
+            "Write a file for a bug report, without names, paths or tokens.",
+            callback=writable,
+        ),
+    ] = None,
     json: JsonOpt = False,
 ) -> None:
     """Show what this machine is and can do.

@@ -29,40 +29,17 @@ if TYPE_CHECKING:
 _USUAL = "mine"  # name of an adapter, where the data has none that one could have
 _TENSORBOARD, _MATPLOTLIB = "tensorboard", "matplotlib"
 
-WordsArg = Annotated[
-    list[str],
-    argument(
-        "MODEL|FILE",
-        "Model (kt list --all), or a YAML file of settings, followed by settings as key=value.",
-    ),
-]
-DataOpt = Annotated[
-    list[Path] | None,
-    option("--data -d FILE", "Data file: .jsonl, .json or .csv. May be given again."),
-]
-NameOpt = Annotated[
-    str | None, option("--as NAME", "Name of the adapter in the library. Default: the data file's.")
-]
-EpochsOpt = Annotated[
-    str | None, option("--epochs X", "How many times the data is read. Default: 3.")
-]
-StepsOpt = Annotated[str | None, option("--steps N", "Optimizer steps, instead of epochs.")]
-RankOpt = Annotated[str | None, option("--rank -r N", "Rank of the adapter. Default: 8.")]
-RateOpt = Annotated[str | None, option("--lr X", "Highest learning rate. Default: 1e-4.")]
-ShowOpt = Annotated[
-    int | None, option("--show N", "Only show N samples, with what is trained marked.", min=1)
-]
-PlanOpt = Annotated[bool, option("--plan", "Only show what would be trained, and what it needs.")]
-
 
 @dataclass(frozen=True, slots=True)
 class SettingOptions:
     """The settings that have options of their own."""
 
-    epochs: EpochsOpt = None
-    steps: StepsOpt = None
-    rank: RankOpt = None
-    lr: RateOpt = None
+    epochs: Annotated[
+        str | None, option("--epochs X", "How many times the data is read. Default: 3.")
+    ] = None
+    steps: Annotated[str | None, option("--steps N", "Optimizer steps, instead of epochs.")] = None
+    rank: Annotated[str | None, option("--rank -r N", "Rank of the adapter. Default: 8.")] = None
+    lr: Annotated[str | None, option("--lr X", "Highest learning rate. Default: 1e-4.")] = None
 
     @property
     def given(self) -> dict[str, str]:
@@ -85,12 +62,28 @@ class TrainingPlaceOptions:
 @with_option_groups
 def finetune(
     *,
-    words: WordsArg,
-    data: DataOpt = None,
-    name: NameOpt = None,
+    words: Annotated[
+        list[str],
+        argument(
+            "MODEL|FILE",
+            "Model (kt list --all), or a YAML file of settings, followed by settings as key=value.",
+        ),
+    ],
+    data: Annotated[
+        list[Path] | None,
+        option("--data -d FILE", "Data file: .jsonl, .json or .csv. May be given again."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        option("--as NAME", "Name of the adapter in the library. Default: the data file's."),
+    ] = None,
     own: SettingOptions,
-    show: ShowOpt = None,
-    plan: PlanOpt = False,
+    show: Annotated[
+        int | None, option("--show N", "Only show N samples, with what is trained marked.", min=1)
+    ] = None,
+    plan: Annotated[
+        bool, option("--plan", "Only show what would be trained, and what it needs.")
+    ] = False,
     machine: MachineOpt = None,
     place: TrainingPlaceOptions,
     yes: PullOpt = False,

@@ -25,18 +25,14 @@ from ktcli.output import out, safe
 MAX_IDS_BYTES = 16 << 20  # a million ids
 MOST_AT_ONCE = 16  # sequences of a step, each with room for the longest
 
-IdsOpt = Annotated[Path, option("--ids FILE.json", "A JSON list of token ids, or of such lists.")]
-OutOpt = Annotated[Path, option("--out -o FILE.npy", "f32 [tokens, vocabulary].")]
-ExactOpt = Annotated[
-    bool, option("--exact", "Plain kernels in one team, f32 activations and cache.")
-]
-
 
 def logits(
     model: ModelArg,
-    ids: IdsOpt,
-    target: OutOpt,
-    exact: ExactOpt = False,
+    ids: Annotated[Path, option("--ids FILE.json", "A JSON list of token ids, or of such lists.")],
+    target: Annotated[Path, option("--out -o FILE.npy", "f32 [tokens, vocabulary].")],
+    exact: Annotated[
+        bool, option("--exact", "Plain kernels in one team, f32 activations and cache.")
+    ] = False,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     yes: PullOpt = False,

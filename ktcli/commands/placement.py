@@ -13,22 +13,17 @@ from ktcli.output import out, safe
 app = family()
 
 
-FileArg = Annotated[
-    Path, argument("FILE", "KTransformers' YAML, or llama.cpp's -ot patterns or command lines.")
-]
-ModelOpt = Annotated[
-    str | None, option("--model MODEL", "Model that the rules are for. Default: any model.")
-]
-OutputOpt = Annotated[
-    Path | None, option("--output -o FILE", "Write the rules to this file.", callback=writable)
-]
-
-
 @app.command("import")
 def import_(
-    file: FileArg,
-    model: ModelOpt = None,
-    output: OutputOpt = None,
+    file: Annotated[
+        Path, argument("FILE", "KTransformers' YAML, or llama.cpp's -ot patterns or command lines.")
+    ],
+    model: Annotated[
+        str | None, option("--model MODEL", "Model that the rules are for. Default: any model.")
+    ] = None,
+    output: Annotated[
+        Path | None, option("--output -o FILE", "Write the rules to this file.", callback=writable)
+    ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

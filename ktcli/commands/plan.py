@@ -51,23 +51,6 @@ NameArg = Annotated[
         " Default: all models kt knows.",
     ),
 ]
-WantOpt = Annotated[
-    float | None,
-    option(
-        "--want TOK_S",
-        "Tokens per second that you want; kt suggests how to reach this speed.",
-        min=0.1,
-        max=100_000,
-    ),
-]
-WritePlacementOpt = Annotated[
-    Path | None,
-    option(
-        "--write-placement FILE",
-        "Write where the parts go as rules for --placement.",
-        callback=writable,
-    ),
-]
 
 
 @with_option_groups
@@ -78,9 +61,24 @@ def plan(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     options: EngineOptions,
-    want: WantOpt = None,
+    want: Annotated[
+        float | None,
+        option(
+            "--want TOK_S",
+            "Tokens per second that you want; kt suggests how to reach this speed.",
+            min=0.1,
+            max=100_000,
+        ),
+    ] = None,
     machine: MachineOpt = None,
-    write_placement: WritePlacementOpt = None,
+    write_placement: Annotated[
+        Path | None,
+        option(
+            "--write-placement FILE",
+            "Write where the parts go as rules for --placement.",
+            callback=writable,
+        ),
+    ] = None,
     json: JsonOpt = False,
 ) -> None:
     """Show which models run here, or where one model goes and how fast it is.

@@ -26,25 +26,24 @@ from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
 _LIMIT = SETTINGS["pull-limit"]
-LimitOpt = Annotated[str | None, setting_option("pull-limit", callback=checked(_LIMIT.read_option))]
-AliasOpt = Annotated[str | None, option("--as NAME", "Also give it this name.")]
-StreamOpt = Annotated[
-    bool | None,
-    option(
-        "--stream/--no-stream",
-        "Convert during the download, and do not keep the checkpoint. Default: only if the "
-        "disk is too small for both.",
-    ),
-]
 
 
 def pull(
     model: ModelArg,
     yes: YesOpt = False,
-    limit: LimitOpt = None,
-    alias: AliasOpt = None,
+    limit: Annotated[
+        str | None, setting_option("pull-limit", callback=checked(_LIMIT.read_option))
+    ] = None,
+    alias: Annotated[str | None, option("--as NAME", "Also give it this name.")] = None,
     source: FromOpt = None,
-    stream: StreamOpt = None,
+    stream: Annotated[
+        bool | None,
+        option(
+            "--stream/--no-stream",
+            "Convert during the download, and do not keep the checkpoint. Default: only if the "
+            "disk is too small for both.",
+        ),
+    ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

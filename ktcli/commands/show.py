@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 ExpertsOpt = Annotated[
     bool, option("--experts", "Show a chart of how often each expert was chosen in chats.")
 ]
-ProgramOpt = Annotated[bool, option("--program", "Show the operations of a step, one line each.")]
 
 
 def show(
     model: ModelArg,
     experts: ExpertsOpt = False,
-    program: ProgramOpt = False,
+    program: Annotated[
+        bool, option("--program", "Show the operations of a step, one line each.")
+    ] = False,
     json: JsonOpt = False,
 ) -> None:
     """Show what a model is and what it needs.

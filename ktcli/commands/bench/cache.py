@@ -10,6 +10,7 @@ from typing import Annotated
 from ktcli.assembly.served import ServedFacts, served_facts
 from ktcli.assembly.subject import find_subject
 from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
 from ktcli.errors import UsageError, gib
@@ -71,51 +72,6 @@ SpillOpt = Annotated[
         max=1_000_000,
     ),
 ]
-SpeedOpt = Annotated[
-    float | None,
-    option(
-        "--speed TOK_S",
-        "Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
-        min=0.01,
-        max=1e9,
-    ),
-]
-DecodeOpt = Annotated[
-    float | None,
-    option(
-        "--decode-speed TOK_S",
-        "Tokens that it writes in a second, of all answers together. Default: answers take no time.",
-        min=0.01,
-        max=1e9,
-    ),
-]
-BytesOpt = Annotated[
-    int | None,
-    option(
-        "--bytes-per-token N",
-        "Bytes of a token in the cache. Default: MODEL's.",
-        min=1,
-        max=1 << 30,
-    ),
-]
-WaitOpt = Annotated[
-    float | None,
-    option(
-        "--max-wait SECONDS",
-        "Longest wait for the first token that 95 % of the requests may have. Default: any.",
-        min=0.001,
-        max=1e9,
-    ),
-]
-StretchOpt = Annotated[
-    float,
-    option(
-        "--stretch X",
-        "Replay the trace over X times its time: 10 for a tenth of its requests per second.",
-        min=1e-6,
-        max=1e6,
-    ),
-]
 BlockOpt = Annotated[
     int | None,
     option(
@@ -127,7 +83,90 @@ BlockOpt = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class TimeOptions:
+    """How fast requests come, and are read and answered."""
+
+    speed: Annotated[
+        float | None,
+        option(
+            "--speed TOK_S",
+            "Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
+            min=0.01,
+            max=1e9,
+        ),
+    ] = None
+    decode_speed: Annotated[
+        float | None,
+        option(
+            "--decode-speed TOK_S",
+            "Tokens that it writes in a second, of all answers together. Default: answers take no time.",
+            min=0.01,
+            max=1e9,
+        ),
+    ] = None
+    bytes_per_token: Annotated[
+        int | None,
+        option(
+            "--bytes-per-token N",
+            "Bytes of a token in the cache. Default: MODEL's.",
+            min=1,
+            max=1 << 30,
+        ),
+    ] = None
+    max_wait: Annotated[
+        float | None,
+        option(
+            "--max-wait SECONDS",
+            "Longest wait for the first token that 95 % of the requests may have. Default: any.",
+            min=0.001,
+            max=1e9,
+        ),
+    ] = None
+    stretch: Annotated[
+        float,
+        option(
+            "--stretch X",
+            "Replay the trace over X times its time: 10 for a tenth of its requests per second.",
+            min=1e-6,
+            max=1e6,
+        ),
+    ] = 1.0
+
+    def replay_speed(
+        self, facts: ServedFacts | None, token_bytes: int | None
+    ) -> ReplaySpeed | None:
+        """Returns how fast requests come and are read; None: nobody says.
+
+        Raises:
+            UsageError: nobody says, and another option depends on it.
+        """
+        tok_s = self.speed or (facts.prompt_tok_s if facts else None)
+        if tok_s is None:
+            given = {
+                "--decode-speed": self.decode_speed is not None,
+                "--stretch": self.stretch != 1,
+                "--max-wait": self.max_wait is not None,
+            }
+            if used := next((option for option, is_given in given.items() if is_given), ""):
+                raise UsageError(
+                    f"{used} needs the speed at which prompts are read",
+                    hint="name a MODEL, or use --speed TOK_S",
+                )
+            return None
+        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
+        return ReplaySpeed(tok_s, disk_tok_s, self.decode_speed or inf, self.stretch)
+
+    def source(self, facts: ServedFacts | None) -> str:
+        """Returns who says the speed, for `ReplaySubject`."""
+        if self.speed is not None:
+            return "given"
+        return "" if facts is None else "measured" if facts.is_measured else "predicted"
+
+
+@with_option_groups
 def cache(
+    *,
     trace: TraceOpt,
     model: ModelOpt = None,
     memory: MemoryOpt = None,
@@ -135,11 +174,7 @@ def cache(
     servers: ServersOpt = "1,2,4",
     routing: RoutingOpt = _ALL_RULES,
     spill: SpillOpt = SPILL,
-    speed: SpeedOpt = None,
-    decode_speed: DecodeOpt = None,
-    bytes_per_token: BytesOpt = None,
-    max_wait: WaitOpt = None,
-    stretch: StretchOpt = 1.0,
+    timed: TimeOptions,
     block: BlockOpt = None,
     json: JsonOpt = False,
 ) -> None:
@@ -162,10 +197,9 @@ def cache(
     numbers, rules = _numbers(servers), _rules(routing)
     sizes = {"--memory": _sizes("--memory", memory), "--disk": _sizes("--disk", disk)}
     name, facts = _served(model)
-    token_bytes = bytes_per_token or (facts.token_bytes if facts else None)
+    token_bytes = timed.bytes_per_token or (facts.token_bytes if facts else None)
     _require_bytes(sizes, token_bytes)
-    timed = _Timed(speed, decode_speed, stretch, max_wait)
-    times, source = timed.speed(facts, token_bytes), timed.source(facts)
+    times, source = timed.replay_speed(facts, token_bytes), timed.source(facts)
     requests = _read(trace, block)
     blocks = _blocks(sizes, facts, token_bytes, requests.block)
     choices = Choices(numbers, rules, *blocks, spill)
@@ -175,7 +209,7 @@ def cache(
         )
     with out.progress("Replaying", n, unit="replays") as bar:
         found = compare(requests, choices, times, lambda done: bar.update(done=done))
-    about = ReplaySubject(trace, requests, name, source, token_bytes, max_wait)
+    about = ReplaySubject(trace, requests, name, source, token_bytes, timed.max_wait)
     out.result(replay_document(about, found), lambda: replay_words(about, found))
 
 
@@ -193,44 +227,6 @@ def _served(model: str | None) -> tuple[str, ServedFacts | None]:
             " server has, if that is not its plan"
         )
     return subject.title, facts
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """The options about times, as typed."""
-
-    tok_s: float | None
-    decode_tok_s: float | None
-    stretch: float
-    most_wait_s: float | None
-
-    def speed(self, facts: ServedFacts | None, token_bytes: int | None) -> ReplaySpeed | None:
-        """Returns how fast requests come and are read; None: nobody says.
-
-        Raises:
-            UsageError: nobody says, and another option depends on it.
-        """
-        tok_s = self.tok_s or (facts.prompt_tok_s if facts else None)
-        if tok_s is None:
-            given = {
-                "--decode-speed": self.decode_tok_s is not None,
-                "--stretch": self.stretch != 1,
-                "--max-wait": self.most_wait_s is not None,
-            }
-            if used := next((option for option, is_given in given.items() if is_given), ""):
-                raise UsageError(
-                    f"{used} needs the speed at which prompts are read",
-                    hint="name a MODEL, or use --speed TOK_S",
-                )
-            return None
-        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
-        return ReplaySpeed(tok_s, disk_tok_s, self.decode_tok_s or inf, self.stretch)
-
-    def source(self, facts: ServedFacts | None) -> str:
-        """Returns who says the speed, for `ReplaySubject`."""
-        if self.tok_s is not None:
-            return "given"
-        return "" if facts is None else "measured" if facts.is_measured else "predicted"
 
 
 def _read(path: Path, block: int | None) -> RequestTrace:

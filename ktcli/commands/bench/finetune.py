@@ -34,26 +34,23 @@ _RUNS, _LAYERS = 3, 4
 _BOUNDS = {Ceiling.READ: "read bandwidth", Ceiling.BF16: "arithmetic peak"}
 _LEAST = 2  # tokens of a document: the first of one is never trained
 
-LayersOpt = Annotated[int | None, layers_option(f"{_LAYERS}, or all of a smaller model")]
-TokensOpt = Annotated[
-    int,
-    option(
-        "--tokens -n N",
-        "Tokens per optimizer step, rounded up to whole documents.",
-        min=_LEAST,
-        max=1 << 17,
-    ),
-]
-LengthOpt = Annotated[int, option("--length N", "Tokens per document.", min=_LEAST, max=1 << 17)]
-RankOpt = Annotated[int, option("--rank -r N", "Rank of the adapter.", min=1, max=1024)]
-
 
 def finetune(
     model: ModelArg,
-    layers: LayersOpt = None,
-    tokens: TokensOpt = 2048,
-    length: LengthOpt = 512,
-    rank: RankOpt = 8,
+    layers: Annotated[int | None, layers_option(f"{_LAYERS}, or all of a smaller model")] = None,
+    tokens: Annotated[
+        int,
+        option(
+            "--tokens -n N",
+            "Tokens per optimizer step, rounded up to whole documents.",
+            min=_LEAST,
+            max=1 << 17,
+        ),
+    ] = 2048,
+    length: Annotated[
+        int, option("--length N", "Tokens per document.", min=_LEAST, max=1 << 17)
+    ] = 512,
+    rank: Annotated[int, option("--rank -r N", "Rank of the adapter.", min=1, max=1024)] = 8,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,

@@ -18,19 +18,18 @@ from ktcli.measure.mixed import MixedJob, MixedResult, measure_mixed
 from ktcli.models import build
 from ktcli.output import out
 
-StreamsOpt = Annotated[int, option("--streams N", "Number of answers in progress.", min=1, max=15)]
-PromptOpt = Annotated[
-    int, option("--tokens -n N", "Length of the prompt, in tokens.", min=64, max=1 << 20)
-]
-
 
 @partial(with_option_groups, without=("kv",))
 def mixed(
     *,
     model: ModelArg,
     layers: LayersOpt = None,
-    streams: StreamsOpt = 4,
-    tokens: PromptOpt = 4096,
+    streams: Annotated[
+        int, option("--streams N", "Number of answers in progress.", min=1, max=15)
+    ] = 4,
+    tokens: Annotated[
+        int, option("--tokens -n N", "Length of the prompt, in tokens.", min=64, max=1 << 20)
+    ] = 4096,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     options: EngineOptions,

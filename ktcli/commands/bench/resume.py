@@ -36,24 +36,23 @@ from ktcli.store.removal import RESUMING
 _RUNS = 3
 _QUOTA = 1 << 62  # all is kept while it is measured
 
-RunsOpt = Annotated[
-    int, option("--runs N", "Number of runs with warm files, and again with cold files.", min=1)
-]
-TokensOpt = Annotated[
-    int,
-    option("--tokens -n N", "Length of the conversation so far, in tokens.", min=65, max=1 << 20),
-]
-
 
 def resume(
     model: ModelArg,
     layers: LayersOpt = None,
-    tokens: TokensOpt = 4096,
+    tokens: Annotated[
+        int,
+        option(
+            "--tokens -n N", "Length of the conversation so far, in tokens.", min=65, max=1 << 20
+        ),
+    ] = 4096,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
-    runs: RunsOpt = _RUNS,
+    runs: Annotated[
+        int, option("--runs N", "Number of runs with warm files, and again with cold files.", min=1)
+    ] = _RUNS,
     json: JsonOpt = False,
 ) -> None:
     """Measure how fast a conversation resumes from KV pages on disk.

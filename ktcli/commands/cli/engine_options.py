@@ -33,7 +33,6 @@ def _placement(
 
 
 _kv = checked(SETTINGS["kv"].read_option, else_setting=True)
-KvOpt = Annotated[str, setting_option("kv", callback=_kv)]
 DeviceOpt = Annotated[
     str, setting_option("device", callback=checked(parse_device, else_setting=True))
 ]
@@ -48,16 +47,6 @@ GpuExpertsOpt = Annotated[
         " Default: as many as fit, busiest first.",
     ),
 ]
-PlacementOpt = Annotated[Path | None, setting_option("placement", callback=_placement)]
-DeferOpt = Annotated[int | None, setting_option("defer", min=0, callback=preferred)]
-PrefillThresholdOpt = Annotated[
-    str | None,
-    option(
-        "--prefill-threshold N|never",
-        "Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
-        " becomes faster.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +55,20 @@ class EngineOptions:
 
     threads: ThreadsOpt = None
     numa: NumaOpt = None
-    kv: KvOpt = "bf16"
+    kv: Annotated[str, setting_option("kv", callback=_kv)] = "bf16"
     device: DeviceOpt = AUTO
     gpus: GpusOpt = None
     gpu_experts: GpuExpertsOpt = None
-    placement: PlacementOpt = None
-    defer: DeferOpt = None
-    prefill_threshold: PrefillThresholdOpt = None
+    placement: Annotated[Path | None, setting_option("placement", callback=_placement)] = None
+    defer: Annotated[int | None, setting_option("defer", min=0, callback=preferred)] = None
+    prefill_threshold: Annotated[
+        str | None,
+        option(
+            "--prefill-threshold N|never",
+            "Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
+            " becomes faster.",
+        ),
+    ] = None
 
     def wanted(
         self,

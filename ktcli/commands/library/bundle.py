@@ -22,21 +22,16 @@ from ktcli.store.places import EntryKind
 _STANDARD = "-"  # standard output or input instead of a file
 _KEPT = "files already written are kept; run the same command again to continue"
 
-StoredArg = Annotated[str, argument("MODEL", "Model on disk, as kt list shows it.")]
-FileArg = Annotated[
-    str, argument("FILE.tar", "Where to write it: a file, a folder, or - for standard output.")
-]
-CheckpointOpt = Annotated[
-    bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
-]
-EverythingOpt = Annotated[bool, option("--all", "The checkpoint and all conversions.")]
-
 
 def export(
-    model: StoredArg,
-    file: FileArg,
-    checkpoint: CheckpointOpt = False,
-    everything: EverythingOpt = False,
+    model: Annotated[str, argument("MODEL", "Model on disk, as kt list shows it.")],
+    file: Annotated[
+        str, argument("FILE.tar", "Where to write it: a file, a folder, or - for standard output.")
+    ],
+    checkpoint: Annotated[
+        bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
+    ] = False,
+    everything: Annotated[bool, option("--all", "The checkpoint and all conversions.")] = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

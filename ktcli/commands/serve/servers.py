@@ -15,22 +15,6 @@ from ktcli.server.process.discovery import FoundServer, running_servers
 from ktcli.server.process.discovery import stop as end
 from ktcli.server.process.draintime import DRAIN_MOST_S
 
-ServerArg = Annotated[
-    str | None, argument("NAME", "Model or port of the server. Default: the only one running.")
-]
-AllOpt = Annotated[bool, option("--all", "Stop every server of this library.")]
-
-
-DrainOpt = Annotated[
-    float | None,
-    option(
-        "--drain SECONDS",
-        "How long answers may take to finish. Default: as the server was started, usually 10.",
-        min=0,
-        max=DRAIN_MOST_S,
-    ),
-]
-
 
 def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
     """List the running servers of this library.
@@ -50,9 +34,19 @@ def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 def stop(
-    name: ServerArg = None,
-    every: AllOpt = False,
-    drain: DrainOpt = None,
+    name: Annotated[
+        str | None, argument("NAME", "Model or port of the server. Default: the only one running.")
+    ] = None,
+    every: Annotated[bool, option("--all", "Stop every server of this library.")] = False,
+    drain: Annotated[
+        float | None,
+        option(
+            "--drain SECONDS",
+            "How long answers may take to finish. Default: as the server was started, usually 10.",
+            min=0,
+            max=DRAIN_MOST_S,
+        ),
+    ] = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

@@ -19,25 +19,19 @@ HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
 app = family()
 
 
-HostOpt = Annotated[str, option("--host ADDRESS", "Address for the store's master.")]
-PortOpt = Annotated[int, option("--port -p PORT", "Port for the master.", min=1, max=65535)]
-MemoryOpt = Annotated[str, option("--memory SIZE", "Memory that this machine lends.")]
-JoinOpt = Annotated[
-    str | None,
-    option(
-        "--join mooncake://HOST:PORT",
-        "Lend memory to the store of this master, instead of starting one.",
-    ),
-]
-
-
 @app.command()
 def serve(
     here: typer.Context,
-    host: HostOpt = HOST,
-    port: PortOpt = PORT,
-    memory: MemoryOpt = MEMORY,
-    join: JoinOpt = None,
+    host: Annotated[str, option("--host ADDRESS", "Address for the store's master.")] = HOST,
+    port: Annotated[int, option("--port -p PORT", "Port for the master.", min=1, max=65535)] = PORT,
+    memory: Annotated[str, option("--memory SIZE", "Memory that this machine lends.")] = MEMORY,
+    join: Annotated[
+        str | None,
+        option(
+            "--join mooncake://HOST:PORT",
+            "Lend memory to the store of this master, instead of starting one.",
+        ),
+    ] = None,
     insecure: InsecureOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
