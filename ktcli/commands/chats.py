@@ -16,7 +16,7 @@ from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
 from ktcli.commands.cli.declarations import argument, family, option, require_yes
 from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
-from ktcli.commands.view.times import age
+from ktcli.commands.view.amounts import age
 from ktcli.errors import UsageError
 from ktcli.output import out, safe
 

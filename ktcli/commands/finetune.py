@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ktcli import smallfiles
 from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.assignments import LINE, assignments, settings_file
-from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.declarations import argument, option, with_option_groups
 from ktcli.commands.cli.engine_options import DeviceOpt, GpusOpt
-from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, counted, refusals
 from ktcli.hardware.gpu import AUTO
@@ -304,8 +303,8 @@ def _write_arguments(asked: Asked) -> None:
 
 
 def _draw(run: FinetuneRun, asked: Asked) -> None:
-    from ktcli.commands.bench.plotting import draw_into
     from ktcli.commands.view.finetune import draw_losses, draw_losses_with_matplotlib
+    from ktcli.commands.view.picture import draw_into
 
     if not asked.settings.plot_loss or not run.log.losses:
         return

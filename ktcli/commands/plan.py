@@ -23,10 +23,9 @@ from ktcli.assembly.survey import (
     ranked,
     survey,
 )
-from ktcli.commands.cli.declarations import argument, option, writable
+from ktcli.commands.cli.declarations import argument, option, with_option_groups, writable
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
-from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import ContextOpt, DenseOpt, ExpertsOpt, JsonOpt, MachineOpt
 from ktcli.commands.view.plan import document, render
 from ktcli.commands.view.survey import render_survey, survey_document

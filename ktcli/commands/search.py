@@ -13,7 +13,7 @@ from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
 from ktcli.commands.cli.options import FromOpt, JsonOpt, QuietOpt
 from ktcli.commands.view import survey as view
-from ktcli.commands.view.counts import billions
+from ktcli.commands.view.amounts import billions
 from ktcli.errors import HubError, NotFound, UsageError, gib, predicted
 from ktcli.hardware.gpu import AUTO
 from ktcli.output import out, safe

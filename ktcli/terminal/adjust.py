@@ -10,8 +10,7 @@ from typing import Any
 from ktcli.chat.compaction import DROP, STOP
 from ktcli.errors import UsageError
 from ktcli.sampling import RANGES, SamplingSettings
-from ktcli.terminal.screen import Screen
-from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.terminal.screen import Screen, ThoughtsView
 from ktcli.text.settings import Settings
 
 

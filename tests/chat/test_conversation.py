@@ -22,8 +22,7 @@ from ktcli.terminal import slash
 from ktcli.terminal.adjust import OF_SCREEN
 from ktcli.terminal.prompt import cleaned, is_open
 from ktcli.terminal.replstate import ReplState
-from ktcli.terminal.screen import Screen, visible
-from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.terminal.screen import Screen, ThoughtsView, visible
 from ktcli.text.settings import (
     Settings,
     override,

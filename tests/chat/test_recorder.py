@@ -21,7 +21,7 @@ from ktcli.engine.forms import ABSORBED
 from ktcli.errors import KtError
 from ktcli.sampling import SamplingSettings
 from ktcli.terminal.repl import talk
-from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.terminal.screen import ThoughtsView
 
 
 @pytest.fixture(autouse=True)

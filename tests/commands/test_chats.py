@@ -17,7 +17,7 @@ from ktcli.chat.recorder import ChatRecorder
 from ktcli.commands.chat import wording
 from ktcli.commands.cli import piped
 from ktcli.commands.cli.table import _filled
-from ktcli.commands.view.times import age
+from ktcli.commands.view.amounts import age
 from ktcli.main import main
 
 

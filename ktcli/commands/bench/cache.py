@@ -9,8 +9,7 @@ from typing import Annotated
 
 from ktcli.assembly.served import ServedFacts, served_facts
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.declarations import argument, option
-from ktcli.commands.cli.option_groups import with_option_groups
+from ktcli.commands.cli.declarations import argument, option, with_option_groups
 from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
 from ktcli.errors import UsageError, gib

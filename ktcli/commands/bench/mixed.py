@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.declarations import option, with_option_groups
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
 from ktcli.engine import Engine

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ktcli import smallfiles
-from ktcli.commands.bench.plotting import PlotOpt, draw_into
 from ktcli.commands.cli.api_key import given_key
 from ktcli.commands.cli.declarations import option, writable
 from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.view.picture import PlotOpt, draw_into
 from ktcli.errors import KtError, counted
 from ktcli.output import out
 

@@ -21,9 +21,8 @@ from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
 from ktcli.commands.bench.resume import resume
 from ktcli.commands.bench.serve import serve
-from ktcli.commands.cli.declarations import family, option, writable
+from ktcli.commands.cli.declarations import family, option, with_option_groups, writable
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg, RunsOpt
 from ktcli.commands.view.figures import show_results
 from ktcli.commands.view.speed import (

@@ -172,8 +172,7 @@ def put_over(made: BaseChat, asked: AnswerRequest) -> None:
 def screen_for(asked: AnswerRequest) -> Screen:
     """Returns the screen that prints answers as the options and settings want them."""
     from ktcli.commands.view.bars import can_draw
-    from ktcli.terminal.screen import Screen
-    from ktcli.terminal.thoughts import ThoughtsView
+    from ktcli.terminal.screen import Screen, ThoughtsView
 
     stream = sys.stdout
     colour = bool(out.style("x", "dim", stream) != "x")

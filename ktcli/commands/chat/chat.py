@@ -25,10 +25,9 @@ from ktcli.commands.chat.options import (
 from ktcli.commands.chat.request import AnswerRequest, asked_form, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
-from ktcli.commands.cli.declarations import preset_context
+from ktcli.commands.cli.declarations import preset_context, with_option_groups
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
-from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import AllowSpecialOpt, ContextOpt, JsonOpt, PullOpt, QuietOpt
 from ktcli.errors import UsageError
 from ktcli.output import out

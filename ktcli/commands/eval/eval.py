@@ -8,8 +8,7 @@ from pathlib import Path
 import typer
 
 from ktcli.assembly.variants import CACHES, EvalRequest, variants_of
-from ktcli.commands.bench.plotting import draw_into
-from ktcli.commands.cli.option_groups import with_option_groups
+from ktcli.commands.cli.declarations import with_option_groups
 from ktcli.commands.cli.options import JsonOpt, ModelArg, PullOpt, QuietOpt
 from ktcli.commands.eval.data import evaluate_data
 from ktcli.commands.eval.options import (
@@ -20,6 +19,7 @@ from ktcli.commands.eval.options import (
     SettingsArg,
 )
 from ktcli.commands.eval.tasks import evaluate_tasks
+from ktcli.commands.view.picture import draw_into
 from ktcli.commands.view.quality import Found, document, words
 from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.text import whole

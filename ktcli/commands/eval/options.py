@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from ktcli.assembly.request import DeviceWords, read_rules
-from ktcli.commands.bench.plotting import PlotOpt
 from ktcli.commands.cli.declarations import argument, checked, option, writable
 from ktcli.commands.cli.engine_options import GpuExpertsOpt
 from ktcli.commands.cli.options import AllowSpecialOpt, NumaOpt, ThreadsOpt
+from ktcli.commands.view.picture import PlotOpt
 from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.records import dataclass
 

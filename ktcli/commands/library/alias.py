@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ktcli.commands.chat import options
-from ktcli.commands.cli.declarations import argument, option, setting_option
-from ktcli.commands.cli.option_groups import with_option_groups
+from ktcli.commands.cli.declarations import argument, option, setting_option, with_option_groups
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe

@@ -11,8 +11,7 @@ from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.library.alias import called
-from ktcli.commands.view.counts import billions
-from ktcli.commands.view.times import age
+from ktcli.commands.view.amounts import age, billions
 from ktcli.errors import gib
 from ktcli.output import out
 from ktcli.store import catalog, library, places, scan, usage
