@@ -39,7 +39,7 @@ class Flow:
     """
 
     def __init__(
-        self, write: Callable[[str], None], columns: Callable[[], int], *, obeys: bool
+        self, write: Callable[[str], object], columns: Callable[[], int], *, obeys: bool
     ) -> None:
         self._write, self._columns, self._obeys = write, columns, obeys
         self._word: list[tuple[str, str]] = []  # of the last word: characters with their style
@@ -173,7 +173,7 @@ class PlainText:
 
     def __init__(
         self,
-        write: Callable[[str], None],
+        write: Callable[[str], object],
         columns: Callable[[], int],
         *,
         obeys: bool,

@@ -31,7 +31,7 @@ class Markdown:
         columns: returns its width.
     """
 
-    def __init__(self, write: Callable[[str], None], columns: Callable[[], int]) -> None:
+    def __init__(self, write: Callable[[str], object], columns: Callable[[], int]) -> None:
         self._write, self._columns = write, columns
         self._flow = Flow(write, columns, obeys=True)
         self._line = ""  # what has come of the last line, until it is certain what it is; all of a row and of code

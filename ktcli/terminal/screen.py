@@ -219,14 +219,12 @@ class Screen:
         from ktcli.terminal.flow import PlainText
         from ktcli.terminal.markdown import Markdown
 
+        write = self._stream.write
         if self._colour and self.markdown and not self._thought:
-            return Markdown(self._write, self._columns)
+            return Markdown(write, self._columns)
         return PlainText(
-            self._write, self._columns, obeys=self._colour, style="2" if self._thought else ""
+            write, self._columns, obeys=self._colour, style="2" if self._thought else ""
         )
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
 
     def _end_drawing(self) -> None:
         """Ends a thought or an answer."""

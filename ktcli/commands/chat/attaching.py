@@ -68,12 +68,13 @@ class Attaching:
             )
         asked = [given[name] for name in OWN if name in given]
         asked += [each.words for each in map(config.stated, _TRIALS) if each.text]
-        said = [config.stated(name) for name in _SERVERS]
+        said, context = [config.stated(name) for name in _SERVERS], config.stated("context")
+        variable = Origin.ENVIRONMENT
         return cls(
             NEVER if values["no_attach"] else values["attach"],
             next(iter(asked), ""),
-            tuple(each.words for each in said if each.origin is Origin.ENVIRONMENT),
-            values["context"] if "context" in given or _is_variable("context") else None,
+            tuple(each.words for each in said if each.origin is variable),
+            values["context"] if "context" in given or context.origin is variable else None,
             values["allow_special"],
         )
 
@@ -127,10 +128,6 @@ def _loaded(served: ServerPlace, ready: Ready) -> EngineFacts | None:
     except KtError as error:
         _say_why_not(served, f"it cannot be loaded there ({error})")
         return None
-
-
-def _is_variable(name: str) -> bool:
-    return config.stated(name).origin is Origin.ENVIRONMENT
 
 
 def _sockets() -> list[Path]:

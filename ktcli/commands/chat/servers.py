@@ -61,14 +61,16 @@ def asked_server(
             raise UsageError("--server-key-file needs --server")
         return None
     from ktcli.client.address import ServerAddress  # most chats are with a model here
-    from ktcli.commands.cli.api_key import key_in
+    from ktcli.commands.cli.api_key import keys_of_file
 
     address = ServerAddress.parse(said, source)
     _refuse_local(here, address)
     if key_file is None and _is_for(stated, address, chosen=server is not None):
         found = config.value(_KEY_FILE)
         key_file = None if found is None else Path(found)
-    key = "" if key_file is None else key_in(key_file.expanduser(), "--server-key-file")
+    key = ""
+    if key_file is not None:
+        key = keys_of_file(key_file.expanduser(), "--server-key-file")[0].key
     if key and not address.encrypted and not address.is_here:
         out.warn(f"the key is sent to {address.url} unencrypted; https would protect it")
     return AskedServer(address, key)

@@ -36,11 +36,6 @@ def _key_file(
 KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key_file)]
 
 
-def key_in(file: Path, option: str) -> str:
-    """Returns the key in a file, the first of several. Raises: UsageError: as `given_keys`, with this option's name."""
-    return keys_of_file(file, option)[0].key
-
-
 def given_key(key: str | None, file: Path | None) -> str:
     """Returns the API key in the options, or the first one in a file; empty: none. Raises: as `given_keys`."""
     return next((each.key for each in given_keys(key, file)), "")
@@ -58,7 +53,7 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
         )
     if file is not None:
         return keys_of_file(file)
-    return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
+    return [] if key is None else [NamedKey(DEFAULT, _checked_key(key))]
 
 
 def require_key(host: str, *, has_key: bool, who: str = "--host") -> None:
@@ -76,11 +71,11 @@ def require_key(host: str, *, has_key: bool, who: str = "--host") -> None:
         )
 
 
-def _checked_key(key: str, where: str) -> str:
+def _checked_key(key: str) -> str:
     """Returns a key that can stand in a header. Raises: UsageError: it cannot."""
     if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
         raise UsageError(
-            f"{where} is not a valid key",
+            "--api-key is not a valid key",
             hint="a key is one line of ASCII letters, digits and punctuation",
         )
     return key.strip()

@@ -114,13 +114,8 @@ def _argument(words: str, metavar: str) -> Values:
         return Values(tuple(setting.name for setting in TABLE if setting.kept))
     if metavar.strip("[].") not in ("MODEL", "NAME"):
         return values_of(metavar.rstrip("."))
-    names = {
-        "rm": "mine",
-        "verify": "here",
-        "convert": "here",
-        "path": "here",
-        "export": "here",
-    }.get(words, "all")
+    here = ("verify", "convert", "path", "export")
+    names = "mine" if words == "rm" else "here" if words in here else "all"
     return Values(names=names, files="any" if words == "export" else ".gguf")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -132,10 +132,7 @@ def document(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> dic
             "sha256": read.sha256,
             "rows": len(loss.where),
             "trained_tokens": int(loss.tokens.sum()),
-            "dropped": [
-                {"reason": each.reason, "rows": each.rows, "first": each.first}
-                for each in read.dropped
-            ],
+            "dropped": [asdict(each) for each in read.dropped],
             "notes": list(read.notes),
         },
         "complete": loss.complete,

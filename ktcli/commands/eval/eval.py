@@ -88,9 +88,10 @@ def evaluate(
         _refuse_with_tasks(rows, text, place, asked)
         evaluate_tasks(model, settings or (), rows, asked)
         return
-    _refuse_without("--tasks", {"--max-tokens": rows.max_tokens, "--out": rows.answers})
+    without = {"--max-tokens": rows.max_tokens, "--out": rows.answers}
+    _refuse(without, "has no effect without --tasks", "add --tasks FILE")
     if rows.data or settings:
-        _refuse_with("--data", {"--split": text.split, "--plot": text.plot})
+        _refuse({"--split": text.split, "--plot": text.plot}, "has no effect with --data")
         evaluate_data(model, settings or (), rows, text, asked)
         return
     passage = read_passage(text.text)
@@ -121,28 +122,20 @@ def _show(found: Found, plot: Path | None) -> None:
 def _refuse_with_tasks(
     rows: RowOptions, text: EvalTextOptions, place: EvalPlaceOptions, asked: EvalRequest
 ) -> None:
-    _refuse_with(
-        "--tasks",
-        {
-            "--data": rows.data, "--against": text.against, "--formats": text.formats, "--split": text.split,
-            "--text": text.text, "--tokens": text.tokens, "--stride": text.stride, "--plot": text.plot,
-            "--defer": any(asked.depths), "--kv": asked.caches != CACHES[:1], "--context": text.context != LENGTH,
-            "--allow-special": text.allow_special, "--device": place.device, "--gpu-experts": place.gpu_experts,
-            "--placement": place.placement,
-        },
-    )  # fmt: skip
+    others = {
+        "--data": rows.data, "--against": text.against, "--formats": text.formats, "--split": text.split,
+        "--text": text.text, "--tokens": text.tokens, "--stride": text.stride, "--plot": text.plot,
+        "--defer": any(asked.depths), "--kv": asked.caches != CACHES[:1], "--context": text.context != LENGTH,
+        "--allow-special": text.allow_special, "--device": place.device, "--gpu-experts": place.gpu_experts,
+        "--placement": place.placement,
+    }  # fmt: skip
+    _refuse(others, "has no effect with --tasks")
 
 
-def _refuse_with(option: str, others: Mapping[str, object]) -> None:
-    """Raises UsageError if one of the other options was given beside this one."""
-    if found := [name for name, value in others.items() if value]:
-        raise UsageError(f"{found[0]} has no effect with {option}", hint=f"leave out {found[0]}")
-
-
-def _refuse_without(option: str, others: Mapping[str, object]) -> None:
-    """Raises UsageError if one of the other options was given without this one."""
-    if found := [name for name, value in others.items() if value]:
-        raise UsageError(f"{found[0]} has no effect without {option}", hint=f"add {option} FILE")
+def _refuse(options: Mapping[str, object], why: str, hint: str = "") -> None:
+    """Raises UsageError if one of the options was given; the hint is to leave it out, if there is no other."""
+    if found := [name for name, value in options.items() if value]:
+        raise UsageError(f"{found[0]} {why}", hint=hint or f"leave out {found[0]}")
 
 
 def _depths(said: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -145,9 +145,7 @@ def _verdict(verdict: TaskVerdict) -> dict[str, Any]:
         "rows": read.rows,
         "questions": len(verdict.answered),
         "with_choices": verdict.with_choices,
-        "dropped": [
-            {"reason": each.reason, "rows": each.rows, "first": each.first} for each in read.dropped
-        ],
+        "dropped": [asdict(each) for each in read.dropped],
         "models": [_model(each, len(verdict.answered)) for each in verdict.models],
     }
     if len(verdict.models) > 1:

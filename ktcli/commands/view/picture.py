@@ -1,4 +1,4 @@
-"""The elements of SVG pictures (lines, words, round distances between ticks), and the option `--plot` that draws one."""
+"""The elements of SVG pictures (lines, words, round distances of ticks), and the option `--plot` that draws one."""
 
 from __future__ import annotations
 
