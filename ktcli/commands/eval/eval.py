@@ -20,7 +20,7 @@ from ktcli.commands.eval.options import (
 )
 from ktcli.commands.eval.tasks import evaluate_tasks
 from ktcli.commands.view.picture import draw_into
-from ktcli.commands.view.quality import Found, document, words
+from ktcli.commands.view.quality import Found, document, draw, drawn, words
 from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.text import whole
 from ktcli.judging.prediction import cut, measure, read
@@ -111,7 +111,7 @@ def _show(found: Found, plot: Path | None) -> None:
     if found.results:
         out.result(document(found), lambda: _shown(found))
         if plot is not None:
-            draw_into(plot, lambda beside: _draw(found, beside))
+            draw_into(plot, lambda beside: draw(found, beside))
     if not found.complete:
         if not found.results:
             raise KeyboardInterrupt
@@ -157,13 +157,5 @@ def _caches(said: str) -> tuple[str, ...]:
 
 def _shown(found: Found) -> str:
     """The table for people, and below it a drawing, on a terminal with room for one."""
-    from ktcli.commands.view import plot
-
-    picture = plot.drawn(found, out.width) if out.width else ""
+    picture = drawn(found, out.width) if out.width else ""
     return "\n\n".join(filter(None, (words(found), picture)))
-
-
-def _draw(found: Found, path: Path) -> None:
-    from ktcli.commands.view import plot
-
-    plot.draw(found, path)
