@@ -10,11 +10,11 @@ import typer
 
 from ktcli import config
 from ktcli.commands.chat.options import ALWAYS, NEVER
-from ktcli.commands.cli.declarations import given_options
+from ktcli.commands.cli.declarations import exclusive, given_options
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.kv_store import KvStoreOptions
 from ktcli.config import Origin
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import KtError
 from ktcli.output import out
 from ktcli.records import dataclass
 from ktcli.store.places import server_sockets
@@ -62,10 +62,8 @@ class Attaching:
         """
         values, given = here.params, given_options(here)
         if values["no_attach"] and "attach" in given and values["attach"] != NEVER:
-            raise UsageError(
-                f"--no-attach and --attach {values['attach']} cannot be used together",
-                hint="leave one of them out",
-            )
+            attach = f"--attach {values['attach']}"
+            raise exclusive("--no-attach", attach, "leave one of them out")
         asked = [given[name] for name in OWN if name in given]
         asked += [each.words for each in map(config.stated, _TRIALS) if each.text]
         said, context = [config.stated(name) for name in _SERVERS], config.stated("context")

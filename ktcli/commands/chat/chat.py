@@ -25,11 +25,10 @@ from ktcli.commands.chat.options import (
 from ktcli.commands.chat.request import AnswerRequest, asked_form, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
-from ktcli.commands.cli.declarations import preset_context, with_option_groups
+from ktcli.commands.cli.declarations import exclusive, preset_context, with_option_groups
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
 from ktcli.commands.cli.options import AllowSpecialOpt, ContextOpt, JsonOpt, PullOpt, QuietOpt
-from ktcli.errors import UsageError
 from ktcli.output import out
 from ktcli.store import aliases
 
@@ -95,10 +94,8 @@ def chat(
     """
     sampling, needs_prompt = answers.sampling, form.needing_prompt(json=json)
     if no_kv_cache and store.kv_store is not None:
-        raise UsageError(
-            "--no-kv-cache and --kv-store cannot be used together",
-            hint="leave one of them out; KT_CACHE=0 turns off only the pages on this machine's disk",
-        )
+        hint = "leave one of them out; KT_CACHE=0 turns off only the pages on this machine's disk"
+        raise exclusive("--no-kv-cache", "--kv-store", hint)
     asked = AnswerRequest(
         sampling, answers, stats, _draft_options(draft), allow_special, form.jsonl,
         explain_cache=explain_cache, kept=kept_chat(resumed.go_on, resumed.resume),

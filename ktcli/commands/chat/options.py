@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from ktcli.commands.cli.declarations import argument, checked, option, setting_option
-from ktcli.errors import UsageError
+from ktcli.commands.cli.declarations import argument, checked, exclusive, option, setting_option
 from ktcli.records import dataclass
 from ktcli.settings import SETTINGS
 
@@ -67,10 +66,7 @@ class ChatOptions:
             UsageError: two of them contradict each other.
         """
         if self.greedy and self.temperature:
-            raise UsageError(
-                f"--greedy and --temperature {self.temperature:g} cannot be used together",
-                hint="leave out one of them",
-            )
+            raise exclusive("--greedy", f"--temperature {self.temperature:g}")
         names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
         return {"greedy": self.greedy or None, **{name: getattr(self, name) for name in names}}
 
@@ -147,9 +143,7 @@ class FormOptions:
             UsageError: two of them contradict each other.
         """
         if json and self.jsonl:
-            raise UsageError(
-                "--json and --jsonl cannot be used together",
-                hint="--jsonl prints the answer as it is written, --json once it is complete",
-            )
+            hint = "--jsonl prints the answer as it is written, --json once it is complete"
+            raise exclusive("--json", "--jsonl", hint)
         asked = {"--output": self.output, "--jsonl": self.jsonl, "--json": json}
         return next((option for option, given in asked.items() if given), "")

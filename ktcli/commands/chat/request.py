@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktcli import config, smallfiles
+from ktcli.commands.cli.declarations import exclusive
 from ktcli.errors import NotFound, UsageError
 from ktcli.output import out
 from ktcli.records import dataclass
@@ -45,9 +46,7 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
         UsageError: both were given, or the file is no conversation. NotFound: there is none.
     """
     if last and name is not None:
-        raise UsageError(
-            "--continue and --resume cannot be used together", hint="leave out one of them"
-        )
+        raise exclusive("--continue", "--resume")
     if not last and name is None:
         return None
     from ktcli.chat.chats import chats_folder, find, load, newest_readable
@@ -159,9 +158,7 @@ def asked_form(schema: Path | None, format: str | None) -> Form | None:
     if schema is None and format is None:
         return None
     if schema is not None and format is not None:
-        raise UsageError(
-            "--schema and --format cannot be used together", hint="leave out one of them"
-        )
+        raise exclusive("--schema", "--format")
     from ktcli.answers.grammar.compiler import require_sound
     from ktcli.answers.grammar.form import Form
 

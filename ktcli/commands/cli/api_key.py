@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
-from ktcli.commands.cli.declarations import option, preferred, setting_option
+from ktcli.commands.cli.declarations import exclusive, option, preferred, setting_option
 from ktcli.errors import UsageError
 from ktcli.server.http.access import is_loopback
 from ktcli.server.http.keys import DEFAULT, FILE_BYTES_MOST, NamedKey, keys_in
@@ -48,9 +48,7 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
         UsageError: one is malformed, both options are given, or others can read the file.
     """
     if key is not None and file is not None:
-        raise UsageError(
-            "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
-        )
+        raise exclusive("--api-key", "--api-key-file")
     if file is not None:
         return keys_of_file(file)
     return [] if key is None else [NamedKey(DEFAULT, _checked_key(key))]

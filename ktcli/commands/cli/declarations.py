@@ -99,6 +99,11 @@ def checked(check: Callable[[Any], object], *, else_setting: bool = False) -> Ca
     return callback
 
 
+def exclusive(one: str, other: str, hint: str = "leave out one of them") -> UsageError:
+    """Returns the error of two options that cannot be used together."""
+    return UsageError(f"{one} and {other} cannot be used together", hint=hint)
+
+
 def preset_context(here: typer.Context, preset: Preset, context: int | None) -> int | None:
     """Returns the context that is asked for: of the command line, else of the name's preset, else of the settings."""
     said = preset.get("context") if is_default(here, "context") else None

@@ -90,7 +90,7 @@ def alias(
         _remove(name, alone=model is None and file is None and not given)
     elif file is not None:
         _from_file(name, model, file, given)
-    elif model is not None:
+    elif name is not None and model is not None:
         _make(name, model, given)
     elif name is not None and given:
         _tell(aliases.change(name, given))
@@ -124,9 +124,7 @@ def _remove(name: str | None, *, alone: bool) -> None:
     out.result({"removed": gone.name, "meant": gone.target}, said)
 
 
-def _make(name: str | None, model: str, preset: Preset, unused: Sequence[str] = ()) -> None:
-    if name is None:  # not reachable through the command line, whose first word is the alias
-        raise UsageError("an alias needs a name", hint="kt alias NAME MODEL")
+def _make(name: str, model: str, preset: Preset, unused: Sequence[str] = ()) -> None:
     aliases.require_free(name)
     base, adapter = split_adapter(model)
     target = lasting_target(base, library.require_meaning(base))

@@ -12,7 +12,7 @@ from ktcli.commands.cli.kv_store import InsecureOpt
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out
-from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
+from ktcli.settings import MOONCAKE, SIZES, Setting
 
 HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
 
@@ -55,13 +55,7 @@ def serve(
     from ktcli.assembly.mooncake import StoreSettings, require_host, serve_store
     from ktcli.store.mooncake.address import MooncakeAddress
 
-    try:
-        size = SIZES.read(memory)
-    except ValueError:
-        raise UsageError(
-            f"--memory is {memory[:SHOWN_CHARS]!r}, which is {SIZES.wrong}",
-            hint=f"it can be {SIZES.allowed}; leave it out for the default: {MEMORY}",
-        ) from None
+    size = Setting("memory", SIZES, "SIZE", MEMORY, "", "--memory").read_option(memory)
     if not size:
         raise UsageError("--memory 0 leaves the store no memory", hint="lend some, such as 64G")
     if join is not None and (unused := [name for name in ("host", "port") if is_given(here, name)]):
