@@ -10,17 +10,19 @@ from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import JsonOpt, ModelArg
 from ktcli.commands.library.alias import called
 from ktcli.errors import KtError, gib
+from ktcli.models import build
+from ktcli.ops.tensors import Role
 from ktcli.output import out, safe
 from ktcli.store import adapters, aliases, catalog, library
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.preset import Preset
 from ktcli.store.reference import parse, split_adapter
+from ktcli.weights.recipe import Recipe, stored_bytes
 
 if TYPE_CHECKING:
     from ktcli.models.model import Model
     from ktcli.models.pooling import TextPooling
-    from ktcli.weights.recipe import Recipe
 
 ExpertsOpt = Annotated[
     bool, option("--experts", "Show a chart of how often each expert was chosen in chats.")
@@ -107,7 +109,6 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 def _formats(entries: Sequence[Entry], profile: catalog.ModelProfile | None) -> tuple[str, Recipe]:
     """The name and number formats of the conversion that is there, or of the one that would be made."""
     from ktcli.weights.pack import Pack
-    from ktcli.weights.recipe import Recipe
 
     for entry in entries:
         if entry.kind is EntryKind.PACK and entry.complete:
@@ -127,8 +128,6 @@ def _architecture(
         profile: has the parameters as the makers count them; None: those that kt stores are counted, which holds
             MLA's kv_b twice.
     """
-    from ktcli.models import build
-    from ktcli.ops.tensors import Role
     from ktcli.planner.spec import kv_bytes_per_token
 
     try:
@@ -162,8 +161,6 @@ def _pack_bytes(
     built: Model, profile: catalog.ModelProfile | None, *, has_experts: bool
 ) -> dict[str, int]:
     """The size of a model's conversions by their number formats, led by those it is converted to by default."""
-    from ktcli.weights.recipe import Recipe, stored_bytes
-
     usual = Recipe.named(profile.experts, profile.dense) if profile else Recipe()
     others = (Recipe.named(*each) for each in (("int8", "int8"), ("bf16", "bf16")))
     return {

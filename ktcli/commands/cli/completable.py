@@ -157,10 +157,7 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "cuda:N": lambda: Values(names="gpus"),
     "CHAT": lambda: Values(names="chats"),
     "SETTING": lambda: Values(tuple(SETTINGS)),
-    "FILE": lambda: Values(files="any"),
-    "FILE.json": lambda: Values(files="any"),
-    "FILE.tar": lambda: Values(files="any"),
-    "FILE.npy": lambda: Values(files="any"),
+    **{f"FILE{end}": lambda: Values(files="any") for end in ("", ".json", ".tar", ".npy")},
     "DIR": lambda: Values(files="folders"),
 }
 # Commands whose second argument is completed like the first: a model and then a file, an alias and then a model.

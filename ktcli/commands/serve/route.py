@@ -21,7 +21,7 @@ from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import Busy, UsageError, counted
 from ktcli.output import out, safe
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
-from ktcli.server.router.facts import ServerFacts
+from ktcli.server.router.facts import ServerFacts, require_agreement
 from ktcli.server.router.plan import HIDDEN, RouterKeys, RouterPlace, arguments, plan_for
 from ktcli.server.router.status import RoutedServer, RouterStatus
 from ktcli.server.router.supervision import RouterSettings, RouterSupervisor
@@ -221,7 +221,6 @@ def _settings(
         KtError: smg is not installed, no server answers, or two differ.
     """
     from ktcli.server.router.asking import facts_of_those_there
-    from ktcli.server.router.facts import require_agreement
 
     engine = engines.require(ENGINE)
     with out.progress("Asking the servers", len(addresses), unit="servers") as bar:

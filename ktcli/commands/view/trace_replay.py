@@ -23,6 +23,10 @@ _ROUTING = {
     Rule.LEAST_LOADED: "least-loaded routing",
     Rule.PREFIX: "prefix-aware routing",
 }
+_NEEDED = {
+    Need.ROUTER: "Only another router is needed",
+    Need.CACHE: "Only a larger cache is needed",
+}
 _WORTH = 0.05  # of all tokens, that a larger cache has to save to be named
 _HEAD = (
     "servers",
@@ -214,13 +218,8 @@ def _need_words(about: ReplaySubject, compared: Compared, found: Recommendation)
             " can be."
         )
     then = _busy_words(about, compared.replays[found.fleet])
-    if found.need is Need.ROUTER:
-        return f"Only another router is needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
-    if found.need is Need.CACHE:
-        return f"Only a larger cache is needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
-    return (
-        f"More servers are needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
-    )
+    what = _NEEDED.get(found.need, "More servers are needed")
+    return f"{what}: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
 
 
 def _servers(n: int) -> str:
