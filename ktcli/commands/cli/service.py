@@ -1,11 +1,11 @@
-"""What `kt serve` and `kt route` do instead of running here: the same command line goes on alone in the background, or
-is printed as a systemd unit."""
+"""What `kt serve` and `kt route` have in common: they say that they are ready or, instead of running here, go on alone
+in the background, or are printed as a systemd unit."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.declarations import is_given
 from ktcli.errors import UsageError
 from ktcli.output import out
+
+if TYPE_CHECKING:
+    from ktcli.server.process.supervisor import Supervisor
 
 
 def start_in_background(
@@ -40,6 +43,27 @@ def start_in_background(
     for line in started.warnings:
         out.note(line)
     out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
+
+
+def announcer(
+    supervisor: Supervisor, said: str, lines: Sequence[str], port: int
+) -> Callable[[], None]:
+    """Returns a function that says that a server is ready, and what it serves.
+
+    Args:
+        lines: what stands below that.
+        port: where it listens.
+    """
+    from ktcli.server.process.background import log_path, shorten
+
+    def ready() -> None:
+        out.note(f"{said}; press Ctrl-C to stop")
+        for line in lines:
+            out.note(line)
+        supervisor.ready(said)
+        shorten(log_path(port))
+
+    return ready
 
 
 def print_as_unit(

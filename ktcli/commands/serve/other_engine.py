@@ -15,7 +15,7 @@ from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import require_key
 from ktcli.commands.cli.declarations import given_options, option
 from ktcli.commands.cli.options import MachineOpt
-from ktcli.commands.cli.service import print_as_unit, start_in_background
+from ktcli.commands.cli.service import announcer, print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -248,7 +248,6 @@ def _first_lines(made: PreparedLine, address: str) -> list[str]:
 
 def _run(here: typer.Context, made: PreparedLine) -> None:
     """Runs the engine until a signal comes."""
-    from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.supervisor import Supervisor
     from ktcli.server.sglang.control import answer_at
     from ktcli.server.sglang.supervision import EngineSettings, EngineSupervisor
@@ -259,14 +258,7 @@ def _run(here: typer.Context, made: PreparedLine) -> None:
     supervisor, engine = Supervisor(), engines.require(ENGINE)
     said = f"serving {name} at {address} with {engine.label}"
     log = run_folder() / f"{port}.engine.log"
-
-    def ready() -> None:
-        out.note(f"{said}; press Ctrl-C to stop")
-        for each in _first_lines(made, address):
-            out.note(each)
-        supervisor.ready(said)
-        shorten(log_path(port))
-
+    ready = announcer(supervisor, said, _first_lines(made, address), port)
     settings = EngineSettings(
         engine, made.line, name, made.plan.context, address, float(here.params["drain"]), log
     )

@@ -10,6 +10,7 @@ from ktcli.assembly.adapted import with_rooms
 from ktcli.assembly.kvpages import PageWatch
 from ktcli.assembly.talking import Opening, plan_of, prepared
 from ktcli.commands.chat.wording import lasting_name
+from ktcli.commands.cli.service import announcer
 from ktcli.commands.serve.access import reload_of
 from ktcli.commands.serve.lines import (
     event_lines,
@@ -115,14 +116,7 @@ class OwnServer:
         about = first_lines(name, pack, plan, address, streams, ollama, embeds=embeds)
         if self.events is not None and not embeds:
             about += event_lines(name, address, self.events)
-
-        def ready() -> None:
-            out.note(f"{said}; press Ctrl-C to stop")
-            for line in about:
-                out.note(line)
-            self.supervisor.ready(said)
-
-        return ready
+        return announcer(self.supervisor, said, about, self.access.port)
 
     def _log(self, entry: dict[str, Any]) -> None:
         if is_probe(entry):

@@ -16,7 +16,7 @@ import typer
 from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file, require_key
 from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.options import JsonOpt, QuietOpt
-from ktcli.commands.cli.service import print_as_unit, start_in_background
+from ktcli.commands.cli.service import announcer, print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import Busy, UsageError, counted
 from ktcli.output import out, safe
@@ -237,20 +237,12 @@ def _settings(
 
 def _run(settings: RouterSettings) -> None:
     """Routes until a signal comes."""
-    from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.supervisor import Supervisor
     from ktcli.server.router.control import answer_at
 
     supervisor, place = Supervisor(), settings.place
     said = f"routing {settings.model} at {place.url}"
-
-    def ready() -> None:
-        out.note(f"{said}; press Ctrl-C to stop")
-        for line in first_lines(settings):
-            out.note(line)
-        supervisor.ready(said)
-        shorten(log_path(place.port))
-
+    ready = announcer(supervisor, said, first_lines(settings), place.port)
     _require_free(place)
     with engines.in_use(settings.engine), owners_socket(place.port) as owners:
         router = RouterSupervisor(settings, out, ready)
