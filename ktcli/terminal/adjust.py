@@ -74,7 +74,8 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
         if name == "stop":
             return replace(settings, stops=() if off else (*settings.stops, value))
         if name in ("max-tokens", "think-budget"):
-            return replace(settings, **{key: None if off else int(value)})
+            limit: dict[str, Any] = {key: None if off else int(value)}
+            return replace(settings, **limit)
         if name == "thinking":
             return replace(settings, thinking=None if value == DEFAULT else _switch(value))
         if name == "when-full":
