@@ -164,7 +164,10 @@ def test_a_pipe_that_says_nothing_is_waited_for_aloud(
     assert len(warned) == 1 and "standard input" in warned[0] and "</dev/null" in warned[0]
 
 
-READ = "from ktcli.commands.chat import wording; wording.SILENCE_S = 0.1; print(repr(wording.standard_input(beside=True)))"
+READ = (
+    "from ktcli.commands.chat import wording as read; read.SILENCE_S = 0.1;"
+    " print(repr(read.standard_input(beside=True)))"
+)
 
 
 def test_a_pipe_that_nobody_can_write_to_is_left_out() -> None:

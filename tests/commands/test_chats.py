@@ -214,7 +214,6 @@ def test_a_choice_on_the_terminal(
     monkeypatch.setattr(sys, "stdin", Typed("2\n"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(wording, "is_typed", lambda: True)
-    monkeypatch.setattr(wording, "is_typed", lambda: True)
     code, out, err = kt("chat", "kt-mini", "more", "--resume")
     assert (code, out) == (0, "you said more\n") and "1  beta" in err
     assert questions(first) == ["one", "more"]
