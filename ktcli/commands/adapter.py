@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.declarations import argument, family, option, require_yes
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, YesOpt
 from ktcli.errors import ExitCode, UsageError, counted, gib
 from ktcli.output import out, safe
 from ktcli.store import adapters, integrity
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ktcli.adapters.measure import PartSummary
     from ktcli.assembly.adapters import Described
 
-app = family()
+app = CommandFamily()
 
 BaseOpt = Annotated[
     str | None,
@@ -40,8 +40,6 @@ def import_(
         str | None, option("--as NAME", "Name in the library. Default: the folder's.")
     ] = None,
     base: BaseOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Copy an adapter into the library.
 
@@ -64,7 +62,7 @@ def import_(
 
 
 @app.command("list")
-def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def list_() -> None:
     """List the adapters in the library.
 
     Examples:
@@ -93,9 +91,7 @@ def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 @app.command()
-def show(
-    adapter: AdapterArg, base: BaseOpt = None, json: JsonOpt = False, quiet: QuietOpt = False
-) -> None:
+def show(adapter: AdapterArg, base: BaseOpt = None) -> None:
     """Show what an adapter changes, and by how much.
 
     Lists, for each part of the base model, the modules that were trained, their ranks and scales,
@@ -119,8 +115,6 @@ def export(
     target: Annotated[Path, argument("DIR", "New folder for the files.")],
     layout: Annotated[str, option("--layout LAYOUT", f"One of {', '.join(_LAYOUTS)}.")] = "peft",
     base: BaseOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Write an adapter in the layout that another program reads.
 
@@ -153,8 +147,6 @@ def verify(
         list[str] | None,
         argument("ADAPTER...", "Names, as kt adapter list shows them. Default: all."),
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Check the files of adapters against their hashes.
 
@@ -203,8 +195,6 @@ def _verdict(report: dict[str, Any]) -> str:
 def rm(
     names: Annotated[list[str], argument("ADAPTER...", "Names, as kt adapter list shows them.")],
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove adapters from the library.
 

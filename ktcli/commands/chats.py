@@ -14,8 +14,8 @@ from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
-from ktcli.commands.cli.declarations import argument, family, option, require_yes
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, JsonOpt, QuietOpt, YesOpt
 from ktcli.commands.view.amounts import age
 from ktcli.errors import UsageError
 from ktcli.output import out, safe
@@ -23,7 +23,7 @@ from ktcli.output import out, safe
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
 
-app = family(invoke_without_command=True)
+app = CommandFamily(invoke_without_command=True)
 ChatArg = Annotated[str, argument("CHAT", "Name or its beginning, 'last', or the path of a file.")]
 
 
@@ -53,7 +53,7 @@ def chats_list(context: typer.Context, json: JsonOpt = False, quiet: QuietOpt = 
 
 
 @app.command()
-def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def show(chat: ChatArg) -> None:
     """Show the messages of a conversation.
 
     Examples:
@@ -69,8 +69,6 @@ def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 @app.command()
 def search(
     words: Annotated[list[str], argument("TEXT...", "Words to find; all of them must occur.")],
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """List the conversations that contain all of the words, yours or the model's.
 
@@ -94,8 +92,6 @@ def search(
 def rm(
     names: Annotated[list[str], argument("CHAT...", "Names, as kt chats shows them.")],
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove conversations.
 
@@ -116,8 +112,6 @@ def rm(
 def export(
     chat: ChatArg,
     form: Annotated[str, option("--format md|json", "Markdown, or JSON that /load reads.")] = "md",
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Print a conversation as a document.
 
@@ -134,12 +128,7 @@ def export(
 
 
 @app.command()
-def rename(
-    chat: ChatArg,
-    name: Annotated[str, argument("WORD", "The new name.")],
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:
+def rename(chat: ChatArg, name: Annotated[str, argument("WORD", "The new name.")]) -> None:
     """Rename a conversation.
 
     Examples:

@@ -15,7 +15,6 @@ from typing import Annotated
 from ktcli import smallfiles
 from ktcli.commands.cli.completable import SHELLS, Values, Verb, verbs
 from ktcli.commands.cli.declarations import argument
-from ktcli.commands.cli.options import JsonOpt
 from ktcli.errors import UsageError, refusals
 from ktcli.output import out
 from ktcli.records import dataclass
@@ -34,7 +33,6 @@ def completion(
         str | None,
         argument("SHELL", "Shell to install it for. Default: the one that $SHELL names."),
     ] = None,
-    json: JsonOpt = False,
 ) -> None:
     """Install shell completion of commands, options and names.
 

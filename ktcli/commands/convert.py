@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ktcli.assembly.convert import convert_entry, recipe_for
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.declarations import option
-from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, ModelArg, ThreadsOpt
 from ktcli.commands.view.fidelity import calibrated_by
 from ktcli.errors import NotFound, UsageError, counted, gib
 from ktcli.output import out, safe
@@ -64,8 +64,6 @@ def convert(
     adapter: AdapterOpt = None,
     name: NameOpt = None,
     threads: ThreadsOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Convert a checkpoint into the files that kt runs.
 

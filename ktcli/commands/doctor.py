@@ -19,7 +19,6 @@ from ktcli.assembly.host import host_here
 from ktcli.assembly.measuring import measure_machine
 from ktcli.assembly.survey import Surveyed, best_here
 from ktcli.commands.cli.declarations import option, writable
-from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
 from ktcli.commands.view.survey import surveyed_document
 from ktcli.errors import KtError, NativeError, UsageError
@@ -70,7 +69,6 @@ def doctor(
             callback=writable,
         ),
     ] = None,
-    json: JsonOpt = False,
 ) -> None:
     """Show what this machine is and can do.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from ktcli.commands.cli.declarations import argument, family, option, require_yes
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, YesOpt
 from ktcli.errors import NotFound, gib
 from ktcli.output import out, safe
 from ktcli.store import engines
 from ktcli.store.engines import ExternalEngine, InstalledEngine
 
-app = family()
+app = CommandFamily()
 
 EngineArg = Annotated[str, argument("ENGINE", "Name: smg, mooncake or sglang-kt.")]
 
@@ -23,8 +23,6 @@ def install(
     from_: Annotated[
         Path | None, option("--from FOLDER", "Take the packages from this folder, not the network.")
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Install a program into an environment of its own.
 
@@ -50,7 +48,7 @@ def install(
 
 
 @app.command("list")
-def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def list_() -> None:
     """List the programs that kt can install, and those that are here.
 
     Examples:
@@ -68,9 +66,7 @@ def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 @app.command()
-def rm(
-    engine: EngineArg, yes: YesOpt = False, json: JsonOpt = False, quiet: QuietOpt = False
-) -> None:
+def rm(engine: EngineArg, yes: YesOpt = False) -> None:
     """Remove a program with its environment.
 
     All installed versions of it are removed.

@@ -13,9 +13,9 @@ from xml.etree import ElementTree as xml
 from ktcli import smallfiles
 from ktcli.assembly.training import require_torch
 from ktcli.commands.cli.assignments import LINE, assignments, settings_file
-from ktcli.commands.cli.declarations import argument, option, with_option_groups
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.engine_options import DeviceOpt, GpusOpt
-from ktcli.commands.cli.options import JsonOpt, MachineOpt, NumaOpt, PullOpt, QuietOpt, ThreadsOpt
+from ktcli.commands.cli.options import MachineOpt, NumaOpt, PullOpt, ThreadsOpt
 from ktcli.commands.view import picture as svg
 from ktcli.errors import UsageError, counted, duration, gib, predicted, refusals
 from ktcli.hardware.gpu import AUTO
@@ -64,7 +64,6 @@ class TrainingPlaceOptions:
     gpus: GpusOpt = None
 
 
-@with_option_groups
 def finetune(
     *,
     words: Annotated[
@@ -92,8 +91,6 @@ def finetune(
     machine: MachineOpt = None,
     place: TrainingPlaceOptions,
     yes: PullOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Train an adapter on your data.
 

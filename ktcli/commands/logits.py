@@ -14,7 +14,7 @@ from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
 from ktcli.commands.cli.declarations import option
-from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt
+from ktcli.commands.cli.options import ModelArg, NumaOpt, PullOpt, ThreadsOpt
 from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
 from ktcli.errors import UsageError, refusals
@@ -36,7 +36,6 @@ def logits(
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     yes: PullOpt = False,
-    json: JsonOpt = False,
 ) -> None:
     """Write the logits of every position of a sequence, or of several, one after the other.
 

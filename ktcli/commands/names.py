@@ -6,7 +6,6 @@ import contextlib
 from typing import Annotated
 
 from ktcli.commands.cli.declarations import option
-from ktcli.commands.cli.options import JsonOpt
 from ktcli.errors import KtError
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.output import out, safe
@@ -18,7 +17,6 @@ def names(
     mine: Annotated[bool, option("--mine", "Only those that kt rm can remove.")] = False,
     chats: Annotated[bool, option("--chats", "Those of saved conversations.")] = False,
     gpus: Annotated[bool, option("--gpus", "Those of GPUs, as devices.")] = False,
-    json: JsonOpt = False,
 ) -> None:
     """List the names that MODEL can be, or CHAT."""
     if gpus:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from ktcli import smallfiles
-from ktcli.commands.cli.declarations import argument, family, option, writable
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.declarations import argument, option, writable
+from ktcli.commands.cli.options import CommandFamily
 from ktcli.output import out, safe
 
-app = family()
+app = CommandFamily()
 
 
 @app.command("import")
@@ -24,8 +24,6 @@ def import_(
     output: Annotated[
         Path | None, option("--output -o FILE", "Write the rules to this file.", callback=writable)
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Translate another program's placement into rules, and list what means no place.
 

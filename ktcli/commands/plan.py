@@ -23,10 +23,10 @@ from ktcli.assembly.survey import (
     ranked,
     survey,
 )
-from ktcli.commands.cli.declarations import argument, option, with_option_groups, writable
+from ktcli.commands.cli.declarations import argument, option, writable
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
-from ktcli.commands.cli.options import ContextOpt, DenseOpt, ExpertsOpt, JsonOpt, MachineOpt
+from ktcli.commands.cli.options import ContextOpt, DenseOpt, ExpertsOpt, MachineOpt
 from ktcli.commands.view.plan import document, render
 from ktcli.commands.view.survey import render_survey, survey_document
 from ktcli.errors import ExitCode, UsageError, gib
@@ -52,7 +52,6 @@ NameArg = Annotated[
 ]
 
 
-@with_option_groups
 def plan(
     *,
     model: NameArg = None,
@@ -78,7 +77,6 @@ def plan(
             callback=writable,
         ),
     ] = None,
-    json: JsonOpt = False,
 ) -> None:
     """Show which models run here, or where one model goes and how fast it is.
 

@@ -13,7 +13,7 @@ from ktcli.assembly.stream import begun_stream, stream_model
 from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.cli.declarations import checked, option, setting_option
 from ktcli.commands.cli.faults import note_what_is_beside, note_what_is_unused
-from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt
+from ktcli.commands.cli.options import FromOpt, ModelArg, YesOpt
 from ktcli.commands.library.alias import lasting_target, name_it
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -44,8 +44,6 @@ def pull(
             "disk is too small for both.",
         ),
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Download a model into the library.
 

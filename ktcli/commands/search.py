@@ -11,7 +11,7 @@ from ktcli.assembly.search import Judged, judge
 from ktcli.assembly.survey import Formats, Surveyed, ranked, survey
 from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import FromOpt, JsonOpt, QuietOpt
+from ktcli.commands.cli.options import FromOpt
 from ktcli.commands.view import survey as view
 from ktcli.commands.view.amounts import billions
 from ktcli.errors import HubError, NotFound, UsageError, gib, predicted
@@ -35,8 +35,6 @@ def search(
     limit: Annotated[
         int, option("--limit N", "Maximum number of results per hub.", min=1, max=100)
     ] = 10,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Find models by name, in the catalogue and on the hubs.
 

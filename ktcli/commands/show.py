@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ktcli.assembly.convert import conversions_outside
 from ktcli.commands.cli.declarations import option
-from ktcli.commands.cli.options import JsonOpt, ModelArg
+from ktcli.commands.cli.options import ModelArg
 from ktcli.commands.library.alias import called
 from ktcli.errors import KtError, gib
 from ktcli.models import build
@@ -35,7 +35,6 @@ def show(
     program: Annotated[
         bool, option("--program", "Show the operations of a step, one line each.")
     ] = False,
-    json: JsonOpt = False,
 ) -> None:
     """Show what a model is and what it needs.
 

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from ktcli.assembly.served import ServedFacts, served_facts
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.declarations import argument, option, with_option_groups
-from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
 from ktcli.errors import UsageError, gib
 from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
@@ -163,7 +162,6 @@ class TimeOptions:
         return "" if facts is None else "measured" if facts.is_measured else "predicted"
 
 
-@with_option_groups
 def cache(
     *,
     trace: TraceOpt,
@@ -175,7 +173,6 @@ def cache(
     spill: SpillOpt = SPILL,
     timed: TimeOptions,
     block: BlockOpt = None,
-    json: JsonOpt = False,
 ) -> None:
     """Replay recorded requests: is a second server needed, a larger cache, or only a router?
 

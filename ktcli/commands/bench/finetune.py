@@ -12,7 +12,6 @@ from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
-    JsonOpt,
     ModelArg,
     NumaOpt,
     RunsOpt,
@@ -56,7 +55,6 @@ def finetune(
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     runs: RunsOpt = _RUNS,
-    json: JsonOpt = False,
 ) -> None:
     """Measure a step of LoRA fine-tuning, forward and backward of each layer.
 

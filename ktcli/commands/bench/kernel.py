@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ktcli.assembly.host import team_here
 from ktcli.commands.cli.declarations import option
-from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
+from ktcli.commands.cli.options import NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.commands.view import figures
 from ktcli.engine.arenas import refusals
 from ktcli.hardware.machine import Machine
@@ -62,7 +62,6 @@ def kernel(
     numa: NumaOpt = None,
     isa: IsaOpt = None,
     runs: RunsOpt = PAIRS,
-    json: JsonOpt = False,
 ) -> None:
     """Measure the experts of one layer, and dense matrix products.
 

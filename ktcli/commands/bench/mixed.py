@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.declarations import option, with_option_groups
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, LayersOpt, ModelArg, declared
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
 from ktcli.engine import Engine
 from ktcli.measure.clock import NOISY_SHARE, Others
@@ -18,7 +18,7 @@ from ktcli.models import build
 from ktcli.output import out
 
 
-@partial(with_option_groups, without=("kv",))
+@partial(declared, without=("kv",))
 def mixed(
     *,
     model: ModelArg,
@@ -32,7 +32,6 @@ def mixed(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     options: EngineOptions,
-    json: JsonOpt = False,
 ) -> None:
     """Measure answers and a long prompt that run at the same time.
 

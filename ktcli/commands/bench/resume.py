@@ -17,7 +17,6 @@ from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
-    JsonOpt,
     LayersOpt,
     ModelArg,
     NumaOpt,
@@ -53,7 +52,6 @@ def resume(
     runs: Annotated[
         int, option("--runs N", "Number of runs with warm files, and again with cold files.", min=1)
     ] = _RUNS,
-    json: JsonOpt = False,
 ) -> None:
     """Measure how fast a conversation resumes from KV pages on disk.
 

@@ -11,7 +11,6 @@ from typing import Annotated
 from ktcli import smallfiles
 from ktcli.commands.cli.api_key import given_key
 from ktcli.commands.cli.declarations import option, writable
-from ktcli.commands.cli.options import JsonOpt
 from ktcli.commands.view.picture import PlotOpt, draw_into
 from ktcli.errors import KtError, counted
 from ktcli.output import out
@@ -80,7 +79,6 @@ def serve(
     api_key_file: KeyFileOpt = None,
     output_file: FileOpt = None,
     plot: PlotOpt = None,
-    json: JsonOpt = False,
 ) -> None:
     """Measure a server that speaks OpenAI's API under load.
 

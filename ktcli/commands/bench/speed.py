@@ -21,9 +21,16 @@ from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
 from ktcli.commands.bench.resume import resume
 from ktcli.commands.bench.serve import serve
-from ktcli.commands.cli.declarations import family, option, with_option_groups, writable
+from ktcli.commands.cli.declarations import option, writable
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg, RunsOpt
+from ktcli.commands.cli.options import (
+    CommandFamily,
+    DenseOpt,
+    ExpertsOpt,
+    LayersOpt,
+    ModelArg,
+    RunsOpt,
+)
 from ktcli.commands.view.figures import show_results
 from ktcli.commands.view.speed import (
     Used,
@@ -49,7 +56,7 @@ from ktcli.records import dataclass
 
 MOST_ANSWERS = 64  # of --batch
 
-app = family()
+app = CommandFamily("json")
 
 ProfileOpt = Annotated[
     bool, option("--profile", "Also show where the time goes, by kind of operation.")
@@ -103,7 +110,6 @@ def _tokens(default: str) -> Any:
 
 
 @app.command()
-@with_option_groups
 def decode(
     *,
     model: ModelArg,
@@ -118,7 +124,6 @@ def decode(
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     trace: TraceOpt = None,
-    json: JsonOpt = False,
 ) -> None:
     """Measure the speed of an answer, in tokens per second.
 
@@ -145,7 +150,6 @@ def decode(
 
 
 @app.command()
-@with_option_groups
 def prefill(
     *,
     model: ModelArg,
@@ -158,7 +162,6 @@ def prefill(
     policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
-    json: JsonOpt = False,
 ) -> None:
     """Measure the speed of reading a prompt, in tokens per second.
 

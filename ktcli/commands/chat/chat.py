@@ -25,7 +25,7 @@ from ktcli.commands.chat.options import (
 from ktcli.commands.chat.request import AnswerRequest, asked_form, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
-from ktcli.commands.cli.declarations import exclusive, preset_context, with_option_groups
+from ktcli.commands.cli.declarations import exclusive, preset_context
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
 from ktcli.commands.cli.options import AllowSpecialOpt, ContextOpt, JsonOpt, PullOpt, QuietOpt
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ktcli.text.settings import Settings
 
 
-@with_option_groups
 def chat(
     here: typer.Context,
     *,

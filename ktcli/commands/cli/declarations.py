@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection
-from dataclasses import fields, is_dataclass
-from inspect import Parameter, signature
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import typer
 
@@ -34,11 +32,6 @@ def option(shape: str, help: str, **more: Any) -> Any:
 def argument(metavar: str, help: str) -> Any:
     """Returns a command-line argument; `metavar` is the word for it in the help."""
     return typer.Argument(metavar=metavar, help=help)
-
-
-def family(**more: Any) -> typer.Typer:
-    """Returns a command whose verbs are to be declared; with one verb alone, it has that all the same."""
-    return typer.Typer(callback=lambda: None, add_completion=False, rich_markup_mode=None, **more)
 
 
 def setting_option(name: str, *short: str, **more: Any) -> Any:
@@ -135,39 +128,3 @@ def require_yes(question: str) -> None:
     if not out.says_yes and not out.confirm(question):
         out.note("Nothing was removed.")
         raise typer.Exit(ExitCode.FAILED)
-
-
-def with_option_groups(
-    command: Callable[..., None], without: Collection[str] = ()
-) -> Callable[..., None]:
-    """Returns a command that has the options of each group one by one, in place of the parameter that is the group.
-
-    Args:
-        without: names of options that it does not have.
-    """
-    shape, parameters = signature(command, eval_str=True), list[Parameter]()
-    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-    for own in shape.parameters.values():
-        group = own.annotation
-        if not is_dataclass(group):
-            parameters.append(own.replace(kind=Parameter.KEYWORD_ONLY))
-            continue
-        hints = get_type_hints(group, include_extras=True)
-        options = [each for each in fields(group) if each.name not in without]
-        parameters += [
-            own.replace(name=each.name, default=each.default, annotation=hints[each.name])
-            for each in options
-        ]
-        groups[own.name] = group, [each.name for each in options]  # type: ignore[assignment]
-
-    def run(**given: Any) -> None:
-        made = {
-            name: group(**{each: given.pop(each) for each in options})
-            for name, (group, options) in groups.items()
-        }
-        command(**given, **made)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
-    run.__signature__ = shape.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return run

@@ -1,15 +1,20 @@
 """Declares the arguments and options that more than one command has, as named types.
 
-    def plan(model: ModelArg, context: ContextOpt = None, json: JsonOpt = False) -> None:
+    def plan(model: ModelArg, context: ContextOpt = None) -> None:
 
-`--json` and `--quiet` set the mode of `out` while the command line is read; a command need not look
-at them, it only has to declare them.
+`--json` and `--quiet` set the mode of `out` while the command line is read; a command need not even declare them, but
+gets them with `declared`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
+
+import typer
 
 from ktcli.commands.cli.declarations import argument, option, preferred, setting_option
 from ktcli.errors import UsageError
@@ -109,3 +114,65 @@ AllowSpecialOpt = Annotated[
         "--allow-special", "Allow control tokens in text: <|im_end|> in a text then ends a turn."
     ),
 ]
+
+
+_MODES = {"json": JsonOpt, "quiet": QuietOpt}
+MODES = " ".join(_MODES)
+
+
+def declared(
+    command: Callable[..., None], modes: str = "", without: Collection[str] = ()
+) -> Callable[..., None]:
+    """Returns a command as typer takes it: it has the options of each group one by one, in place of the parameter that
+    is the group, and those of its modes behind all others.
+
+    Args:
+        modes: which of json and quiet it has: `out` heeds them, and the command itself knows nothing of them.
+        without: names of options that it does not have.
+    """
+    shape, parameters = signature(command, eval_str=True), list[Parameter]()
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for own in shape.parameters.values():
+        group = own.annotation
+        if not is_dataclass(group):
+            parameters.append(own.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(group, include_extras=True)
+        options = [each for each in fields(group) if each.name not in without]
+        parameters += [
+            own.replace(name=each.name, default=each.default, annotation=hints[each.name])
+            for each in options
+        ]
+        groups[own.name] = group, [each.name for each in options]  # type: ignore[assignment]
+    for mode in modes.split():
+        kind = Parameter.KEYWORD_ONLY
+        parameters.append(Parameter(mode, kind, default=False, annotation=_MODES[mode]))
+
+    def run(**given: Any) -> None:
+        made = {
+            name: group(**{each: given.pop(each) for each in options})
+            for name, (group, options) in groups.items()
+        }
+        for mode in modes.split():
+            del given[mode]
+        command(**given, **made)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__signature__ = shape.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+class CommandFamily(typer.Typer):
+    """A command whose verbs are to be declared; with one verb alone, it has that all the same."""
+
+    def __init__(self, modes: str = MODES, **more: Any) -> None:
+        super().__init__(callback=lambda: None, add_completion=False, rich_markup_mode=None, **more)
+        self._modes = modes
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, modes: str | None = None
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Returns a decorator that declares a verb, whose modes are those of the family if none are given."""
+        declare = super().command(name)
+        return lambda verb: declare(declared(verb, self._modes if modes is None else modes))

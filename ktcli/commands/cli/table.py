@@ -27,6 +27,7 @@ class Row:
     summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
     least_bytes: int = 0  # with less address space its libraries end the process without an error
     optional: tuple[str, ...] = ()  # options whose value may be left out; it is then empty
+    modes: str = "json quiet"  # which of these options it has without declaring them
 
 
 # Measured with limits of the address space from 60 MiB on, in steps of 50: numpy alone ends the process at 100 MiB,
@@ -36,7 +37,9 @@ _ARRAYS, _ENGINE = 160 << 20, 256 << 20
 # The commands below each heading of `kt --help`, in the order in which somebody new meets them; without one: hidden.
 HEADINGS: dict[str, dict[str, Row]] = {
     "Start": {
-        "chat": Row("chat.chat:chat", "Talk to a model.", _ENGINE, optional=("--resume",)),
+        "chat": Row(
+            "chat.chat:chat", "Talk to a model.", _ENGINE, optional=("--resume",), modes=""
+        ),
         "serve": Row(
             "serve.serve:serve",
             "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
@@ -50,11 +53,14 @@ HEADINGS: dict[str, dict[str, Row]] = {
         "store": Row("serve.store:app", "Run a KV store for several servers.", _ARRAYS),
         "ps": Row("serve.servers:ps", "List the running servers of this library."),
         "stop": Row("serve.servers:stop", "Stop servers of this library."),
-        "doctor": Row("doctor:doctor", "Show what this machine is and can do.", _ARRAYS),
+        "doctor": Row(
+            "doctor:doctor", "Show what this machine is and can do.", _ARRAYS, modes="json"
+        ),
         "plan": Row(
             "plan:plan",
             "Show which models run here, or where one model goes and how fast it is.",
             _ARRAYS,
+            modes="json",
         ),
     },
     "Models": {
@@ -69,12 +75,14 @@ HEADINGS: dict[str, dict[str, Row]] = {
         "alias": Row(
             "library.alias:alias", "Give a model a name of your own, or list these names."
         ),
-        "show": Row("show:show", "Show what a model is and what it needs.", _ARRAYS),
+        "show": Row("show:show", "Show what a model is and what it needs.", _ARRAYS, modes="json"),
         "verify": Row("library.verify:verify", "Check a model's files against their hashes."),
         "rm": Row("library.rm:rm", "Remove a model and free its space."),
         "prune": Row("library.rm:prune", "Remove what interrupted work left behind."),
         "du": Row("library.rm:du", "Show how much disk space each model takes."),
-        "path": Row("library.list:path", "Print the folder of a model, or of the library."),
+        "path": Row(
+            "library.list:path", "Print the folder of a model, or of the library.", modes="json"
+        ),
         "export": Row(
             "library.bundle:export", "Write a model to a file, for machines without a network."
         ),
@@ -112,12 +120,14 @@ HEADINGS: dict[str, dict[str, Row]] = {
     "Shell": {
         "config": Row("config:app", "Show and change the settings."),
         "completion": Row(
-            "completion:completion", "Install shell completion of commands, options and names."
+            "completion:completion",
+            "Install shell completion of commands, options and names.",
+            modes="json",
         ),
     },
     "": {
-        "logits": Row("logits:logits", least_bytes=_ENGINE),
-        "names": Row("names:names"),
+        "logits": Row("logits:logits", least_bytes=_ENGINE, modes="json"),
+        "names": Row("names:names", modes="json"),
     },
 }
 COMMANDS = {name: row for rows in HEADINGS.values() for name, row in rows.items()}
@@ -127,6 +137,8 @@ def load(name: str) -> Any:
     """Returns the click command of one row, with its module imported."""
     import typer
 
+    from ktcli.commands.cli.options import declared
+
     module, _, attribute = COMMANDS[name].target.partition(":")
     target = getattr(import_module(f"ktcli.commands.{module}"), attribute)
     if isinstance(target, typer.Typer):
@@ -134,6 +146,7 @@ def load(name: str) -> Any:
         app.info.context_settings, app.info.help = CONTEXT, COMMANDS[name].summary
     else:
         app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+        target = declared(target, COMMANDS[name].modes)
         texts = {n for n, hint in get_type_hints(target).items() if hint in (str, str | None)}
         kind = _kind_of_command(COMMANDS[name].optional, texts)
         app.command(name, cls=kind, context_settings=CONTEXT)(target)

@@ -8,8 +8,7 @@ from pathlib import Path
 import typer
 
 from ktcli.assembly.variants import CACHES, EvalRequest, variants_of
-from ktcli.commands.cli.declarations import with_option_groups
-from ktcli.commands.cli.options import JsonOpt, ModelArg, PullOpt, QuietOpt
+from ktcli.commands.cli.options import ModelArg, PullOpt
 from ktcli.commands.eval.data import evaluate_data
 from ktcli.commands.eval.options import (
     LENGTH,
@@ -31,7 +30,6 @@ from ktcli.text.passage import read_passage
 TOKENS = 40_960
 
 
-@with_option_groups
 def evaluate(
     *,
     model: ModelArg,
@@ -40,8 +38,6 @@ def evaluate(
     text: EvalTextOptions,
     place: EvalPlaceOptions,
     yes: PullOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Measure how well a model predicts text and answers questions.
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ktcli.commands.chat import options
-from ktcli.commands.cli.declarations import argument, option, setting_option, with_option_groups
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.declarations import argument, option, setting_option
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.records import dataclass
@@ -48,7 +47,6 @@ class PresetOptions:
             raise UsageError(f"--{error}", hint="kt alias --help shows the options") from None
 
 
-@with_option_groups
 def alias(
     *,
     name: Annotated[
@@ -62,8 +60,6 @@ def alias(
     ] = None,
     presets: PresetOptions,
     remove: Annotated[bool, option("--rm", "Remove the alias, not the model.")] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Give a model a name of your own, or list these names.
 

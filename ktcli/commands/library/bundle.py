@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from ktcli.assembly.fetch import Bars
 from ktcli.commands.cli.declarations import argument, option
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import KtError, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.store import bundlereader, bundlewriter, library
@@ -32,8 +31,6 @@ def export(
         bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
     ] = False,
     everything: Annotated[bool, option("--all", "The checkpoint and all conversions.")] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Write a model to a file, for machines without a network.
 
@@ -78,8 +75,6 @@ def import_bundle(
         str, argument("FILE.tar", "File written by kt export, or - for standard input.")
     ],
     name: Annotated[str | None, option("--as NAME", "Name of the model in this library.")] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Import a model from a file written by kt export.
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.declarations import argument, family, option, require_yes
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.pagelabel import PageKind
@@ -22,7 +22,7 @@ from ktcli.store.pagefile import Damaged, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
 from ktcli.store.sharedfolder import SharedFolder, writer_of
 
-app = family()
+app = CommandFamily()
 
 StoreOpt = Annotated[
     Path | None,
@@ -44,7 +44,7 @@ class _Held:
 
 
 @app.command()
-def du(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def du(store: StoreOpt = None) -> None:
     """Show how much disk space KV pages use, per model, and how much they may use.
 
     KT_CACHE sets the maximum size, such as 20G; 0 turns KV pages on disk off. By default they may
@@ -82,7 +82,7 @@ def du(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -
 
 
 @app.command()
-def ls(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def ls(store: StoreOpt = None) -> None:
     """List the models that have KV pages, most recently used first.
 
     A model has one row for each configuration whose pages differ: number formats, context,
@@ -109,7 +109,7 @@ def ls(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -
 
 
 @app.command()
-def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def verify(store: StoreOpt = None) -> None:
     """Check every KV page against its checksum, and remove damaged files.
 
     Removed pages are computed again when needed. Files that cannot be read stay. Exit code 5:
@@ -143,13 +143,7 @@ def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = Fals
 
 
 @app.command()
-def rm(
-    names: NamesArg = None,
-    store: StoreOpt = None,
-    yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:
+def rm(names: NamesArg = None, store: StoreOpt = None, yes: YesOpt = False) -> None:
     """Remove KV pages and free their space; conversations stay, and are read again when continued.
 
     Examples:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from ktcli import config, smallfiles
 from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.library.alias import called
 from ktcli.commands.view.amounts import age, billions
 from ktcli.errors import gib
@@ -24,8 +23,6 @@ def list_models(
     all_models: Annotated[
         bool, option("--all -a", "Also list models that kt knows but that are not on disk.")
     ] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """List the models in the library.
 
@@ -183,7 +180,6 @@ def path(
     checkpoint: Annotated[
         bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
     ] = False,
-    json: JsonOpt = False,
 ) -> None:
     """Print the folder of a model, or of the library.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from ktcli import config, smallfiles
 from ktcli.commands.cli.declarations import argument, option, require_yes
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.cli.options import YesOpt
 from ktcli.commands.library.alias import called
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
@@ -32,8 +32,6 @@ def rm(
         option("--checkpoint-only", "Remove only the files that were pulled; conversions stay."),
     ] = False,
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove a model and free its space.
 
@@ -124,8 +122,6 @@ def prune(
         ),
     ] = False,
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove what interrupted work left behind.
 
@@ -142,7 +138,7 @@ def prune(
     carry_out(Disposal((*unfinished(), *done)))
 
 
-def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def du() -> None:
     """Show how much disk space each model takes.
 
     For each model: its checkpoint, its conversions and the KV pages of chats with it, the largest

@@ -8,7 +8,6 @@ import typer
 
 from ktcli import manifest
 from ktcli.commands.cli.declarations import argument, option
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import BadCheckpoint, ExitCode, KtError, NotFound, UsageError, gib
 from ktcli.manifest import FileRecord, Manifest, Seal
 from ktcli.output import out, safe
@@ -25,8 +24,6 @@ def verify(
         bool, option("--all", "Check everything in the library that is complete.")
     ] = False,
     repair: Annotated[bool, option("--repair", "Restore damaged files, and only these.")] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Check a model's files against their hashes.
 

@@ -15,7 +15,6 @@ import typer
 
 from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file, require_key
 from ktcli.commands.cli.declarations import argument, option
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.cli.service import announcer, print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import Busy, UsageError, counted
@@ -114,8 +113,6 @@ def route(
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
     dry_run: DryRunOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Route requests to several servers, by what each has in its cache.
 

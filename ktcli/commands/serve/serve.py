@@ -10,10 +10,10 @@ import typer
 from ktcli import config
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import given_keys
-from ktcli.commands.cli.declarations import is_default, preset_context, with_option_groups
+from ktcli.commands.cli.declarations import is_default, preset_context
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
-from ktcli.commands.cli.options import ContextOpt, JsonOpt, PullOpt, QuietOpt
+from ktcli.commands.cli.options import ContextOpt, PullOpt
 from ktcli.commands.cli.service import print_as_unit, start_in_background
 from ktcli.commands.serve.options import (
     AccessOptions,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _SAMPLING = ("temperature", "top-k", "top-p", "min-p", "seed")
 
 
-@with_option_groups
 def serve(
     here: typer.Context,
     *,
@@ -51,8 +50,6 @@ def serve(
     context: ContextOpt = None,
     options: EngineOptions,
     yes: PullOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 

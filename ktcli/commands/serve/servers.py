@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import msgspec
 
 from ktcli.commands.cli.declarations import argument, option
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out
 from ktcli.server.process.discovery import FoundServer, running_servers
@@ -16,7 +15,7 @@ from ktcli.server.process.discovery import stop as end
 from ktcli.server.process.draintime import DRAIN_MOST_S
 
 
-def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def ps() -> None:
     """List the running servers of this library.
 
     Further models that a server has loaded are listed on lines of their own. Routers (kt route) are
@@ -47,8 +46,6 @@ def stop(
             max=DRAIN_MOST_S,
         ),
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Stop servers of this library.
 

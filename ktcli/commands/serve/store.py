@@ -7,16 +7,16 @@ from typing import Annotated
 import typer
 
 from ktcli.client.address import bracketed
-from ktcli.commands.cli.declarations import family, is_given, option
+from ktcli.commands.cli.declarations import is_given, option
 from ktcli.commands.cli.kv_store import InsecureOpt
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.options import CommandFamily
 from ktcli.errors import UsageError, gib
 from ktcli.output import out
 from ktcli.settings import MOONCAKE, SIZES, Setting
 
 HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
 
-app = family()
+app = CommandFamily()
 
 
 @app.command()
@@ -33,8 +33,6 @@ def serve(
         ),
     ] = None,
     insecure: InsecureOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Run a Mooncake store, in which servers share KV pages.
 
