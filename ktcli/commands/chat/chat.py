@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
+from ktcli.commands.chat import options as chat_options
 from ktcli.commands.chat.answering import answer_once, checked_output, converse
 from ktcli.commands.chat.attaching import Attaching
-from ktcli.commands.chat.options import (
-    ChatOptions,
-    DraftOpt,
-    ExplainCacheOpt,
-    FormOptions,
-    NameArg,
-    NoKvCacheOpt,
-    PromptArg,
-    ResumeOptions,
-    ServerOptions,
-    StatsOpt,
-)
 from ktcli.commands.chat.request import AnswerRequest, asked_form, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
@@ -46,21 +35,21 @@ if TYPE_CHECKING:
 def chat(
     here: typer.Context,
     *,
-    name: NameArg = None,
-    prompt: PromptArg = None,
-    answers: ChatOptions,
-    resumed: ResumeOptions,
+    name: chat_options.NameArg = None,
+    prompt: chat_options.PromptArg = None,
+    answers: chat_options.ChatOptions,
+    resumed: chat_options.ResumeOptions,
     allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
     options: EngineOptions,
-    draft: DraftOpt = None,
-    no_kv_cache: NoKvCacheOpt = False,
+    draft: chat_options.DraftOpt = None,
+    no_kv_cache: chat_options.NoKvCacheOpt = False,
     store: KvStoreOptions,
-    place: ServerOptions,
-    stats: StatsOpt = False,
-    explain_cache: ExplainCacheOpt = False,
+    place: chat_options.ServerOptions,
+    stats: chat_options.StatsOpt = False,
+    explain_cache: chat_options.ExplainCacheOpt = False,
     json: JsonOpt = False,
-    form: FormOptions,
+    form: chat_options.FormOptions,
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
