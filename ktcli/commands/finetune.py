@@ -400,10 +400,7 @@ def _rows(plan: FinetunePlan) -> list[tuple[str, str]]:
         )
     rows += _times(plan)
     rows += [
-        (
-            "dropped",
-            f"{counted(each.rows, 'row')}: {safe(each.reason)}, first {safe(each.first)}",
-        )
+        ("dropped", f"{counted(each.rows, 'row')}: {safe(each.reason)}, first {safe(each.first)}")
         for each in plan.dropped
     ]
     kept = "each" if plan.kept is None else f"at most {plan.kept:,} kept"

@@ -237,20 +237,14 @@ def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
         else "none: a dense model"
     )
     packs = ", ".join(f"{gib(size)} as {name}" for name, size in facts["pack_bytes"].items())
+    layers = f"{facts['model_type']}, {facts['layers']} layers, hidden {facts['hidden']}"
+    active = _count(facts["active_parameters"])
+    context = f"{facts['context']:,} positions, {gib(facts['kv_bytes_per_token'])} of cache each"
     return [
-        (
-            "Architecture",
-            f"{facts['model_type']}, {facts['layers']} layers, hidden {facts['hidden']}",
-        ),
-        (
-            "Parameters",
-            f"{_count(facts['parameters'])}, {_count(facts['active_parameters'])} active per token",
-        ),
+        ("Architecture", layers),
+        ("Parameters", f"{_count(facts['parameters'])}, {active} active per token"),
         ("Experts", experts),
-        (
-            "Context",
-            f"{facts['context']:,} positions, {gib(facts['kv_bytes_per_token'])} of cache each",
-        ),
+        ("Context", context),
         *_of_embeddings(facts.get("embedding")),
         ("Converted", packs),
     ]

@@ -166,17 +166,7 @@ def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
 
 def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
     facts = [("Threads", figures.threads_words(pool)), ("Ceiling", figures.ceiling_words(ceilings))]
-    head = (
-        "work",
-        "shape",
-        "format",
-        "tokens",
-        "per expert",
-        "one layer",
-        "GB/s",
-        "arithmetic",
-        "reached",
-    )
+    head = "work,shape,format,tokens,per expert,one layer,GB/s,arithmetic,reached".split(",")
     lines = [
         (
             r.case.work.value,

@@ -128,14 +128,8 @@ def _render(
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    head: tuple[str, ...] = (
-        "NAME",
-        "KIND",
-        "SIZE",
-        "USED",
-        *(["LIBRARY"] if several else []),
-        "FROM",
-    )
+    library = ("LIBRARY",) if several else ()
+    head: tuple[str, ...] = ("NAME", "KIND", "SIZE", "USED", *library, "FROM")
     named = [", ".join(row["aliases"]) for row in models]
     if any(named):
         rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]

@@ -207,15 +207,10 @@ def _processor_rows(
 ) -> list[tuple[str, str]]:
     cpu = machine.cpu
     sockets = f", {cpu.sockets} sockets" if cpu.sockets > 1 else ""
-    rows = [
-        ("CPU", cpu.model or "unknown"),
-        (
-            "",
-            f"{counted(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
-        ),
-    ]
-    if cpu.logical_cpus == cpu.physical_cores:
-        rows[1] = ("", f"{counted(cpu.physical_cores, 'physical core')}{sockets}")
+    cores = counted(cpu.physical_cores, "physical core")
+    if cpu.logical_cpus != cpu.physical_cores:
+        cores += f", {cpu.logical_cpus} with hyperthreads"
+    rows = [("CPU", cpu.model or "unknown"), ("", f"{cores}{sockets}")]
     if len(cpu.fast) < len(cpu.cores):
         kinds = {"performance": cpu.fast, "efficiency": cpu.efficient}
         words = (
@@ -253,20 +248,13 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
     if found is None:
         rows.append(("Speed", "not measured; kt doctor --measure takes a few seconds"))
     else:
-        rows.append(
-            (
-                "Speed",
-                f"read {found.read_bps / 1e9:.1f} GB/s, int8 {found.int8_ops / 1e12:.2f} TOP/s, "
-                f"bf16 {found.bf16_ops / 1e12:.2f} TFLOP/s",
-            )
+        rates = (
+            f"read {found.read_bps / 1e9:.1f} GB/s, int8 {found.int8_ops / 1e12:.2f} TOP/s, "
+            f"bf16 {found.bf16_ops / 1e12:.2f} TFLOP/s"
         )
         nodes = f" on {found.nodes} nodes" if found.nodes > 1 else ""
-        rows.append(
-            (
-                "",
-                f"measured {found.date} with {counted(found.threads, 'thread')} of {found.isa}{nodes}",
-            )
-        )
+        threads = f"{counted(found.threads, 'thread')} of {found.isa}{nodes}"
+        rows += [("Speed", rates), ("", f"measured {found.date} with {threads}")]
     return rows
 
 

@@ -237,13 +237,8 @@ def device_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         words = ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in found["phases_s"].items())
         rows.append(("Phases", f"{words} of a run, policy {found['policy']}"))
     if "launches_per_token" in found:
-        rows.append(
-            (
-                "Launches",
-                f"{found['launches_per_token']:.0f} per token,"
-                f" {found['launch_percent']:.1f} % of the step",
-            )
-        )
+        share = f"{found['launch_percent']:.1f} % of the step"
+        rows.append(("Launches", f"{found['launches_per_token']:.0f} per token, {share}"))
     return rows
 
 

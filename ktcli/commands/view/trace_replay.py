@@ -28,19 +28,7 @@ _NEEDED = {
     Need.CACHE: "Only a larger cache is needed",
 }
 _WORTH = 0.05  # of all tokens, that a larger cache has to save to be named
-_HEAD = (
-    "servers",
-    "routing",
-    "memory",
-    "disk",
-    "cached",
-    "pooled",
-    "on disk",
-    "requests",
-    "load",
-    "wait",
-    "p95",
-)
+_HEAD = "servers,routing,memory,disk,cached,pooled,on disk,requests,load,wait,p95".split(",")
 
 
 @dataclass(frozen=True, slots=True)
