@@ -323,11 +323,9 @@ class Chat(BaseChat):
         said, engine = self.conversation, self.backend.engine
         alone = len(said.turns) - said.omitted.turns < 2 or self._settings.drops
         what = "the question alone" if alone else "the conversation"
-        ways = (
-            "ask about a part of it"
-            if alone
-            else "/compact summarizes it, /undo removes the last turn, /clear starts over"
-        )
+        ways = "/compact summarizes it, /undo removes the last turn, /clear starts over"
+        if alone:
+            ways = "ask about a part of it"
         raise ContextFull(
             f"{what} has {fitted.tokens(engine.context)} tokens, but the context holds "
             f"{engine.context:,}, so there is no room for an answer",

@@ -91,10 +91,8 @@ def read(path: Path) -> Saved:
         conversation = Conversation(
             plain_text(document.get("system", "")), turns, _omission(document, len(turns))
         )
-        model, others = (
-            plain_text(document.get("model", "")),
-            others_of(document.get("settings", {})),
-        )
+        model = plain_text(document.get("model", ""))
+        others = others_of(document.get("settings", {}))
         return Saved(model, conversation, settings, others, document.get("unfinished") is True)
     except (ValueError, TypeError, OverflowError, UsageError) as error:
         raise UsageError(f"{path} is damaged: {str(error)[:100]}") from error

@@ -172,11 +172,9 @@ def _download(
 def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
     name = safe(alias or entry.label)
     if not entry.in_library:
-        here = (
-            "ships with kt"
-            if entry.name == BUILTIN
-            else f"is on this machine, {gib(entry.size_bytes)}"
-        )
+        here = f"is on this machine, {gib(entry.size_bytes)}"
+        if entry.name == BUILTIN:
+            here = "ships with kt"
         return f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {name}"
     done = "is in the library" if fresh else "is already in the library"
     return (

@@ -231,11 +231,10 @@ def _render(document: dict[str, Any]) -> str:
 def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "problem" in facts:
         return [("Architecture", f"{facts['model_type']}; {facts['problem']}")]
-    experts = (
-        f"{facts['experts']} per layer in {facts['moe_layers']} layers, {facts['experts_per_token']} per token"
-        if facts["experts"]
-        else "none: a dense model"
-    )
+    experts = "none: a dense model"
+    if facts["experts"]:
+        where = f"per layer in {facts['moe_layers']} layers"
+        experts = f"{facts['experts']} {where}, {facts['experts_per_token']} per token"
     packs = ", ".join(f"{gib(size)} as {name}" for name, size in facts["pack_bytes"].items())
     layers = f"{facts['model_type']}, {facts['layers']} layers, hidden {facts['hidden']}"
     active = _count(facts["active_parameters"])
@@ -255,13 +254,9 @@ def _of_embeddings(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
     if facts is None:
         return []
     lengths = facts["shorter"]
-    also = (
-        ", or fewer"
-        if lengths == "any"
-        else f", or {', '.join(map(str, lengths))}"
-        if lengths
-        else ""
-    )
+    also = f", or {', '.join(map(str, lengths))}" if lengths else ""
+    if lengths == "any":
+        also = ", or fewer"
     return [("Embeddings", f"{facts['dimensions']:,} dimensions{also}; pools {facts['words']}")]
 
 

@@ -83,10 +83,8 @@ def words_for_model(prompt: str | None, option: str) -> str | None:
     else:
         prompt = attachments.joined(*attachments.named_in(prompt))
         piped = "" if is_typed() else standard_input(beside=True)
-        words, empty = (
-            "\n\n".join(part for part in (prompt, piped) if part.strip()),
-            "the prompt is empty",
-        )
+        words = "\n\n".join(part for part in (prompt, piped) if part.strip())
+        empty = "the prompt is empty"
     if not words:
         raise UsageError(empty, hint=f'for example: kt chat {BUILTIN} "Hello!"')
     return words

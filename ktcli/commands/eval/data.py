@@ -184,14 +184,10 @@ def words(loss: HeldOutLoss, text: Found | None, files: Sequence[str]) -> str:
     """Returns the tables for people, and what their columns mean."""
     width = min(80, out.width or 80)
     dropped = sum(each.rows for each in loss.data.read.dropped)
-    left = (
-        f"; of {counted(dropped, 'row')} something was left out or cut: --json says why"
-        if dropped
-        else ""
-    )
+    left = f"; of {counted(dropped, 'row')} something was left out or cut: --json says why"
     head = (
         f"{', '.join(map(safe, files))}: {counted(len(loss.where), 'row')},"
-        f" {counted(int(loss.tokens.sum()), 'trained token')}{left}"
+        f" {counted(int(loss.tokens.sum()), 'trained token')}{left if dropped else ''}"
     )
     first, *others = loss.results
     rows = [

@@ -57,11 +57,9 @@ def list_models(
         total = sum(row["size_bytes"] for row in models if row["managed"])
         out.note(f"\n{gib(total)} in {home}, {gib(free)} free on its disk.")
     elif not all_models:
-        state = (
-            f"The library {home} is empty"
-            if home.is_dir()
-            else f"The library folder {home} does not exist yet"
-        )
+        state = f"The library {home} is empty"
+        if not home.is_dir():
+            state = f"The library folder {home} does not exist yet"
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
 
 

@@ -97,11 +97,9 @@ def _begin_words(choice: tiles.Choice) -> str:
     if source is tiles.TileMinSource.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
-    reason = (
-        "set by KT_TILE_MIN"
-        if source is tiles.TileMinSource.FORCED
-        else "not measured under KT_ISA or an emulator"
-    )
+    reason = "not measured under KT_ISA or an emulator"
+    if source is tiles.TileMinSource.FORCED:
+        reason = "set by KT_TILE_MIN"
     return f"from {least.int4} tokens per expert, {reason}"
 
 
@@ -174,11 +172,9 @@ def _short_rows(found: Examination) -> list[tuple[str, str]]:
         f"{counted(found.threads.count, 'thread')}{teams}{f' of {used}' if used else ''}{said}"
     )
     rates = machine.measured
-    speed = (
-        f"read {rates.read_bps / 1e9:.0f} GB/s, measured {rates.date}"
-        if rates
-        else "speed not measured: kt doctor --measure"
-    )
+    speed = "speed not measured: kt doctor --measure"
+    if rates:
+        speed = f"read {rates.read_bps / 1e9:.0f} GB/s, measured {rates.date}"
     rows = [
         ("CPU", f"{machine.cpu.model or 'unknown'}, {threads}"),
         ("Memory", f"{gib(memory.total_bytes)}, {gib(memory.free_bytes)} free; {speed}"),

@@ -115,11 +115,9 @@ def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, 
 def replay_words(about: ReplaySubject, compared: Compared) -> str:
     """Returns the results as text: the trace, the table, and the answer."""
     trace, speed = about.trace, compared.speed
-    stretched = (
-        f", replayed over {seconds(speed.stretch * trace.span_s)}"
-        if speed and speed.stretch != 1
-        else ""
-    )
+    stretched = ""
+    if speed and speed.stretch != 1:
+        stretched = f", replayed over {seconds(speed.stretch * trace.span_s)}"
     rows = [
         ("Trace", f"{counted(trace.requests, 'request')} in {seconds(trace.span_s)}{stretched}"),
         (
@@ -288,11 +286,9 @@ def size(about: ReplaySubject, blocks: int | None) -> str:
     if not blocks:
         return "unlimited" if blocks is None else "none"
     tokens = blocks * about.trace.block
-    return (
-        f"{millions(tokens)} tokens"
-        if about.token_bytes is None
-        else gib(tokens * about.token_bytes)
-    )
+    if about.token_bytes is None:
+        return f"{millions(tokens)} tokens"
+    return gib(tokens * about.token_bytes)
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -309,9 +305,6 @@ def seconds(value: float) -> str:
     """Returns a time for people: "0.42 s", "12 s", "3.5 min", "21 h"."""
     for unit, each, below in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 3600 * 48)):
         if value < below:
-            return (
-                f"{value / each:.2g} {unit}"
-                if value < 100 * each
-                else f"{value / each:,.0f} {unit}"
-            )
+            form = ".2g" if value < 100 * each else ",.0f"
+            return f"{value / each:{form}} {unit}"
     return f"{value / 86_400:,.1f} days"
