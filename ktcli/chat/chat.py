@@ -133,13 +133,8 @@ class Chat(BaseChat):
         now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None
-        tokenizer = self.backend.texts.tokenizer
-        return lost(
-            self._before,
-            now,
-            self.reply.stats.reused_tokens,
-            lambda ids: tokenizer.decode(ids, special=True),
-        )
+        tokenizer, reused = self.backend.texts.tokenizer, self.reply.stats.reused_tokens
+        return lost(self._before, now, reused, lambda ids: tokenizer.decode(ids, special=True))
 
     @property
     def used(self) -> int:

@@ -90,13 +90,9 @@ def _words(place: ScriptPlace, done: list[Path], *, installed: bool) -> str:
     if not lines:
         lines.append(f"{shown(place.script)} is already up to date")
     begin = f"source {shown(place.startup)}" if place.startup else "nothing more is needed"
-    return "\n".join(
-        [
-            *lines,
-            f"It works in new terminals; to use it in this one:  {begin}",
-            f"undo: kt completion uninstall {place.shell}",
-        ]
-    )
+    lines.append(f"It works in new terminals; to use it in this one:  {begin}")
+    lines.append(f"undo: kt completion uninstall {place.shell}")
+    return "\n".join(lines)
 
 
 def script(shell: str) -> str:

@@ -109,13 +109,10 @@ def _measured(
     settings, recipe = LoraSettings(rank=rank), planned.plan.recipe
     options = TrainingOptions(context=length, max_rows=min(USUAL.max_rows, count * length))
     need = planned.plan.need_bytes + factor_bytes(planned.model, settings)
-    if need > planned.plan.host.available_bytes:
-        raise NotEnoughMemory(
-            "a model with these layers and its adapter",
-            need,
-            planned.plan.host.available_bytes,
-            hint="use a smaller --rank, or fewer --layers",
-        )
+    free = planned.plan.host.available_bytes
+    if need > free:
+        hint = "use a smaller --rank, or fewer --layers"
+        raise NotEnoughMemory("a model with these layers and its adapter", need, free, hint=hint)
     with out.progress(planned.title) as bar:
         model = TimedModel.load(
             planned.model, recipe, ApartSource(pool, 1), pool, settings, options,
