@@ -26,7 +26,7 @@ from gpu_models import (
     twins,
 )
 
-from ktcli.commands.view.device_figures import hit_rate, trace_figures
+from ktcli.commands.view.speed import hit_rate, trace_figures
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.handoff import Handoff

@@ -143,18 +143,15 @@ def home() -> Path:
     except RuntimeError:  # ~somebody
         raise UsageError(f"{source} is {given}, but there is no such home folder") from None
     try:
-        wrong = path.exists() and not path.is_dir()
+        wrong = "which is a file, not a folder" if path.exists() and not path.is_dir() else ""
         if not path.exists() and path.is_symlink():
-            raise UsageError(
-                f"{source} is {path}, a broken link",
-                hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
-            )
+            wrong = "a broken link"
         lost = bool(said.text) and not path.parent.exists()
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {path}: {error.strerror}") from error
     if wrong:
         raise UsageError(
-            f"{source} is {path}, which is a file, not a folder",
+            f"{source} is {path}, {wrong}",
             hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
         )
     if homes.is_missed(path, named=bool(said.text)):

@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
         return made
 
     OK = 0, "success"
-    FAILED = (1, "a failure without a code of its own, or you answered no")
+    FAILED = 1, "a failure without a code of its own, or you answered no"
     USAGE = 2, "the command line, a variable or a request is invalid"
     NOT_FOUND = 3, "a model, a file or a name does not exist"
     NO_ROOM = 4, "not enough memory or disk space"
@@ -58,10 +58,8 @@ class ExitCode(IntEnum):
     NO_KERNELS = 9, "the native library is missing or cannot be used"
     NO_DEVICE = 10, "the GPU, its driver or torch failed, or its memory is full"
     INTERNAL = 70, "internal error; KT_DEBUG=1 shows the traceback"  # EX_SOFTWARE of sysexits.h
-    INTERRUPTED = (
-        130,
-        "interrupted with Ctrl-C; finished work is kept",
-    )  # 128 + SIGINT, what a shell reports
+    # 128 + SIGINT, what a shell reports.
+    INTERRUPTED = 130, "interrupted with Ctrl-C; finished work is kept"
 
 
 def gib(size_bytes: int | float) -> str:
@@ -118,13 +116,16 @@ class KtError(Exception):
     Args:
         message: one sentence, with the offending values; long ones are shortened.
         hint: the advice what to do next; shown on its own line.
+    Attributes:
+        usual_hint: the advice where none is given.
     """
 
     exit_code: ExitCode = ExitCode.FAILED
+    usual_hint = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(shortened(message))
-        self.hint = hint
+        self.hint = hint or self.usual_hint
 
 
 @contextmanager
@@ -146,6 +147,15 @@ def interrupted(said: str) -> Iterator[None]:
         raise KeyboardInterrupt(said) from None
 
 
+@contextmanager
+def refusals(said: str, *, hint: str = "") -> Iterator[None]:
+    """Opens a context in which what the system refuses is a KtError: "cannot write FILE: no space left on device"."""
+    try:
+        yield
+    except OSError as error:
+        raise KtError(f"{said}: {error.strerror}", hint=hint) from error
+
+
 class UsageError(KtError):
     """The command line or a request does not make sense."""
 
@@ -162,25 +172,23 @@ class NotEnoughMemory(KtError):
     """The plan needs more bytes than the machine has free."""
 
     exit_code = ExitCode.NO_ROOM
+    usual_hint = (
+        "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4"
+    )
 
     def __init__(
         self, what: str, need: int, have: int, *, node: int | None = None, hint: str = ""
     ) -> None:
         where = "" if node is None else f" on NUMA node {node}"
-        super().__init__(
-            f"{what} needs {gib(need)} of memory{where}, but only {gib(have)} is free",
-            hint=hint
-            or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
-        )
+        said = f"{what} needs {gib(need)} of memory{where}, but only {gib(have)} is free"
+        super().__init__(said, hint=hint)
 
 
 class NoMemoryLeft(KtError):
     """Raised when the system gives this process no more memory, whatever was planned."""
 
     exit_code = ExitCode.NO_ROOM
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint or "kt plan MODEL shows what a model needs")
+    usual_hint = "kt plan MODEL shows what a model needs"
 
 
 class NotEnoughDisk(KtError):
@@ -282,9 +290,7 @@ class DeviceError(KtError):
     """Raised when the GPU, its driver or torch failed, or is missing."""
 
     exit_code = ExitCode.NO_DEVICE
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint or "--device cpu runs without the GPU")
+    usual_hint = "--device cpu runs without the GPU"
 
     def bare(self) -> Self:
         """Returns the same error without a traceback, which would keep the engine that failed in memory."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
@@ -35,24 +35,13 @@ MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SEAL = "sha256"  # of the manifest's bytes, with zeros in place of this
 _OPEN = "0" * 64
+_KINDS: dict[type, str] = {dict: "object", list: "list", str: "string"}  # of JSON
+T = TypeVar("T")
 _PACK_FIELDS = frozenset(
-    (
-        "kt_pack",
-        "family",
-        "source",
-        "recipe",
-        "formats",
-        "calibration",
-        "adapter",
-        "extras",
-        "files",
-        _SEAL,
-    )
-)
-_MARKS = {
-    CHECKPOINT: "kt_source",
-    PACK: "kt_pack",
-}  # the key of the version says which of both it is
+    "kt_pack family source recipe formats calibration adapter extras files".split()
+) | {_SEAL}
+# The key of the version says which of both it is.
+_MARKS = {CHECKPOINT: "kt_source", PACK: "kt_pack"}
 
 
 class NewerVersion(ValueError):
@@ -238,7 +227,7 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
         if type(version) is int and version > VERSION:
             raise NewerVersion(f"is from a newer kt: it has {words}")
         raise ValueError(f"has {words}")
-    source = _object(document, "source")
+    source = _field(document, "source", dict)
     found = Manifest(
         files=_records(document, "files"),
         hub=_optional_text(source, "hub"),
@@ -246,14 +235,14 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
         revision=_optional_text(source, "revision"),
     )
     if kind == PACK:
-        recipe = _object(document, "recipe")
-        names = _text(recipe, "experts"), _text(recipe, "dense")
+        recipe = _field(document, "recipe", dict)
+        names = _field(recipe, "experts", str), _field(recipe, "dense", str)
         found = replace(
             found,
             extras=_records(document, "extras"),
-            formats=FormatNames(*names, _object(document, "formats"), _names(recipe, "f32")),
-            family=_text(document, "family"),
-            digest=_text(source, "digest"),
+            formats=FormatNames(*names, _field(document, "formats", dict), _names(recipe, "f32")),
+            family=_field(document, "family", str),
+            digest=_field(source, "digest", str),
             calibration=_optional_text(document, "calibration"),
             adapter=_optional_text(document, "adapter"),
             seal=_seal(document, data),
@@ -288,7 +277,7 @@ def parse_record(row: object) -> FileRecord:
     """
     if not isinstance(row, dict):
         raise ValueError("has a file that is not an object")
-    name, size, digest = _text(row, "name"), row.get("size_bytes"), _text(row, "sha256")
+    name, size, digest = _field(row, "name", str), row.get("size_bytes"), _field(row, "sha256", str)
     if type(size) is not int or size < 0 or not _SHA256.fullmatch(digest):
         raise ValueError(f"gives {name[:60]!r} an invalid size or hash")
     figures = (_figures(row, key, name) for key in ("error", "cosine", "weighted"))
@@ -310,10 +299,7 @@ def _inside(name: str) -> str:
 
 
 def _records(document: Mapping[str, Any], key: str) -> tuple[FileRecord, ...]:
-    value = document.get(key)
-    if not isinstance(value, list):
-        raise ValueError(f"has no list {key!r}")
-    return tuple(map(parse_record, value))
+    return tuple(map(parse_record, _field(document, key, list)))
 
 
 def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
@@ -329,17 +315,11 @@ def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
     return {str(kind): float(each) for kind, each in found.items()}
 
 
-def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _field(document: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """The value under `key`. Raises: ValueError: it is missing, or of another type."""
     value = document.get(key)
-    if not isinstance(value, dict):
-        raise ValueError(f"has no object {key!r}")
-    return value
-
-
-def _text(document: Mapping[str, Any], key: str) -> str:
-    value = document.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"has no string {key!r}")
+    if not isinstance(value, kind):
+        raise ValueError(f"has no {_KINDS[kind]} {key!r}")
     return value
 
 
@@ -352,7 +332,7 @@ def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _optional_text(document: Mapping[str, Any], key: str) -> str:
-    return "" if document.get(key) is None else _text(document, key)
+    return "" if document.get(key) is None else _field(document, key, str)
 
 
 def _integer(text: str) -> int:

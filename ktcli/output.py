@@ -221,18 +221,8 @@ class Output:
         """Prints an error and what to do next; with --json also a document on stdout."""
         self._tell("error:", "red", safe(error), error.hint)
         if self.mode is Mode.JSON:
-            kind = type(error).__name__
-            self.result(
-                {
-                    "error": {
-                        "type": kind,
-                        "message": str(error),
-                        "hint": error.hint,
-                        "exit_code": error.exit_code,
-                    }
-                },
-                "",
-            )
+            told = {"message": str(error), "hint": error.hint, "exit_code": error.exit_code}
+            self.result({"error": {"type": type(error).__name__, **told}}, "")
 
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0

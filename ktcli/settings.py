@@ -160,6 +160,10 @@ class Setting:
         """The first sentence of its help, without the full stop."""
         return self.help.split(". ")[0].rstrip(".")
 
+    def read_option(self, text: str) -> Any:
+        """Returns the value of a text that the command line gives. Raises: UsageError: it can have no such value."""
+        return self.read(text, self.option, "leave it out")
+
     def read(self, text: str, source: str, undo: str) -> Any:
         """Returns the value of a text.
 

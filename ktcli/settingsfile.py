@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli import smallfiles
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import UsageError, refusals
 from ktcli.records import dataclass
 from ktcli.settings import SETTINGS, SHOWN_CHARS, TABLE, Setting
 
@@ -34,9 +34,8 @@ _PLAIN = (
 )
 _CLOSES = ("]", '"""', "'''")  # what ends a value of several lines
 _MOST_LINES = 1000  # of such a value
-_MOST_TRIED = (
-    16 * MAX_BYTES
-)  # characters that are parsed to find the ends of such values: a fraction of a second
+# Characters that are parsed to find the ends of such values: a fraction of a second.
+_MOST_TRIED = 16 * MAX_BYTES
 # How a line begins that a person meant for a setting, TOML or not: "KT_HOME=/models", "export kt_home: x", '"home"'.
 _MEANT = r"\W*(?:export\s+)?(?:kt[_-])?([a-z][a-z_-]*)"
 _ALSO = {"library": "home"}  # what people call settings
@@ -332,13 +331,8 @@ def write(of: Path, text: str) -> None:
     """
     target = Path(os.path.realpath(of))
     smallfiles.make_folder(target.parent, *_ELSEWHERE)
-    try:
+    with refusals(f"cannot write the settings file {of}", hint="KT_CONFIG names another file"):
         smallfiles.write(target, text.encode("utf-8", "surrogateescape"))
-    except OSError as error:
-        raise KtError(
-            f"cannot write the settings file {of}: {error.strerror}",
-            hint="KT_CONFIG names another file",
-        ) from error
 
 
 def template() -> str:

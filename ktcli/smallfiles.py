@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ktcli.errors import Busy, KtError, NotEnoughDisk, gib
+from ktcli.errors import Busy, KtError, NotEnoughDisk, gib, refusals
 from ktcli.records import dataclass
 
 # Levels of a JSON file; a configuration has 4, and nothing may recurse without end.
@@ -162,13 +162,11 @@ def write_named(path: Path, data: bytes | str) -> None:
         KtError: the system refuses.
     """
     target = Path(os.path.realpath(path))
-    try:
+    with refusals(f"cannot write {str(path)[:300]}"):
         if path.exists() and not path.is_file():
             path.write_bytes(data.encode() if isinstance(data, str) else data)
         else:
             write(target, data)
-    except OSError as error:
-        raise KtError(f"cannot write {str(path)[:300]}: {error.strerror}") from error
 
 
 def meant_name(name: str) -> str:
@@ -192,9 +190,8 @@ def is_abandoned(name: str) -> bool:
 
 def _tidy(path: Path) -> None:
     """Removes what processes left that were killed while they wrote a file."""
-    with contextlib.suppress(
-        OSError
-    ):  # a folder that cannot be read may be one that can be written
+    # A folder that cannot be read may be one that can be written.
+    with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):
             if meant_name(name) == path.name and is_abandoned(name):
                 path.with_name(name).unlink(missing_ok=True)
@@ -206,13 +203,9 @@ def make_folder(path: Path, variable: str = "KT_HOME", example: str = "~/kt") ->
     Raises:
         KtError: it cannot be created or written.
     """
-    try:
+    hint = f"set {variable} to a writable folder, for example: export {variable}={example}"
+    with refusals(f"cannot create the folder {path}", hint=hint):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise KtError(
-            f"cannot create the folder {path}: {error.strerror}",
-            hint=f"set {variable} to a writable folder, for example: export {variable}={example}",
-        ) from error
     return path
 
 

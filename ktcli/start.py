@@ -60,9 +60,8 @@ def run() -> None:
         gc.freeze()
         try:
             if mine:
-                _signal.signal(
-                    _signal.SIGINT, _leave
-                )  # the interpreter's own end takes a moment, too
+                # The interpreter's own end takes a moment, too.
+                _signal.signal(_signal.SIGINT, _leave)
         except KeyboardInterrupt:
             _leave()
 

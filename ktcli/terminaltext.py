@@ -77,9 +77,7 @@ def table(
             and len(line[-1]) > left
             and (width or 0) - indent >= _LEAST_ROOM
         ):
-            more = wrap(
-                line[-1], (width or 0) - indent, break_long_words=False, break_on_hyphens=False
-            )
+            more = _words_in(line[-1], (width or 0) - indent)
             shown[-1] = "" if own_lines else more.pop(0)
         found.append("  ".join(cell(i, text) for i, text in enumerate(shown)).rstrip())
         found += [" " * indent + text for text in more]
@@ -132,18 +130,15 @@ def folded(text: str, width: int | None, indent: str = "") -> str:
         return text
     lines: list[str] = []
     for line in text.split("\n"):
-        lines += (
-            wrap(
-                line,
-                width,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            if len(line) > width
-            else [line]
-        )
+        lines += _words_in(line, width, indent) if len(line) > width else [line]
     return "\n".join(lines)
+
+
+def _words_in(text: str, width: int, indent: str = "") -> list[str]:
+    """The lines of a text that is broken between words alone; those after the first are indented."""
+    return wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fitted(text: str, width: int | None) -> str:

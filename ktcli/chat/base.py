@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.chat.compaction import SUM_UP, older_turns
@@ -33,6 +33,13 @@ Progress = Callable[[int, int], None]
 def not_cancelled() -> bool:
     """Returns False: the answer cannot be stopped."""
     return False
+
+
+class AnswerHooks(NamedTuple):
+    """The functions of whoever wants an answer: whether to stop it, and who is told how far its prompt is read."""
+
+    cancelled: Callable[[], bool] = not_cancelled
+    progress: Progress | None = None
 
 
 class BaseChat(ABC):
@@ -131,7 +138,7 @@ class BaseChat(ABC):
             ContextFull: there is no room; the question is not part of the conversation.
             BadCheckpoint: the template or tokenizer is wrong. ServerFailed: the server did not answer to the end.
         """
-        return self._ask(question, self.conversation.copy(), cancelled, progress)
+        return self._ask(question, self.conversation.copy(), AnswerHooks(cancelled, progress))
 
     def retry(
         self,
@@ -146,25 +153,19 @@ class BaseChat(ABC):
         question = self.conversation.undo()
         if question is None:
             return None
-        return self._ask(question, before, cancelled, progress)
+        return self._ask(question, before, AnswerHooks(cancelled, progress))
 
     def _ask(
-        self,
-        question: str,
-        before: Conversation,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        self, question: str, before: Conversation, hooks: AnswerHooks
     ) -> Generator[AnswerPiece]:
         self.conversation.say("user", without_surrogates(question))
-        return self._answer(before, cancelled, progress)
+        return self._answer(before, hooks)
 
-    def _answer(
-        self, before: Conversation, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Generator[AnswerPiece]:
+    def _answer(self, before: Conversation, hooks: AnswerHooks) -> Generator[AnswerPiece]:
         """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
         reply = self._answering = Reply()
         try:
-            yield from self._made(reply, cancelled, progress)
+            yield from self._made(reply, hooks)
         finally:
             self._answering = None
             self._remember(reply, before)
@@ -172,9 +173,7 @@ class BaseChat(ABC):
                 self.totals.add(reply.stats, reply.laps)
 
     @abstractmethod
-    def _made(
-        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[AnswerPiece]:
+    def _made(self, reply: Reply, hooks: AnswerHooks) -> Iterator[AnswerPiece]:
         """Yields the pieces of the answer to the conversation as it is now; `reply` is its account."""
 
     def _remember(self, reply: Reply, before: Conversation) -> None:
@@ -209,7 +208,7 @@ class BaseChat(ABC):
         before = Conversation(said.system, said.turns[:turns], said.omitted)
         before.say("user", SUM_UP)
         reply = Reply()
-        pieces = list(self._summed_up(before, reply, cancelled, progress))
+        pieces = list(self._summed_up(before, reply, AnswerHooks(cancelled, progress)))
         if reply.finish is Finish.CANCELLED:
             return 0
         summary = "".join(piece.text for piece in pieces if not piece.thought).strip()
@@ -224,10 +223,6 @@ class BaseChat(ABC):
 
     @abstractmethod
     def _summed_up(
-        self,
-        before: Conversation,
-        reply: Reply,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        self, before: Conversation, reply: Reply, hooks: AnswerHooks
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of a summary, beside the conversation; what is asked for it ends `before`."""

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.chat.base import BaseChat, Progress
-from ktcli.chat.compaction import DROP_SHARE, SUMMARY_SHARE
+from ktcli.chat.base import AnswerHooks, BaseChat, Progress
+from ktcli.chat.compaction import DROP_SHARE, SUMMARY_SHARE, fewest_omitted
 from ktcli.chat.conversation import Conversation, Saved, Turn
-from ktcli.chat.fitting import FittedText, Fitting
 from ktcli.chat.reply import Reply
 from ktcli.dialogue.answer import AnswerEvent, AnswerOptions, AnswerRun, PromptProgress, Said
 from ktcli.dialogue.backend import ChatBackend, Identity, longer_context
@@ -30,6 +29,7 @@ from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.engine.request import Answer, GenerationRequest
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull
+from ktcli.records import dataclass
 from ktcli.text.settings import Settings
 
 if TYPE_CHECKING:
@@ -133,22 +133,15 @@ class Chat(BaseChat):
         now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None
-        tokenizer = self.backend.texts.tokenizer
-        return lost(
-            self._before,
-            now,
-            self.reply.stats.reused_tokens,
-            lambda ids: tokenizer.decode(ids, special=True),
-        )
+        tokenizer, reused = self.backend.texts.tokenizer, self.reply.stats.reused_tokens
+        return lost(self._before, now, reused, lambda ids: tokenizer.decode(ids, special=True))
 
     @property
     def used(self) -> int:
         """The number of tokens in the context."""
         return 0 if self._run is None else self._run.length
 
-    def _made(
-        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[AnswerPiece]:
+    def _made(self, reply: Reply, hooks: AnswerHooks) -> Iterator[AnswerPiece]:
         """Yields the pieces of the answer, see `BaseChat`."""
         prompt = self._fitted(reply)
         reply.at, reply.timeline = len(prompt.text), self._read(prompt)
@@ -161,7 +154,7 @@ class Chat(BaseChat):
             shape=self._shape,
             think_budget=settings.think_budget,
         )
-        yield from self._told(reply, prompt, options, self._sampler, cancelled, progress)
+        yield from self._told(reply, prompt, options, self._sampler, hooks)
         if reply.ids:
             reply.clocks.append(self.backend.engine.operations())
         spoken = Spoken(reply.at, reply.text, tuple(reply.ids))
@@ -188,8 +181,7 @@ class Chat(BaseChat):
         prompt: EncodedPrompt,
         options: AnswerOptions,
         sampler: Sampler,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        hooks: AnswerHooks,
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of an answer; after those of each token, when its text is part of the reply, `heard` is
         told."""
@@ -207,13 +199,13 @@ class Chat(BaseChat):
             run.submit()
             self._run = run
             while run.finish is None:
-                if cancelled():
+                if hooks.cancelled():
                     run.cancel()
                 for event in self.session.step():
                     if event.answer in run.parts:  # else of an answer that was interrupted twice
                         run.hear(event)
                     while came:
-                        yield from self._taken(reply, came.popleft(), progress)
+                        yield from self._taken(reply, came.popleft(), hooks.progress)
         finally:
             if run.finish is None:  # nobody listens any more
                 run.cancel()
@@ -287,11 +279,7 @@ class Chat(BaseChat):
         return replace(made, depths=self._depths(ids))
 
     def _summed_up(
-        self,
-        before: Conversation,
-        reply: Reply,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        self, before: Conversation, reply: Reply, hooks: AnswerHooks
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of a summary, see `BaseChat`."""
         context = self.backend.engine.context
@@ -304,7 +292,7 @@ class Chat(BaseChat):
         prompt = self._prompt(fitted.text, fitted.ids, before.messages)
         options = AnswerOptions(self._sampler.settings, max_tokens=most)
         sampler = Sampler(self._sampler.settings)  # the chat's own random sequence goes on
-        return self._told(reply, prompt, options, sampler, cancelled, progress)
+        return self._told(reply, prompt, options, sampler, hooks)
 
     def _read(self, prompt: EncodedPrompt) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
@@ -328,13 +316,69 @@ class Chat(BaseChat):
         said, engine = self.conversation, self.backend.engine
         alone = len(said.turns) - said.omitted.turns < 2 or self._settings.drops
         what = "the question alone" if alone else "the conversation"
-        ways = (
-            "ask about a part of it"
-            if alone
-            else "/compact summarizes it, /undo removes the last turn, /clear starts over"
-        )
+        ways = "/compact summarizes it, /undo removes the last turn, /clear starts over"
+        if alone:
+            ways = "ask about a part of it"
         raise ContextFull(
             f"{what} has {fitted.tokens(engine.context)} tokens, but the context holds "
             f"{engine.context:,}, so there is no room for an answer",
             hint=f"{ways}; {self.longer}",
         )
+
+
+class FittedText(NamedTuple):
+    """A prompt that fits the context: its messages, text and ids.
+
+    Attributes:
+        ids: of the text; None: they are surely more than the most that was allowed.
+    """
+
+    text: str
+    ids: list[int] | None
+
+    def leaves(self, room: int, context: int) -> bool:
+        """Returns whether the prompt leaves room for so many ids in a context."""
+        return self.ids is not None and len(self.ids) + room <= context
+
+    def tokens(self, context: int) -> str:
+        """Returns the number of its ids, for people."""
+        return f"more than {context:,}" if self.ids is None else f"{len(self.ids):,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """Makes the prompts of one chat as it is now, within the context.
+
+    Attributes:
+        variables: further variables of the chat template.
+        spoken: the answers as they were generated.
+    """
+
+    prompts: PromptEncoder
+    variables: Mapping[str, Any]
+    spoken: Sequence[Spoken]
+
+    def encoded(
+        self, messages: list[Turn], most: int | None = None, *, passing: bool = False
+    ) -> FittedText:
+        """Returns messages as text and as at most `most` ids; None: as many as the context holds.
+
+        Args:
+            passing: see `PromptEncoder.ids`.
+        """
+        rendered = self.prompts.rendered(messages, self.variables)
+        ids = self.prompts.ids(rendered, self.spoken, most, passing=passing)
+        return FittedText(rendered.text, ids)
+
+    def with_room(self, said: Conversation, most: int) -> FittedText:
+        """Returns the prompt of a conversation that is too long, of `most` ids at most if possible: as many of the
+        oldest turns as needed are omitted from now on; the last question stays.
+        """
+
+        def fits(turns: int) -> bool:
+            messages = replace(said, omitted=replace(said.omitted, turns=turns)).messages
+            return self.encoded(messages, most, passing=True).leaves(0, most)
+
+        turns = fewest_omitted(len(said.turns), said.omitted.turns, fits)
+        said.omitted = replace(said.omitted, turns=turns)
+        return self.encoded(said.messages)

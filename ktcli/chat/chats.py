@@ -18,7 +18,7 @@ from pathlib import Path
 from ktcli import config
 from ktcli.chat import document, log
 from ktcli.chat.conversation import Saved
-from ktcli.errors import KtError, NotFound, UsageError
+from ktcli.errors import KtError, NotFound, UsageError, refusals
 from ktcli.records import dataclass
 
 _AROUND = 40  # characters on each side of what was searched
@@ -85,7 +85,11 @@ def require_free(path: Path) -> None:
     if path.stem == LAST and path.parent == chats_folder():
         raise UsageError(f"{LAST} always means the newest chat", hint="choose another name")
     if path.with_suffix(log.SUFFIX).exists():
-        raise UsageError(f"a chat named {path.stem} already exists", hint="choose another name")
+        raise _taken(path.stem)
+
+
+def _taken(stem: str) -> UsageError:
+    return UsageError(f"a chat named {stem} already exists", hint="choose another name")
 
 
 def _path(name: str) -> Path:
@@ -229,21 +233,17 @@ def rename(path: Path, name: str) -> Path:
     target = path.with_name(f"{stem}{path.suffix}")
     require_free(target)
     if path.with_name(f"{stem}{document.SUFFIX}").exists():
-        raise UsageError(f"a chat named {stem} already exists", hint="choose another name")
-    try:
+        raise _taken(stem)
+    with refusals(f"cannot rename {path}"):
         try:
             os.link(path, target)  # unlike a rename it never takes another's place
             path.unlink()
         except FileExistsError:
-            raise UsageError(
-                f"a chat named {stem} already exists", hint="choose another name"
-            ) from None
+            raise _taken(stem) from None
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
                 raise
             path.rename(target)  # a disk without links
-    except OSError as error:
-        raise KtError(f"cannot rename {path}: {error.strerror}") from error
     return target
 
 
@@ -254,10 +254,8 @@ def remove(path: Path) -> None:
         Busy: a process has it open. KtError: the system refuses.
     """
     require_closed(path)
-    try:
+    with refusals(f"cannot remove {path}"):
         path.unlink()
-    except OSError as error:
-        raise KtError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def require_closed(path: Path) -> None:

@@ -62,8 +62,6 @@ def fewest_omitted(turns: int, omitted: int, fits: Callable[[int], bool]) -> int
 def exchanges(turns: int) -> str:
     """Returns words for a number of turns: "the oldest 3 questions and their answers"."""
     count = turns // 2
-    return (
-        "the oldest question and its answer"
-        if count == 1
-        else f"the oldest {count} questions and their answers"
-    )
+    if count == 1:
+        return "the oldest question and its answer"
+    return f"the oldest {count} questions and their answers"

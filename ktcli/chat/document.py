@@ -14,7 +14,7 @@ from typing import Any
 
 from ktcli import smallfiles
 from ktcli.chat.conversation import ROLES, Conversation, Omission, Saved, Turn
-from ktcli.errors import BadCheckpoint, KtError, UsageError
+from ktcli.errors import BadCheckpoint, UsageError, refusals
 from ktcli.sampling import SamplingSettings
 from ktcli.text.files import read_json, without_surrogates
 
@@ -64,11 +64,9 @@ def write(path: Path, text: str) -> None:
     Raises:
         KtError: the system refuses.
     """
-    try:
+    with refusals(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         smallfiles.write(path, text.encode("utf-8", "replace"), mode=0o600)
-    except OSError as error:
-        raise KtError(f"cannot write {path}: {error.strerror}") from error
 
 
 def read(path: Path) -> Saved:
@@ -93,10 +91,8 @@ def read(path: Path) -> Saved:
         conversation = Conversation(
             plain_text(document.get("system", "")), turns, _omission(document, len(turns))
         )
-        model, others = (
-            plain_text(document.get("model", "")),
-            others_of(document.get("settings", {})),
-        )
+        model = plain_text(document.get("model", ""))
+        others = others_of(document.get("settings", {}))
         return Saved(model, conversation, settings, others, document.get("unfinished") is True)
     except (ValueError, TypeError, OverflowError, UsageError) as error:
         raise UsageError(f"{path} is damaged: {str(error)[:100]}") from error

@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -143,9 +143,7 @@ class ChatRecorder:
     def begin(self) -> None:
         """Starts a new file for a new conversation; the file of the one before stays as it is."""
         self._begins = self._begins or self.is_kept
-        self._let_go()
-        self._as_loaded = None
-        self.keep()
+        self.fork()
 
     def fork(self) -> None:
         """Continues in a new file, a copy of the conversation so far; the old file stays as it is."""
@@ -246,7 +244,7 @@ class ChatRecorder:
             records.append({"kt_chat": log.VERSION, **_named(model)})
         settings = chat.settings.sampling, chat.settings.others
         if held.settings != settings:
-            records.append({"settings": {"sampling": _plain(settings[0]), **settings[1]}})
+            records.append({"settings": {"sampling": asdict(settings[0]), **settings[1]}})
         system = chat.conversation.system
         if held.system != system:
             records.append({"system": system})
@@ -384,10 +382,6 @@ def _late(timeline: Timeline) -> Record:
 def _named(model: Identity) -> Record:
     server = {"server": model.server} if model.server else {}
     return {"model": model.name, "asked": model.asked, "pack": model.pack, **server}
-
-
-def _plain(sampling: SamplingSettings) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in SamplingSettings.__slots__}
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.chat.base import BaseChat, Progress
+from ktcli.chat.base import AnswerHooks, BaseChat, Progress
 from ktcli.chat.compaction import SUMMARY_SHARE
 from ktcli.chat.conversation import Conversation, Turn
 from ktcli.chat.reply import Reply
@@ -103,9 +103,7 @@ class RemoteChat(BaseChat):
         stats = self.reply.stats
         return (stats.prompt_tokens or self._used_before) + stats.tokens
 
-    def _made(
-        self, reply: Reply, cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[AnswerPiece]:
+    def _made(self, reply: Reply, hooks: AnswerHooks) -> Iterator[AnswerPiece]:
         """Yields the pieces of the answer, see `BaseChat`; if the server says that the conversation is too long, it is
         asked again with half of its turns."""
         said = self.conversation
@@ -113,7 +111,7 @@ class RemoteChat(BaseChat):
         while True:
             try:
                 body = self._body(said.messages, self._settings)
-                yield from self._told(reply, body, cancelled, progress)
+                yield from self._told(reply, body, hooks)
                 return
             except ContextFull as error:
                 if reply.text or not self._settings.drops or not _leave_out(said):
@@ -125,26 +123,16 @@ class RemoteChat(BaseChat):
                 reply.dropped = said.omitted.turns - was.turns
 
     def _summed_up(
-        self,
-        before: Conversation,
-        reply: Reply,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
+        self, before: Conversation, reply: Reply, hooks: AnswerHooks
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of a summary, see `BaseChat`."""
         most = self.context // SUMMARY_SHARE if self.context else _SUMMARY_TOKENS
         settings = replace(self._settings, max_tokens=max(1, most), stops=())
         body = self._body(before.messages, settings, constrained=False)
-        return self._told(reply, body, cancelled, progress, aside=True)
+        return self._told(reply, body, hooks, aside=True)
 
     def _told(
-        self,
-        reply: Reply,
-        body: Document,
-        cancelled: Callable[[], bool],
-        progress: Progress | None,
-        *,
-        aside: bool = False,
+        self, reply: Reply, body: Document, hooks: AnswerHooks, *, aside: bool = False
     ) -> Iterator[AnswerPiece]:
         """Yields the pieces of an answer.
 
@@ -153,6 +141,7 @@ class RemoteChat(BaseChat):
         Raises:
             ServerFailed: the server did not answer to the end; `reply` has what came.
         """
+        cancelled, progress = hooks
         with contextlib.ExitStack() as held, self._stopped_by(cancelled):
 
             def begun() -> _Begun:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, YesOpt
 from ktcli.errors import ExitCode, UsageError, counted, gib
 from ktcli.output import out, safe
 from ktcli.store import adapters, integrity
@@ -17,37 +18,28 @@ if TYPE_CHECKING:
     from ktcli.adapters.measure import PartSummary
     from ktcli.assembly.adapters import Described
 
-app = family("Import LoRA adapters, list, check and convert them.")
+app = CommandFamily()
 
 BaseOpt = Annotated[
     str | None,
-    typer.Option(
-        "--base",
-        metavar="MODEL",
-        help="Model that the adapter changes. Default: the one that adapter_config.json names.",
+    option(
+        "--base MODEL",
+        "Model that the adapter changes. Default: the one that adapter_config.json names.",
     ),
 ]
 AdapterArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="ADAPTER", help="Name, as kt adapter list shows it, or a folder: ./DIR."
-    ),
+    str, argument("ADAPTER", "Name, as kt adapter list shows it, or a folder: ./DIR.")
 ]
 _LAYOUTS = ("peft", "per-expert", "kt-kernel")
 
 
 @app.command("import")
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that peft or LLaMA-Factory saved.")
-    ],
+    folder: Annotated[Path, argument("DIR", "Folder that peft or LLaMA-Factory saved.")],
     name: Annotated[
-        str | None,
-        typer.Option("--as", metavar="NAME", help="Name in the library. Default: the folder's."),
+        str | None, option("--as NAME", "Name in the library. Default: the folder's.")
     ] = None,
     base: BaseOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Copy an adapter into the library.
 
@@ -70,7 +62,7 @@ def import_(
 
 
 @app.command("list")
-def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def list_() -> None:
     """List the adapters in the library.
 
     Examples:
@@ -99,9 +91,7 @@ def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 @app.command()
-def show(
-    adapter: AdapterArg, base: BaseOpt = None, json: JsonOpt = False, quiet: QuietOpt = False
-) -> None:
+def show(adapter: AdapterArg, base: BaseOpt = None) -> None:
     """Show what an adapter changes, and by how much.
 
     Lists, for each part of the base model, the modules that were trained, their ranks and scales,
@@ -122,13 +112,9 @@ def show(
 @app.command()
 def export(
     adapter: AdapterArg,
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the files.")],
-    layout: Annotated[
-        str, typer.Option("--layout", metavar="LAYOUT", help=f"One of {', '.join(_LAYOUTS)}.")
-    ] = "peft",
+    target: Annotated[Path, argument("DIR", "New folder for the files.")],
+    layout: Annotated[str, option("--layout LAYOUT", f"One of {', '.join(_LAYOUTS)}.")] = "peft",
     base: BaseOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Write an adapter in the layout that another program reads.
 
@@ -159,12 +145,8 @@ def export(
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ADAPTER...", help="Names, as kt adapter list shows them. Default: all."
-        ),
+        argument("ADAPTER...", "Names, as kt adapter list shows them. Default: all."),
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Check the files of adapters against their hashes.
 
@@ -211,13 +193,8 @@ def _verdict(report: dict[str, Any]) -> str:
 
 @app.command()
 def rm(
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="ADAPTER...", help="Names, as kt adapter list shows them."),
-    ],
+    names: Annotated[list[str], argument("ADAPTER...", "Names, as kt adapter list shows them.")],
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove adapters from the library.
 
@@ -228,10 +205,7 @@ def rm(
     """
     found = {entry.name: entry for entry in map(_removable, names)}
     size = sum(entry.size_bytes for entry in found.values())
-    question = f"Remove {', '.join(found)} and free {gib(size)}?"
-    if not yes and not out.confirm(question):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    require_yes(f"Remove {', '.join(found)} and free {gib(size)}?")
     freed = sum(adapters.remove(entry) for entry in found.values())
     words = {"removed": list(found), "freed_bytes": freed}
     out.result(words, f"Removed {', '.join(found)}, freed {gib(freed)}.")

@@ -14,19 +14,17 @@ from ktcli.chat import chats
 from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import markdown_of, text_of
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
-from ktcli.commands.view.times import age
-from ktcli.errors import ExitCode, UsageError
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, JsonOpt, QuietOpt, YesOpt
+from ktcli.commands.view.amounts import age
+from ktcli.errors import UsageError
 from ktcli.output import out, safe
 
 BEGINS = 48  # characters of the first question in a list
 CHOICES = 10  # chats to choose from
 
-app = family("List saved conversations, and change them.", invoke_without_command=True)
-ChatArg = Annotated[
-    str,
-    typer.Argument(metavar="CHAT", help="Name or its beginning, 'last', or the path of a file."),
-]
+app = CommandFamily(invoke_without_command=True)
+ChatArg = Annotated[str, argument("CHAT", "Name or its beginning, 'last', or the path of a file.")]
 
 
 @app.callback()
@@ -55,7 +53,7 @@ def chats_list(context: typer.Context, json: JsonOpt = False, quiet: QuietOpt = 
 
 
 @app.command()
-def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def show(chat: ChatArg) -> None:
     """Show the messages of a conversation.
 
     Examples:
@@ -70,11 +68,7 @@ def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 @app.command()
 def search(
-    words: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Words to find; all of them must occur.")
-    ],
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    words: Annotated[list[str], argument("TEXT...", "Words to find; all of them must occur.")],
 ) -> None:
     """List the conversations that contain all of the words, yours or the model's.
 
@@ -96,12 +90,8 @@ def search(
 
 @app.command()
 def rm(
-    names: Annotated[
-        list[str], typer.Argument(metavar="CHAT...", help="Names, as kt chats shows them.")
-    ],
+    names: Annotated[list[str], argument("CHAT...", "Names, as kt chats shows them.")],
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove conversations.
 
@@ -111,27 +101,17 @@ def rm(
       kt chats rm 2026-11-22-195454 2026-11-23-101500 --yes
     """
     paths = list(dict.fromkeys(_in_library(name) for name in names))
-    if not yes:
-        what = ", ".join(path.stem for path in paths)
-        if not out.confirm(f"Remove {what}?"):
-            out.note("Nothing was removed.")
-            raise typer.Exit(ExitCode.FAILED)
-    removed = []
+    names = [path.stem for path in paths]
+    require_yes(f"Remove {', '.join(names)}?")
     for path in paths:
         chats.remove(path)
-        removed.append(path.stem)
-    out.result({"removed": removed}, f"Removed {safe(', '.join(removed))}.")
+    out.result({"removed": names}, f"Removed {safe(', '.join(names))}.")
 
 
 @app.command()
 def export(
     chat: ChatArg,
-    form: Annotated[
-        str,
-        typer.Option("--format", metavar="md|json", help="Markdown, or JSON that /load reads."),
-    ] = "md",
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    form: Annotated[str, option("--format md|json", "Markdown, or JSON that /load reads.")] = "md",
 ) -> None:
     """Print a conversation as a document.
 
@@ -148,12 +128,7 @@ def export(
 
 
 @app.command()
-def rename(
-    chat: ChatArg,
-    name: Annotated[str, typer.Argument(metavar="WORD", help="The new name.")],
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:
+def rename(chat: ChatArg, name: Annotated[str, argument("WORD", "The new name.")]) -> None:
     """Rename a conversation.
 
     Examples:
@@ -205,12 +180,10 @@ def listed(lines: list[Listed], *, numbered: bool = False) -> str:
         cut = f"{words[:BEGINS]}…" if len(words) > BEGINS and not line.problem else words
         counts = ("", "") if line.problem else (str(line.questions), _count(line.tokens))
         name = f"{line.name} (open)" if line.is_open else line.name
-        row = (name, age(time.time() - line.used_s), line.model, *counts, cut)
-        rows.append((str(number), *row) if numbered else row)
-    head = ("NAME", "USED", "MODEL", "TURNS", "TOKENS", "BEGINS")
-    right = (3, 4)
-    if numbered:
-        return out.table(rows, ("", *head), right=(0, 4, 5)) if rows else ""
+        used = age(time.time() - line.used_s)
+        rows.append((str(number), name, used, line.model, *counts, cut)[not numbered :])
+    head = ("", "NAME", "USED", "MODEL", "TURNS", "TOKENS", "BEGINS")[not numbered :]
+    right = [head.index(each) for each in ("", "TURNS", "TOKENS") if each in head]
     return out.table(rows, head, right=right) if rows else ""
 
 

@@ -9,27 +9,24 @@ import sys
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-import typer
-
 from ktcli import config, settingsfile
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family
+from ktcli.commands.cli.declarations import argument
+from ktcli.commands.cli.options import CommandFamily
 from ktcli.config import Origin, Stated
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.settings import SETTINGS, TABLE, Setting
 
-app = family("Show and change the settings.")
+app = CommandFamily()
 
-NameArg = Annotated[
-    str, typer.Argument(metavar="SETTING", help="Name of a setting, as kt config list shows it.")
-]
+NameArg = Annotated[str, argument("SETTING", "Name of a setting, as kt config list shows it.")]
 _SHOWN_CHARS = 200  # of a value in the list
 
-ValueArg = Annotated[str, typer.Argument(metavar="VALUE", help="New value.")]
+ValueArg = Annotated[str, argument("VALUE", "New value.")]
 
 
 @app.command("list")
-def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def list_settings() -> None:
     """List all settings, with their values and where they come from.
 
     An environment variable overrides the settings file; a command-line option overrides both.
@@ -56,7 +53,7 @@ def list_settings(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 @app.command()
-def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def get(name: NameArg) -> None:
     """Show one setting: its value on standard output, its meaning and possible values on standard error.
 
     Examples:
@@ -71,9 +68,7 @@ def get(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 @app.command("set")
-def set_value(
-    name: NameArg, value: ValueArg, json: JsonOpt = False, quiet: QuietOpt = False
-) -> None:
+def set_value(name: NameArg, value: ValueArg) -> None:
     """Change a setting for all commands from now on.
 
     Examples:
@@ -90,7 +85,7 @@ def set_value(
 
 
 @app.command()
-def unset(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def unset(name: NameArg) -> None:
     """Reset a setting to its default.
 
     Examples:
@@ -100,7 +95,7 @@ def unset(name: NameArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None
     _change(_kept(name), None)
 
 
-@app.command()
+@app.command(modes="")
 def edit() -> None:
     """Open the settings file in the editor that $VISUAL or $EDITOR names.
 
@@ -131,7 +126,7 @@ def edit() -> None:
 
 
 @app.command("path")
-def show_path(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def show_path() -> None:
     """Print the path of the settings file, whether or not it exists.
 
     Examples:

@@ -7,10 +7,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ktcli.assembly.convert import convert_entry, recipe_for, require_known_tokenizer
-from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, ModelArg, ThreadsOpt
 from ktcli.commands.view.fidelity import calibrated_by
 from ktcli.errors import NotFound, UsageError, counted, gib
 from ktcli.output import out, safe
@@ -27,39 +26,30 @@ if TYPE_CHECKING:
     from ktcli.weights.conversion import Report
     from ktcli.weights.stages import Stages
 
-OutOpt = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="DIR", help="Output folder. Default: in the library."),
-]
+OutOpt = Annotated[Path | None, option("--out -o DIR", "Output folder. Default: in the library.")]
 _AUTO, _NEVER = "auto", "off"  # of --calibrate, beside a file
 TELLING = 1.0  # seconds of a conversion before its speed says anything
 MixedOpt = Annotated[
-    bool,
-    typer.Option(
-        "--mixed", help="Use the next more precise format for the experts' down projections."
-    ),
+    bool, option("--mixed", "Use the next more precise format for the experts' down projections.")
 ]
 CalibrateOpt = Annotated[
     str,
-    typer.Option(
-        "--calibrate",
-        metavar="auto|built-in|off|FILE",
-        help="Make 4-bit formats most precise where activations are large, as a text (a file or the built-in one), an"
+    option(
+        "--calibrate auto|built-in|off|FILE",
+        "Make 4-bit formats most precise where activations are large, as a text (a file or the built-in one), an"
         " importance file or an imatrix in GGUF tells. Default: auto, what an earlier calibration found, else the"
         " built-in text where that is quick.",
     ),
 ]
 AdapterOpt = Annotated[
     str | None,
-    typer.Option(
-        "--adapter",
-        metavar="ADAPTER",
-        help="Merge this adapter into the weights: a name of kt adapter list, or a folder.",
+    option(
+        "--adapter ADAPTER",
+        "Merge this adapter into the weights: a name of kt adapter list, or a folder.",
     ),
 ]
 NameOpt = Annotated[
-    str | None,
-    typer.Option("--as", metavar="NAME", help="Name of the merged model. Default: MODEL-ADAPTER."),
+    str | None, option("--as NAME", "Name of the merged model. Default: MODEL-ADAPTER.")
 ]
 
 
@@ -73,8 +63,6 @@ def convert(
     adapter: AdapterOpt = None,
     name: NameOpt = None,
     threads: ThreadsOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Convert a checkpoint into the files that kt runs.
 

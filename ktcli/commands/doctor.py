@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ktcli import __version__, config
+from ktcli import __version__, config, smallfiles
 from ktcli.assembly.host import host_here
 from ktcli.assembly.measuring import measure_machine
 from ktcli.assembly.survey import Surveyed, best_here
-from ktcli.commands.cli.options import JsonOpt, writable
+from ktcli.commands.cli.declarations import option, writable
 from ktcli.commands.view.machine import Examination, TeamsHere, TilesHere, render, render_all
-from ktcli.commands.view.report import record_machine, write_report
 from ktcli.commands.view.survey import surveyed_document
 from ktcli.errors import KtError, NativeError, UsageError
 from ktcli.hardware import amx, gpu, profile
@@ -34,6 +35,7 @@ from ktcli.hardware.diagnosis import (
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import AUTO, asked_numa
 from ktcli.hardware.probe import SYSTEM_ROOT, amx_facts, probe
+from ktcli.hardware.redaction import names_of, redacted
 from ktcli.hardware.team import node_teams, on_nodes
 from ktcli.hardware.tuning import read_tuning
 from ktcli.measure import tiles
@@ -43,41 +45,30 @@ from ktcli.store.engines import InstalledEngine
 
 _MODELS = 3  # that run here, of those named
 
-MeasureOpt = Annotated[
-    bool,
-    typer.Option(
-        "--measure", help="Also measure bandwidth and arithmetic, and remember the result."
-    ),
-]
-VerboseOpt = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also show kernels, threads, caches and notes.")
-]
-RecordOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--record",
-        metavar="FILE",
-        help="Write a description of this machine to a file, for kt plan --machine FILE.",
-        callback=writable,
-    ),
-]
-ReportOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE",
-        help="Write a file for a bug report, without names, paths or tokens.",
-        callback=writable,
-    ),
-]
-
 
 def doctor(
-    measure: MeasureOpt = False,
-    verbose: VerboseOpt = False,
-    record: RecordOpt = None,
-    report: ReportOpt = None,
-    json: JsonOpt = False,
+    measure: Annotated[
+        bool, option("--measure", "Also measure bandwidth and arithmetic, and remember the result.")
+    ] = False,
+    verbose: Annotated[
+        bool, option("--verbose -v", "Also show kernels, threads, caches and notes.")
+    ] = False,
+    record: Annotated[
+        Path | None,
+        option(
+            "--record FILE",
+            "Write a description of this machine to a file, for kt plan --machine FILE.",
+            callback=writable,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        option(
+            "--report FILE",
+            "Write a file for a bug report, without names, paths or tokens.",
+            callback=writable,
+        ),
+    ] = None,
 ) -> None:
     """Show what this machine is and can do.
 
@@ -263,3 +254,48 @@ def _tiles(
     except UsageError as error:
         problems.append(Problem(Level.ERROR, str(error), "unset KT_TILE_MIN"))
     return TilesHere(amx.explain(amx_facts(machine, used)), choice)
+
+
+def record_machine(machine: Machine, path: Path) -> None:
+    """Writes a file that `--machine` reads, without the path of the library.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    disk = replace(machine.disk, path="") if machine.disk else None
+    _write(path, profile.document(replace(machine, name=path.stem or "recorded", disk=disk)))
+
+
+def write_report(found: Mapping[str, Any], path: Path) -> None:
+    """Writes the output of `kt doctor --json` and the versions to a file, without names, folders and tokens.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    variables = {key: value for key, value in os.environ.items() if key.startswith("KT_")}
+    report = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "terminal": {
+            "TERM": os.environ.get("TERM", ""),
+            "encoding": sys.stdout.encoding,
+            "is_terminal": sys.stdout.isatty(),
+        },
+        "variables": variables,
+        **found,
+    }
+    names = names_of(os.environ, _user(), platform.node(), os.path.expanduser("~"))
+    _write(path, redacted({**report, "home": "KT_HOME"}, {str(found["home"]): "KT_HOME", **names}))
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return ""
+
+
+def _write(path: Path, found: Any) -> None:
+    smallfiles.write_named(path, json.dumps(found, indent=2, ensure_ascii=True) + "\n")

@@ -5,32 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
-from ktcli.errors import ExitCode, NotFound, gib
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, YesOpt
+from ktcli.errors import NotFound, gib
 from ktcli.output import out, safe
 from ktcli.store import engines
 from ktcli.store.engines import ExternalEngine, InstalledEngine
 
-app = family("Install programs by others that kt starts, each in an environment of its own.")
+app = CommandFamily()
 
-EngineArg = Annotated[
-    str, typer.Argument(metavar="ENGINE", help="Name: smg, mooncake or sglang-kt.")
-]
+EngineArg = Annotated[str, argument("ENGINE", "Name: smg, mooncake or sglang-kt.")]
 
 
 @app.command()
 def install(
     engine: EngineArg,
     from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="FOLDER", help="Take the packages from this folder, not the network."
-        ),
+        Path | None, option("--from FOLDER", "Take the packages from this folder, not the network.")
     ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Install a program into an environment of its own.
 
@@ -56,7 +48,7 @@ def install(
 
 
 @app.command("list")
-def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def list_() -> None:
     """List the programs that kt can install, and those that are here.
 
     Examples:
@@ -74,9 +66,7 @@ def list_(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 @app.command()
-def rm(
-    engine: EngineArg, yes: YesOpt = False, json: JsonOpt = False, quiet: QuietOpt = False
-) -> None:
+def rm(engine: EngineArg, yes: YesOpt = False) -> None:
     """Remove a program with its environment.
 
     All installed versions of it are removed.
@@ -94,9 +84,7 @@ def rm(
         raise NotFound(f"{engine} is not installed", hint="kt engine list shows what is")
     labels = ", ".join(each.label for each in found)
     size = sum(each.size_bytes() for each in found)
-    if not yes and not out.confirm(f"Remove {labels} and free {gib(size)}?"):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    require_yes(f"Remove {labels} and free {gib(size)}?")
     freed = sum(engines.remove(each) for each in found)
     words = {"removed": [each.label for each in found], "freed_bytes": freed}
     out.result(words, f"Removed {labels}, freed {gib(freed)}.")

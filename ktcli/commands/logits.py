@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 
 from ktcli import smallfiles
 from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
-from ktcli.commands.cli.options import JsonOpt, ModelArg, NumaOpt, PullOpt, ThreadsOpt
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import ModelArg, NumaOpt, PullOpt, ThreadsOpt
 from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import UsageError, refusals
 from ktcli.hardware.numa import OFF, asked_numa
 from ktcli.measure.reader import I32Array, TextReader, pieces, steps
 from ktcli.output import out, safe
@@ -25,27 +25,17 @@ from ktcli.output import out, safe
 MAX_IDS_BYTES = 16 << 20  # a million ids
 MOST_AT_ONCE = 16  # sequences of a step, each with room for the longest
 
-IdsOpt = Annotated[
-    Path,
-    typer.Option("--ids", metavar="FILE.json", help="A JSON list of token ids, or of such lists."),
-]
-OutOpt = Annotated[
-    Path, typer.Option("--out", "-o", metavar="FILE.npy", help="f32 [tokens, vocabulary].")
-]
-ExactOpt = Annotated[
-    bool, typer.Option("--exact", help="Plain kernels in one team, f32 activations and cache.")
-]
-
 
 def logits(
     model: ModelArg,
-    ids: IdsOpt,
-    target: OutOpt,
-    exact: ExactOpt = False,
+    ids: Annotated[Path, option("--ids FILE.json", "A JSON list of token ids, or of such lists.")],
+    target: Annotated[Path, option("--out -o FILE.npy", "f32 [tokens, vocabulary].")],
+    exact: Annotated[
+        bool, option("--exact", "Plain kernels in one team, f32 activations and cache.")
+    ] = False,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     yes: PullOpt = False,
-    json: JsonOpt = False,
 ) -> None:
     """Write the logits of every position of a sequence, or of several, one after the other.
 
@@ -63,11 +53,8 @@ def logits(
     streams = min(MOST_AT_ONCE, len(sequences))
     wanted = Wanted(longest, threads, exact=exact, all_logits=True, streams=streams, numa=teams)
     values = _compute(load(prepare(model, wanted, listener=out), wanted, out), sequences, streams)
-    try:
-        with open(target, "wb") as file:
-            np.save(file, values)
-    except OSError as error:
-        raise KtError(f"cannot write {target}: {error.strerror}") from error
+    with refusals(f"cannot write {target}"), open(target, "wb") as file:
+        np.save(file, values)
     tokens, vocab = values.shape
     document = {
         "path": str(target),

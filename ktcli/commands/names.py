@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-import typer
-
-from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.declarations import option
 from ktcli.errors import KtError
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.output import out, safe
@@ -15,11 +13,10 @@ from ktcli.store import aliases, catalog, library
 
 
 def names(
-    here: Annotated[bool, typer.Option("--here", help="Only those on disk.")] = False,
-    mine: Annotated[bool, typer.Option("--mine", help="Only those that kt rm can remove.")] = False,
-    chats: Annotated[bool, typer.Option("--chats", help="Those of saved conversations.")] = False,
-    gpus: Annotated[bool, typer.Option("--gpus", help="Those of GPUs, as devices.")] = False,
-    json: JsonOpt = False,
+    here: Annotated[bool, option("--here", "Only those on disk.")] = False,
+    mine: Annotated[bool, option("--mine", "Only those that kt rm can remove.")] = False,
+    chats: Annotated[bool, option("--chats", "Those of saved conversations.")] = False,
+    gpus: Annotated[bool, option("--gpus", "Those of GPUs, as devices.")] = False,
 ) -> None:
     """List the names that MODEL can be, or CHAT."""
     if gpus:

@@ -5,52 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ktcli import smallfiles
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, writable
+from ktcli.commands.cli.declarations import argument, option, writable
+from ktcli.commands.cli.options import CommandFamily
 from ktcli.output import out, safe
 
-app = family("Translate placements of other programs into rules for --placement.")
-
-
-@app.callback()
-def _family() -> None:
-    """Make `import` a command of a family even while it is the only one."""
-
-
-FileArg = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="KTransformers' YAML, or llama.cpp's -ot patterns or command lines.",
-    ),
-]
-ModelOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="MODEL", help="Model that the rules are for. Default: any model."
-    ),
-]
-OutputOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        callback=writable,
-        help="Write the rules to this file.",
-    ),
-]
+app = CommandFamily()
 
 
 @app.command("import")
 def import_(
-    file: FileArg,
-    model: ModelOpt = None,
-    output: OutputOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    file: Annotated[
+        Path, argument("FILE", "KTransformers' YAML, or llama.cpp's -ot patterns or command lines.")
+    ],
+    model: Annotated[
+        str | None, option("--model MODEL", "Model that the rules are for. Default: any model.")
+    ] = None,
+    output: Annotated[
+        Path | None, option("--output -o FILE", "Write the rules to this file.", callback=writable)
+    ] = None,
 ) -> None:
     """Translate another program's placement into rules, and list what means no place.
 

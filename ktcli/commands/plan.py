@@ -23,17 +23,10 @@ from ktcli.assembly.survey import (
     ranked,
     survey,
 )
+from ktcli.commands.cli.declarations import argument, option, writable
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.faults import note_what_is_beside, warn_of_faults
-from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import (
-    ContextOpt,
-    DenseOpt,
-    ExpertsOpt,
-    JsonOpt,
-    MachineOpt,
-    writable,
-)
+from ktcli.commands.cli.options import ContextOpt, DenseOpt, ExpertsOpt, MachineOpt
 from ktcli.commands.view.plan import document, render
 from ktcli.commands.view.survey import render_survey, survey_document
 from ktcli.errors import ExitCode, UsageError, gib
@@ -51,34 +44,14 @@ _ALTERNATIVES = 3  # smaller models that are named where one does not fit
 
 NameArg = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model, as for kt chat; from a repository, only small files are fetched."
+    argument(
+        "MODEL",
+        "Model, as for kt chat; from a repository, only small files are fetched."
         " Default: all models kt knows.",
     ),
 ]
-WantOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--want",
-        metavar="TOK_S",
-        min=0.1,
-        max=100_000,
-        help="Tokens per second that you want; kt suggests how to reach this speed.",
-    ),
-]
-WritePlacementOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--write-placement",
-        metavar="FILE",
-        callback=writable,
-        help="Write where the parts go as rules for --placement.",
-    ),
-]
 
 
-@with_option_groups
 def plan(
     *,
     model: NameArg = None,
@@ -86,10 +59,24 @@ def plan(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     options: EngineOptions,
-    want: WantOpt = None,
+    want: Annotated[
+        float | None,
+        option(
+            "--want TOK_S",
+            "Tokens per second that you want; kt suggests how to reach this speed.",
+            min=0.1,
+            max=100_000,
+        ),
+    ] = None,
     machine: MachineOpt = None,
-    write_placement: WritePlacementOpt = None,
-    json: JsonOpt = False,
+    write_placement: Annotated[
+        Path | None,
+        option(
+            "--write-placement FILE",
+            "Write where the parts go as rules for --placement.",
+            callback=writable,
+        ),
+    ] = None,
 ) -> None:
     """Show which models run here, or where one model goes and how fast it is.
 

@@ -11,8 +11,9 @@ from ktcli.assembly.convert import require_known_tokenizer
 from ktcli.assembly.fetch import fetch
 from ktcli.assembly.offer import make_offer
 from ktcli.assembly.stream import begun_stream, stream_model
+from ktcli.commands.cli.declarations import checked, option, setting_option
 from ktcli.commands.cli.faults import note_what_is_beside, note_what_is_unused
-from ktcli.commands.cli.options import FromOpt, JsonOpt, ModelArg, QuietOpt, YesOpt, setting_option
+from ktcli.commands.cli.options import FromOpt, ModelArg, YesOpt
 from ktcli.commands.library.alias import lasting_target, name_it
 from ktcli.errors import ExitCode, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -24,37 +25,25 @@ from ktcli.store.places import EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
-
-def _limit(value: str | None) -> str | None:
-    """Refuses what is no size before anybody is asked for anything."""
-    if value is not None:
-        SETTINGS["pull-limit"].read(value, "--limit", "leave it out")
-    return value
-
-
-LimitOpt = Annotated[str | None, setting_option("pull-limit", callback=_limit)]
-AliasOpt = Annotated[
-    str | None, typer.Option("--as", metavar="NAME", help="Also give it this name.")
-]
-StreamOpt = Annotated[
-    bool | None,
-    typer.Option(
-        "--stream/--no-stream",
-        help="Convert during the download, and do not keep the checkpoint. Default: only if the "
-        "disk is too small for both.",
-    ),
-]
+_LIMIT = SETTINGS["pull-limit"]
 
 
 def pull(
     model: ModelArg,
     yes: YesOpt = False,
-    limit: LimitOpt = None,
-    alias: AliasOpt = None,
+    limit: Annotated[
+        str | None, setting_option("pull-limit", callback=checked(_LIMIT.read_option))
+    ] = None,
+    alias: Annotated[str | None, option("--as NAME", "Also give it this name.")] = None,
     source: FromOpt = None,
-    stream: StreamOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    stream: Annotated[
+        bool | None,
+        option(
+            "--stream/--no-stream",
+            "Convert during the download, and do not keep the checkpoint. Default: only if the "
+            "disk is too small for both.",
+        ),
+    ] = None,
 ) -> None:
     """Download a model into the library.
 
@@ -103,10 +92,11 @@ def pull(
     before = library.find(reference.text, EntryKind.PACK if stream else EntryKind.CHECKPOINT)
     if before is not None:
         removal.drop_stream(before)
+    rate = None if limit is None else _LIMIT.read_option(limit)
     try:
-        entry = before or _download(reference, limit, yes, stream)
+        entry = before or _download(reference, rate, yes, stream)
     except download.HoldsAdapter as holds:
-        _adapter(reference, holds, alias, limit)
+        _adapter(reference, holds, alias, rate)
         return
     if entry is None:
         out.note("Nothing was pulled.")
@@ -130,19 +120,18 @@ def pull(
 
 
 def _adapter(
-    reference: Reference, holds: download.HoldsAdapter, name: str | None, limit: str | None
+    reference: Reference, holds: download.HoldsAdapter, name: str | None, rate: int | None
 ) -> None:
     """Brings a repository that is an adapter into the library of adapters."""
     from ktcli.assembly.pull_adapter import pull_adapter
     from ktcli.commands.adapter import document, render
 
-    rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
     found = pull_adapter(reference, holds.snapshot, name, out, limit_bps=rate)
     out.result(document(found), lambda: render(found))
 
 
 def _download(
-    reference: Reference, limit: str | None, yes: bool, streams: bool | None
+    reference: Reference, rate: int | None, yes: bool, streams: bool | None
 ) -> Entry | None:
     """Returns the entry that was pulled; None: the user said no."""
     if reference.folder is not None:
@@ -164,7 +153,6 @@ def _download(
             f"{reference.shown} is in the library, so there is nothing to pull",
             hint=f"kt convert {reference.text}",
         )
-    rate = None if limit is None else SETTINGS["pull-limit"].domain.read(limit)
     if streams is not False and (begun := begun_stream(reference)) is not None:
         return stream_model(begun, out, limit_bps=rate)
     if not streams and download.is_begun(reference.name):
@@ -184,11 +172,9 @@ def _download(
 def _render(entry: Entry, fresh: bool, alias: str | None) -> str:
     name = safe(alias or entry.label)
     if not entry.in_library:
-        here = (
-            "ships with kt"
-            if entry.name == BUILTIN
-            else f"is on this machine, {gib(entry.size_bytes)}"
-        )
+        here = f"is on this machine, {gib(entry.size_bytes)}"
+        if entry.name == BUILTIN:
+            here = "ships with kt"
         return f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {name}"
     done = "is in the library" if fresh else "is already in the library"
     return (

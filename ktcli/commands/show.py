@@ -5,38 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ktcli.assembly.convert import conversions_outside
-from ktcli.commands.cli.options import JsonOpt, ModelArg
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import ModelArg
 from ktcli.commands.library.alias import called
 from ktcli.errors import KtError, gib
+from ktcli.models import build
+from ktcli.ops.tensors import Role
 from ktcli.output import out, safe
 from ktcli.store import adapters, aliases, catalog, library
 from ktcli.store.entry import Entry
 from ktcli.store.places import EntryKind
 from ktcli.store.preset import Preset
 from ktcli.store.reference import parse, split_adapter
+from ktcli.weights.recipe import Recipe, stored_bytes
 
 if TYPE_CHECKING:
     from ktcli.models.model import Model
     from ktcli.models.pooling import TextPooling
-    from ktcli.weights.recipe import Recipe
 
 ExpertsOpt = Annotated[
-    bool,
-    typer.Option("--experts", help="Show a chart of how often each expert was chosen in chats."),
-]
-ProgramOpt = Annotated[
-    bool, typer.Option("--program", help="Show the operations of a step, one line each.")
+    bool, option("--experts", "Show a chart of how often each expert was chosen in chats.")
 ]
 
 
 def show(
     model: ModelArg,
     experts: ExpertsOpt = False,
-    program: ProgramOpt = False,
-    json: JsonOpt = False,
+    program: Annotated[
+        bool, option("--program", "Show the operations of a step, one line each.")
+    ] = False,
 ) -> None:
     """Show what a model is and what it needs.
 
@@ -110,7 +108,6 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 def _formats(entries: Sequence[Entry], profile: catalog.ModelProfile | None) -> tuple[str, Recipe]:
     """The name and number formats of the conversion that is there, or of the one that would be made."""
     from ktcli.weights.pack import Pack
-    from ktcli.weights.recipe import Recipe
 
     for entry in entries:
         if entry.kind is EntryKind.PACK and entry.complete:
@@ -130,8 +127,6 @@ def _architecture(
         profile: has the parameters as the makers count them; None: those that kt stores are counted, which holds
             MLA's kv_b twice.
     """
-    from ktcli.models import build
-    from ktcli.ops.tensors import Role
     from ktcli.planner.spec import kv_bytes_per_token
 
     try:
@@ -165,8 +160,6 @@ def _pack_bytes(
     built: Model, profile: catalog.ModelProfile | None, *, has_experts: bool
 ) -> dict[str, int]:
     """The size of a model's conversions by their number formats, led by those it is converted to by default."""
-    from ktcli.weights.recipe import Recipe, stored_bytes
-
     usual = Recipe.named(profile.experts, profile.dense) if profile else Recipe()
     others = (Recipe.named(*each) for each in (("int8", "int8"), ("bf16", "bf16")))
     return {
@@ -238,26 +231,19 @@ def _render(document: dict[str, Any]) -> str:
 def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "problem" in facts:
         return [("Architecture", f"{facts['model_type']}; {facts['problem']}")]
-    experts = (
-        f"{facts['experts']} per layer in {facts['moe_layers']} layers, {facts['experts_per_token']} per token"
-        if facts["experts"]
-        else "none: a dense model"
-    )
+    experts = "none: a dense model"
+    if facts["experts"]:
+        where = f"per layer in {facts['moe_layers']} layers"
+        experts = f"{facts['experts']} {where}, {facts['experts_per_token']} per token"
     packs = ", ".join(f"{gib(size)} as {name}" for name, size in facts["pack_bytes"].items())
+    layers = f"{facts['model_type']}, {facts['layers']} layers, hidden {facts['hidden']}"
+    active = _count(facts["active_parameters"])
+    context = f"{facts['context']:,} positions, {gib(facts['kv_bytes_per_token'])} of cache each"
     return [
-        (
-            "Architecture",
-            f"{facts['model_type']}, {facts['layers']} layers, hidden {facts['hidden']}",
-        ),
-        (
-            "Parameters",
-            f"{_count(facts['parameters'])}, {_count(facts['active_parameters'])} active per token",
-        ),
+        ("Architecture", layers),
+        ("Parameters", f"{_count(facts['parameters'])}, {active} active per token"),
         ("Experts", experts),
-        (
-            "Context",
-            f"{facts['context']:,} positions, {gib(facts['kv_bytes_per_token'])} of cache each",
-        ),
+        ("Context", context),
         *_of_embeddings(facts.get("embedding")),
         ("Converted", packs),
     ]
@@ -268,13 +254,9 @@ def _of_embeddings(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
     if facts is None:
         return []
     lengths = facts["shorter"]
-    also = (
-        ", or fewer"
-        if lengths == "any"
-        else f", or {', '.join(map(str, lengths))}"
-        if lengths
-        else ""
-    )
+    also = f", or {', '.join(map(str, lengths))}" if lengths else ""
+    if lengths == "any":
+        also = ", or fewer"
     return [("Embeddings", f"{facts['dimensions']:,} dimensions{also}; pools {facts['words']}")]
 
 

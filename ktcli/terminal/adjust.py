@@ -10,8 +10,7 @@ from typing import Any
 from ktcli.chat.compaction import DROP, STOP
 from ktcli.errors import UsageError
 from ktcli.sampling import RANGES, SamplingSettings
-from ktcli.terminal.screen import Screen
-from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.terminal.screen import Screen, ThoughtsView
 from ktcli.text.settings import Settings
 
 
@@ -74,10 +73,9 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
     try:
         if name == "stop":
             return replace(settings, stops=() if off else (*settings.stops, value))
-        if name == "max-tokens":
-            return replace(settings, max_tokens=None if off else int(value))
-        if name == "think-budget":
-            return replace(settings, think_budget=None if off else int(value))
+        if name in ("max-tokens", "think-budget"):
+            limit: dict[str, Any] = {key: None if off else int(value)}
+            return replace(settings, **limit)
         if name == "thinking":
             return replace(settings, thinking=None if value == DEFAULT else _switch(value))
         if name == "when-full":
@@ -115,8 +113,8 @@ def silent_seed(sampling: SamplingSettings) -> str:
     return "the seed has no effect while the most likely token is always chosen; /set temperature 0.7 changes that"
 
 
-def shown(settings: Settings, screen: Screen | None = None) -> str:
-    """Returns the text of all settings, one a line; with a screen also of how it displays answers."""
+def shown(settings: Settings, screen: Screen) -> str:
+    """Returns the text of all settings, one a line, also of how a screen displays answers."""
     sampling = settings.sampling
     rows = [
         (name, _shown(name, getattr(sampling, key)) if settings.states(key) else "the server's own")
@@ -127,9 +125,8 @@ def shown(settings: Settings, screen: Screen | None = None) -> str:
     thinking = {None: DEFAULT, True: "on", False: "off"}[settings.thinking]
     rows += [("thinking", thinking), ("think-budget", _limit(settings.think_budget))]
     rows += [("when-full", DROP if settings.drops else STOP)]
-    if screen is not None:
-        rows += [("markdown", _on(screen.markdown)), ("thoughts", screen.view.value)]
-        rows += [("status", _on(screen.status))]
+    rows += [("markdown", _on(screen.markdown)), ("thoughts", screen.view.value)]
+    rows += [("status", _on(screen.status))]
     return "\n".join(f"  {name:<20}{words}" for name, words in rows)
 
 

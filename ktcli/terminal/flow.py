@@ -8,9 +8,8 @@ from functools import lru_cache
 
 RESET, CLEAR_REST = "\x1b[0m", "\x1b[K"
 _JOINER = "\u200d"
-_NEVER_FIRST = frozenset(
-    "、。，．：；！？）］｝」』】〉》・ー…"
-)  # of a line of Chinese or Japanese
+# Of a line of Chinese or Japanese.
+_NEVER_FIRST = frozenset("、。，．：；！？）］｝」』】〉》・ー…")
 _LEAST_COLUMNS = 2  # a wide character
 
 
@@ -40,7 +39,7 @@ class Flow:
     """
 
     def __init__(
-        self, write: Callable[[str], None], columns: Callable[[], int], *, obeys: bool
+        self, write: Callable[[str], object], columns: Callable[[], int], *, obeys: bool
     ) -> None:
         self._write, self._columns, self._obeys = write, columns, obeys
         self._word: list[tuple[str, str]] = []  # of the last word: characters with their style
@@ -174,7 +173,7 @@ class PlainText:
 
     def __init__(
         self,
-        write: Callable[[str], None],
+        write: Callable[[str], object],
         columns: Callable[[], int],
         *,
         obeys: bool,

@@ -41,9 +41,8 @@ class Inline:
 
     def feed(self, text: str) -> Iterator[Span]:
         """Yields the spans that are certain now."""
-        for at in range(
-            0, len(text), _HELD
-        ):  # what is held back stays short, however long a text is
+        # What is held back stays short, however long a text is.
+        for at in range(0, len(text), _HELD):
             self._held += text[at : at + _HELD]
             yield from self._take(last=False)
 

@@ -6,13 +6,18 @@ table is aligned after its last row. Line breaks stay where the model put them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ktcli.terminal.blocks import LineKind, LineStart, classify, closes, fence_of
 from ktcli.terminal.flow import CLEAR_REST, RESET, Flow, cells
-from ktcli.terminal.highlight import Highlighter
 from ktcli.terminal.inline import BOLD, CODE, DIM, Inline, Span
-from ktcli.terminal.pipetable import aligned
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+    from rich.text import Text
 
 _RULE_COLUMNS = 60
 _EACH_TIME = 400  # characters; shorter lines are looked at with each piece
@@ -26,7 +31,7 @@ class Markdown:
         columns: returns its width.
     """
 
-    def __init__(self, write: Callable[[str], None], columns: Callable[[], int]) -> None:
+    def __init__(self, write: Callable[[str], object], columns: Callable[[], int]) -> None:
         self._write, self._columns = write, columns
         self._flow = Flow(write, columns, obeys=True)
         self._line = ""  # what has come of the last line, until it is certain what it is; all of a row and of code
@@ -158,3 +163,119 @@ def _is_due(size: int, tried: int) -> bool:
 
 
 DIMMED = f"\x1b[{DIM}m{{}}{RESET}"
+
+
+_CELL_END = re.compile(r"(?<!\\)\|")
+_RULE = re.compile(r":?-+:?$")
+_MOST_COLUMNS = 30
+
+
+def aligned(rows: Sequence[str], columns: int) -> str | None:
+    """Returns a table of Markdown with aligned columns, for a terminal of so many; None: by its second row it is not a
+    table.
+
+    Args:
+        rows: its lines, each of which begins with a bar.
+    """
+    table = [_cells(row) for row in rows]
+    if len(table) < 2 or not all(_RULE.match(cell) for cell in table[1]):
+        return None
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    head, ways, body = table[0], table[1], table[2:]
+    drawn = Table(box=box.ROUNDED, header_style="bold", border_style="dim")
+    for i, words in enumerate(head[:_MOST_COLUMNS]):
+        way = ways[i] if i < len(ways) else ""
+        right, centred = way.endswith(":"), way.startswith(":") and way.endswith(":")
+        drawn.add_column(
+            _styled(words), justify="center" if centred else "right" if right else "left"
+        )
+    for row in body:
+        drawn.add_row(*map(_styled, row[: min(len(head), _MOST_COLUMNS)]))
+    page = io.StringIO()
+    console = Console(
+        file=page, width=columns, force_terminal=True, color_system="standard", highlight=False
+    )
+    console.print(drawn)
+    return page.getvalue()
+
+
+def _cells(row: str) -> list[str]:
+    inside = row.strip().removeprefix("|")
+    cells = [cell.strip().replace("\\|", "|") for cell in _CELL_END.split(inside)]
+    return cells[:-1] if not cells[-1] else cells
+
+
+def _styled(source: str) -> Text:
+    from rich.style import Style
+    from rich.text import Text
+
+    inline, text = Inline(), Text()
+    for words, style in (*inline.feed(source), *inline.finish()):
+        numbers = frozenset(style.split(";"))
+        text.append(
+            words,
+            Style(
+                bold="1" in numbers, dim="2" in numbers, italic="3" in numbers, underline="4" in numbers,
+                strike="9" in numbers, color="cyan" if "36" in numbers else None,
+            ),
+        )  # fmt: skip
+    return text
+
+
+# The languages that are coloured. Each lexer is a set of patterns that a hostile answer could make slow, so these are
+# few, and so are the lines and the letters that they look at.
+LANGUAGES = frozenset(
+    "bash c c++ cpp css cuda diff dockerfile go html ini java javascript js json kotlin lua makefile markdown md python"
+    " py r ruby rust rs sh shell sql swift toml ts typescript xml yaml yml zig".split()
+)
+_MOST_LINES, _MOST_LETTERS = 100, 400  # lines before the last one, letters of a line
+
+
+class Highlighter:
+    """Colours the lines of one block of code.
+
+    Args:
+        language: the name behind the fence.
+    """
+
+    def __init__(self, language: str) -> None:
+        self._lexer = _lexer(language.lower())
+        self._lines: list[str] = []
+
+    def line(self, text: str) -> str | None:
+        """Returns the next line with colours; None: it has none."""
+        if self._lexer is None or len(text) > _MOST_LETTERS:
+            return None
+        self._lines = [*self._lines[-_MOST_LINES:], text]
+        tokens: list[tuple[Any, str]] = []  # of the last line
+        for kind, words in self._lexer.get_tokens("\n".join(self._lines)):
+            before, newline, after = words.rpartition("\n")
+            if newline and (after or len(tokens) or before):
+                tokens = []
+            if after:
+                tokens.append((kind, after))
+        return _drawn(tokens)
+
+
+def _lexer(language: str) -> Lexer | None:
+    if language not in LANGUAGES:
+        return None
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    try:
+        lexer: Lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
+    except ClassNotFound:  # an older pygments
+        return None
+    return lexer
+
+
+def _drawn(tokens: list[tuple[Any, str]]) -> str:
+    from pygments.formatters.terminal import TerminalFormatter
+
+    drawn = io.StringIO()
+    TerminalFormatter().format(iter(tokens), drawn)
+    return drawn.getvalue()

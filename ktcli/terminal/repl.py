@@ -15,12 +15,10 @@ from ktcli.chat.reply import Reply
 from ktcli.engine.request import Finish
 from ktcli.errors import DeviceError, KtError
 from ktcli.interrupt import Interrupt
-from ktcli.records import dataclass
 from ktcli.terminal import attachments, slash
-from ktcli.terminal.replstate import Models, ReplState
-from ktcli.terminal.screen import Screen, visible
-from ktcli.terminal.statistics import cached_line, six_lines
-from ktcli.terminal.statusline import nearly_full, status_line
+from ktcli.terminal.replstate import SILENT, Models, Remarks, ReplState, UserOutput
+from ktcli.terminal.screen import Screen
+from ktcli.terminal.statusline import cached_line, nearly_full, six_lines, status_line
 
 
 class Asks(Protocol):
@@ -32,35 +30,6 @@ class Asks(Protocol):
         Args:
             draft: what stands there already.
         """
-
-
-class UserOutput(Protocol):
-    """The interface of the output to the user besides the answers of the model: notes, warnings, errors."""
-
-    def note(self, text: str) -> None:
-        """Prints a note."""
-
-    def warn(self, text: str) -> None:
-        """Prints a warning; the chat goes on."""
-
-    def error(self, error: KtError) -> None:
-        """Prints an error; the chat goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remarks:
-    """The options that decide which remarks follow every answer.
-
-    Attributes:
-        stats: whether to show its counts and times.
-        losses: whether to say why cached tokens could not be used.
-    """
-
-    stats: bool = False
-    losses: bool = False
-
-
-SILENT = Remarks()
 
 
 def talk(
@@ -79,8 +48,7 @@ def talk(
         begin: called first, to continue a saved conversation; None: it is a new one.
         models: the models that it can go on with; None: the one it has.
     """
-    repl = ReplState(chat, lambda text: user.note(visible(text)), user.warn, screen=screen)
-    repl.models = models
+    repl = ReplState(chat, user, screen, remarks, models=models)
     with contextlib.closing(repl.recorder), repl.recorder.on_signals():
         if begin is not None:
             begin(repl)
@@ -96,7 +64,7 @@ def talk(
                 continue
             failed = False
             try:
-                _take(repl, line, screen, user, remarks)
+                _take(repl, line)
             except DeviceError as error:
                 if models is None or not models.outlives(error):
                     raise
@@ -113,18 +81,18 @@ def talk(
                 models.recover()
 
 
-def _take(repl: ReplState, line: str, screen: Screen, user: UserOutput, remarks: Remarks) -> None:
+def _take(repl: ReplState, line: str) -> None:
     """Runs or answers one line, and keeps the chat."""
     chat = repl.chat
     try:
         if not line.startswith("/"):
-            show(repl, partial(chat.ask, _question(repl, line)), screen, user, remarks=remarks)
+            _show(repl, partial(chat.ask, _question(repl, line)))
             return
         repl.editing = None
         slash.run(repl, line.strip())
         if repl.again:
             repl.again = False
-            show(repl, chat.retry, screen, user, remarks=remarks)
+            _show(repl, chat.retry)
     finally:
         repl.recorder.keep()
 
@@ -151,20 +119,13 @@ def _replace(repl: ReplState, number: int) -> None:
     repl.chat.conversation.cut(places[number])
 
 
-def show(
-    repl: ReplState,
-    start: Callable[..., Iterator[AnswerPiece] | None],
-    screen: Screen,
-    user: UserOutput,
-    *,
-    remarks: Remarks = SILENT,
-) -> None:
+def _show(repl: ReplState, start: Callable[..., Iterator[AnswerPiece] | None]) -> None:
     """Prints one answer as it arrives; Ctrl-C stops it and keeps the text so far.
 
     Raises:
         DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
     """
-    chat, recorder = repl.chat, repl.recorder
+    chat, recorder, screen = repl.chat, repl.recorder, repl.screen
     before = chat.used
     try:
         with Interrupt() as interrupt:
@@ -188,26 +149,27 @@ def show(
             )
         raise
     if chat.reply is not None:
-        _remark(chat, chat.reply, before, user, remarks)
+        _remark(repl, chat.reply, before)
 
 
-def _remark(chat: BaseChat, reply: Reply, before: int, user: UserOutput, remarks: Remarks) -> None:
+def _remark(repl: ReplState, reply: Reply, before: int) -> None:
     """Says below an answer what happened to it, and what is asked for."""
+    chat, note = repl.chat, repl.user.note
     if reply.dropped:
-        user.note(
+        note(
             f"(the context was full: {exchanges(reply.dropped)} were left out; /compact undo restores them)"
         )
     if ended := _end(chat, reply.finish):
-        user.note(ended)
+        note(ended)
     if reply.thought_cut:
         most = chat.settings.think_budget or 0
-        user.note(f"(thinking was stopped at {most:,} tokens; /set think-budget changes the limit)")
+        note(f"(thinking was stopped at {most:,} tokens; /set think-budget changes the limit)")
     if full := nearly_full(before, chat.used, chat.context):
-        user.note(full)
-    if remarks.stats:
-        user.note(f"{six_lines(reply.stats)}\n{cached_line(reply.stats)}")
-    if remarks.losses and chat.loss is not None:
-        user.note(visible(chat.loss.sentence))
+        note(full)
+    if repl.remarks.stats:
+        note(f"{six_lines(reply.stats)}\n{cached_line(reply.stats)}")
+    if repl.remarks.losses and chat.loss is not None:
+        repl.say(chat.loss.sentence)
 
 
 def _live(chat: BaseChat, columns: int) -> str:

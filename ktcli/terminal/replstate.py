@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Protocol
 
 from ktcli.chat.base import BaseChat
 from ktcli.chat.recorder import ChatRecorder
-from ktcli.errors import DeviceError
+from ktcli.errors import DeviceError, KtError
 from ktcli.records import dataclass
 from ktcli.terminal.attachments import Attachment
-from ktcli.terminal.screen import Screen
+from ktcli.terminal.screen import Screen, visible
 
 
 class Models(Protocol):
@@ -42,16 +42,45 @@ class Models(Protocol):
         """
 
 
+class UserOutput(Protocol):
+    """The interface of the output to the user besides the answers of the model: notes, warnings, errors."""
+
+    def note(self, text: str) -> None:
+        """Prints a note."""
+
+    def warn(self, text: str) -> None:
+        """Prints a warning; the chat goes on."""
+
+    def error(self, error: KtError) -> None:
+        """Prints an error; the chat goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """The options that decide which remarks follow every answer.
+
+    Attributes:
+        stats: whether to show its counts and times.
+        losses: whether to say why cached tokens could not be used.
+    """
+
+    stats: bool = False
+    losses: bool = False
+
+
+SILENT = Remarks()
+
+
 @dataclass(slots=True)
 class ReplState:
     """The state of a chat on the terminal, which slash commands read and change.
 
     Attributes:
-        say: shows a line to the person.
-        warn: shows a line that must not be overlooked; None: as `say`.
+        user: shows lines to the person.
+        screen: where answers are shown.
+        remarks: what follows every answer.
         leaving: whether the person wants to go.
         again: whether the last question is to be answered once more.
-        screen: where answers are shown; None: nowhere.
         attached: the files that go with the next question.
         editing: the number of the question, from 0, in whose place the next one comes; None: it comes at the end.
         draft: what stands in the next line before the person types.
@@ -60,11 +89,11 @@ class ReplState:
     """
 
     chat: BaseChat
-    say: Callable[[str], None]
-    warn: Callable[[str], None] | None = None
+    user: UserOutput
+    screen: Screen
+    remarks: Remarks = SILENT
     leaving: bool = False
     again: bool = False
-    screen: Screen | None = None
     attached: list[Attachment] = field(default_factory=list)
     editing: int | None = None
     draft: str = ""
@@ -72,7 +101,11 @@ class ReplState:
     recorder: ChatRecorder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.recorder = ChatRecorder(self.chat, self.warn or self.say)
+        self.recorder = ChatRecorder(self.chat, self.user.warn)
+
+    def say(self, text: str) -> None:
+        """Shows a line to the person."""
+        self.user.note(visible(text))
 
     @property
     def questions(self) -> list[str]:

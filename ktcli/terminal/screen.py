@@ -10,12 +10,12 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Protocol, TextIO
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.answers.stream import ANSWER, THINK
 from ktcli.terminal.statusline import in_ascii, time_left
-from ktcli.terminal.thoughts import ThoughtsLine, ThoughtsView
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 # A row below the cursor, which scrolls if need be; then to its beginning, and back to where the cursor was.
@@ -93,9 +93,8 @@ class Screen:
         self._live_line, self._live_s = "", 0.0  # what stands below the answer, and since when
         self._drawing: Drawing | None = None  # of what has begun
         self._folded: ThoughtsLine | None = None
-        self._thought = self._line = (
-            False  # the last piece was a thought; a line is drawn that will be wiped
-        )
+        self._thought = False  # the last piece was a thought
+        self._line = False  # a line is drawn that will be wiped
         self._skips = False  # newlines before the answer's first word
         self._last = "\n"
 
@@ -209,9 +208,8 @@ class Screen:
             self._last = text[-1]
             return
         if self._drawing is None:
-            if (
-                self._last != "\n"
-            ):  # below a thought or an answer, whose end this text's own newline is
+            # Below a thought or an answer, whose end this text's own newline is.
+            if self._last != "\n":
                 self._stream.write("\n")
                 text = text.removeprefix("\n")
             self._drawing = self._drawn()
@@ -221,14 +219,12 @@ class Screen:
         from ktcli.terminal.flow import PlainText
         from ktcli.terminal.markdown import Markdown
 
+        write = self._stream.write
         if self._colour and self.markdown and not self._thought:
-            return Markdown(self._write, self._columns)
+            return Markdown(write, self._columns)
         return PlainText(
-            self._write, self._columns, obeys=self._colour, style="2" if self._thought else ""
+            write, self._columns, obeys=self._colour, style="2" if self._thought else ""
         )
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
 
     def _end_drawing(self) -> None:
         """Ends a thought or an answer."""
@@ -270,3 +266,65 @@ class Screen:
     def _dimmed(self, line: str) -> str:
         line = in_ascii(line) if self.ascii else line
         return f"{DIM}{line}{PLAIN}" if self._colour else line
+
+
+_EVERY_S = 0.1  # between two drawings of the line
+
+
+class ThoughtsView(Enum):
+    """The ways in which thoughts are displayed."""
+
+    FOLDED = "folded"
+    SHOWN = "shown"
+    HIDDEN = "hidden"
+
+
+class ThoughtsLine:
+    """The line that represents the thoughts of an answer, redrawn while they last.
+
+    Args:
+        draw: draws the line anew, over what it was; called at most ten times a second.
+        tokens: returns the tokens of the answer so far.
+    """
+
+    def __init__(
+        self,
+        draw: Callable[[str], None],
+        tokens: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._draw, self._tokens, self._clock = draw, tokens, clock
+        self._began_s, self._drawn_s = clock(), 0.0
+        self._first = tokens()
+        self._empty = True
+
+    def feed(self, text: str) -> None:
+        """Adds a piece of the thoughts, and redraws the line if that is due."""
+        self._empty = self._empty and not text.strip()
+        now = self._clock()
+        if not self._empty and now - self._drawn_s >= _EVERY_S:
+            self._drawn_s = now
+            self._draw(f"▸ thinking, {self._words}")
+
+    def finish(self, *, cut: bool) -> str:
+        """Returns the final line; empty: there was no thought.
+
+        Args:
+            cut: whether it was ended because it had spent its budget.
+        """
+        end = ", then cut" if cut else ""
+        return "" if self._empty else f"▸ thought for {self._words}{end}"
+
+    @property
+    def _words(self) -> str:
+        tokens = max(1, self._tokens() - self._first)
+        return (
+            f"{_span(self._clock() - self._began_s)}, {tokens:,} token{'s' if tokens > 1 else ''}"
+        )
+
+
+def _span(seconds: float) -> str:
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -18,11 +18,9 @@ from ktcli.records import dataclass
 from ktcli.terminal import slash_files as files
 from ktcli.terminal.adjust import OF_SCREEN, SETTABLE, changed, show_otherwise, shown, silent_seed
 from ktcli.terminal.replstate import ReplState
-from ktcli.terminal.statistics import cached_line, six_lines
-from ktcli.terminal.statusline import in_ascii
+from ktcli.terminal.statusline import cached_line, in_ascii, six_lines
 
 _HELP_COLUMN = 26  # where meanings begin
-_COLUMNS = 80  # where there is no screen
 
 # What keys do, for /help.
 KEYS = (
@@ -45,7 +43,7 @@ class Slash:
 
 
 def _help(repl: ReplState, rest: str) -> None:
-    width = (repl.screen.columns if repl.screen is not None else _COLUMNS) - 1
+    width = repl.screen.columns - 1
     typed = [(f"/{name} {slash.usage}", slash.meaning) for name, slash in TABLE.items()]
     lines = [line for words, meaning in [*typed, *KEYS] for line in _beside(words, meaning, width)]
     repl.say("\n".join(lines))
@@ -97,14 +95,11 @@ def _compact(repl: ReplState, rest: str) -> None:
         repl.say("the next answer reads the whole conversation again")
         return
     with Interrupt() as interrupt:
-        progress = None if repl.screen is None else repl.screen.reading
-        if repl.screen is not None:
-            repl.screen.begin(int)
+        repl.screen.begin(int)
         try:
-            turns = repl.chat.compact(cancelled=interrupt, progress=progress)
+            turns = repl.chat.compact(cancelled=interrupt, progress=repl.screen.reading)
         finally:
-            if repl.screen is not None:
-                repl.screen.end()
+            repl.screen.end()
     if not turns:
         repl.say("(stopped; nothing has changed)")
         return
@@ -140,14 +135,12 @@ def _stats(repl: ReplState, rest: str) -> None:
         lines.append(chat.totals.lines)
     of = "" if chat.context is None else f" of {chat.context}"
     lines.append(f"context:              {chat.used}{of} token(s)")
-    plain = repl.screen is not None and repl.screen.ascii
     for line in lines:
-        repl.say(in_ascii(line) if plain else line)
+        repl.say(in_ascii(line) if repl.screen.ascii else line)
 
 
 def _thoughts(repl: ReplState, rest: str) -> None:
-    thoughts = repl.screen.thoughts.strip() if repl.screen is not None else ""
-    repl.say(thoughts or "the last answer has no thoughts")
+    repl.say(repl.screen.thoughts.strip() or "the last answer has no thoughts")
 
 
 def _edit(repl: ReplState, rest: str) -> None:
@@ -170,7 +163,7 @@ def _exit(repl: ReplState, rest: str) -> None:
 def _set(repl: ReplState, rest: str) -> None:
     name, _, value = rest.partition(" ")
     name = name.replace("_", "-")
-    if name in OF_SCREEN and repl.screen is not None:
+    if name in OF_SCREEN:
         show_otherwise(repl.screen, name, value.strip())
     elif name:
         repl.chat.settings = changed(repl.chat.settings, name, value.strip())

@@ -6,21 +6,26 @@ prefix changes nothing. A reply is found by the last question in the prompt.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from ktcli.chat.base import BaseChat
 from ktcli.dialogue.local import LocalBackend
 from ktcli.engine.logits import Logits
 from ktcli.engine.pages import PagePool
 from ktcli.engine.pagetable import pages_for
 from ktcli.engine.pools import Pools
 from ktcli.engine.sequence import Sequence as Timeline
+from ktcli.errors import KtError
 from ktcli.native import PAGE_TOKENS, Batch, Pool
 from ktcli.native.operands import Run
 from ktcli.planner.cost import PieceTimes
+from ktcli.terminal.replstate import ReplState, UserOutput
+from ktcli.terminal.screen import Screen
 from ktcli.text.model import read_text_model
 from ktcli.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -186,3 +191,20 @@ def backend(
     write_tokenizer(folder, template, more=more, end=end, answers=answers)
     engine = FakeEngine(load_tokenizer(folder), script, context)
     return LocalBackend("fake", engine, read_text_model("fake", folder))
+
+
+class Noted(list[str]):
+    """A person, who remembers what is said."""
+
+    def note(self, text: str) -> None:
+        self.append(text)
+
+    warn = note
+
+    def error(self, error: KtError) -> None:
+        self.append(str(error))
+
+
+def repl_of(chat: BaseChat, person: UserOutput) -> ReplState:
+    """A chat on a terminal that nobody sees."""
+    return ReplState(chat, person, Screen(io.StringIO(), terminal=False, colour=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyte
 import pytest
-from chat.fake_engine import backend, write_tokenizer
+from chat.fake_engine import Noted, backend, repl_of, write_tokenizer
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.answers.format import AnswerFormat
@@ -19,10 +19,10 @@ from ktcli.chat.document import save
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 from ktcli.sampling import SamplingSettings
 from ktcli.terminal import slash
+from ktcli.terminal.adjust import OF_SCREEN
 from ktcli.terminal.prompt import cleaned, is_open
 from ktcli.terminal.replstate import ReplState
-from ktcli.terminal.screen import Screen, visible
-from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.terminal.screen import Screen, ThoughtsView, visible
 from ktcli.text.settings import (
     Settings,
     override,
@@ -220,8 +220,8 @@ def test_texts_begin_as_the_files_say(tmp_path: Path, says: bool | None) -> None
 
 
 def repl(folder: Path) -> tuple[ReplState, list[str]]:
-    said: list[str] = []
-    return ReplState(Chat(backend(folder)), said.append), said
+    said = Noted()
+    return repl_of(Chat(backend(folder)), said), said
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
@@ -296,6 +296,7 @@ def test_what_does_nothing_is_off(tmp_path: Path) -> None:
     rows = dict(line.split(maxsplit=1) for line in said[-1].splitlines())
     assert rows.pop("temperature") == "0.7" and rows.pop("thinking") == "default"
     assert rows.pop("when-full") == "drop"
+    assert [rows.pop(name) for name in OF_SCREEN] == ["on", "folded", "on"]
     assert set(rows.values()) == {"off"} and len(rows) == len(slash.SETTABLE) - 3
     for line in ("/set top-k 5", "/set min-p 0.1", "/set top-k off", "/set min-p off"):
         slash.run(table, line)

@@ -13,7 +13,7 @@ from chat.fake_engine import backend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ktcli.chat import lastread, log, replay
+from ktcli.chat import log, replay
 from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, line_of, load, newest
 from ktcli.chat.conversation import NOTHING_OMITTED, Saved
@@ -437,8 +437,7 @@ def test_lines_that_stand_for_much_are_not_written_out_one_by_one(
             sizes.append(len(ids))
             super().__init__(ids, *others, **named)
 
-    for module in (replay, lastread):
-        monkeypatch.setattr(module, "Timeline", Counted)
+    monkeypatch.setattr(replay, "Timeline", Counted)
     path = tmp_path / "x.jsonl"
     again = sealed('{"user":"a"}') + sealed('{"read":[],"kept":1000,"at":0,"depths":[[1000,1]]}')
     path.write_bytes(HEAD + sealed('{"read":%s,"kept":0,"at":0}' % ([1] * 1000)) + again * 50)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chat.fake_engine import backend
+from chat.fake_engine import backend, repl_of
 
 from ktcli.answers.events import AnswerPiece
 from ktcli.chat import log
@@ -21,8 +21,7 @@ from ktcli.engine.forms import ABSORBED
 from ktcli.errors import KtError
 from ktcli.sampling import SamplingSettings
 from ktcli.terminal.repl import talk
-from ktcli.terminal.replstate import ReplState
-from ktcli.terminal.thoughts import ThoughtsView
+from ktcli.terminal.screen import ThoughtsView
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +274,7 @@ def test_a_disk_that_has_room_again_is_used(
     with monkeypatch.context() as full:
         full.setattr(log.os, "pwrite", refuse)
         chat, person = Chat(model), Nobody()
-        repl = ReplState(chat, person.note, person.warn)
+        repl = repl_of(chat, person)
         list(chat.ask("one"))
         repl.recorder.keep()
     assert person.warnings and not repl.recorder.is_kept

@@ -21,7 +21,8 @@ from ktcli.chat.log import Log
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.dialogue.local import LocalBackend
 from ktcli.errors import Busy, KtError, NotFound, UsageError
-from ktcli.terminal.repl import Remarks, talk
+from ktcli.terminal.repl import talk
+from ktcli.terminal.replstate import Remarks
 
 HERE = Path(__file__).parent
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ktcli.answers.events import AnswerPiece
-from ktcli.commands.chat.events import AnswerEvents
+from ktcli.commands.chat.answering import AnswerEvents
 
 
 def kt(*arguments: str) -> subprocess.CompletedProcess[str]:

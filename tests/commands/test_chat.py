@@ -16,7 +16,6 @@ from chat.fake_engine import TEMPLATE, VOCAB, FakeEngine, backend, write_tokeniz
 from ktcli.assembly.ready import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.commands.chat import wording
-from ktcli.commands.cli import piped
 from ktcli.engine.drafting import NO_DRAFTS, DraftOptions
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
@@ -157,15 +156,18 @@ def test_a_pipe_that_says_nothing_is_waited_for_aloud(
         os.close(here)
 
     with os.fdopen(there) as pipe:
-        monkeypatch.setattr(piped, "SILENCE_S", 0.0)
-        monkeypatch.setattr(piped, "_nobody_writes", lambda descriptor: False)
+        monkeypatch.setattr(wording, "SILENCE_S", 0.0)
+        monkeypatch.setattr(wording, "_nobody_writes", lambda descriptor: False)
         monkeypatch.setattr(sys, "stdin", pipe)
-        monkeypatch.setattr(piped.out, "warn", warn)
+        monkeypatch.setattr(wording.out, "warn", warn)
         assert run("kt-mini", "hi")[1] == "you said hi\n\nlate\n"
     assert len(warned) == 1 and "standard input" in warned[0] and "</dev/null" in warned[0]
 
 
-READ = "from ktcli.commands.cli import piped; piped.SILENCE_S = 0.1; print(repr(piped.standard_input(beside=True)))"
+READ = (
+    "from ktcli.commands.chat import wording as read; read.SILENCE_S = 0.1;"
+    " print(repr(read.standard_input(beside=True)))"
+)
 
 
 def test_a_pipe_that_nobody_can_write_to_is_left_out() -> None:
@@ -191,11 +193,11 @@ def test_what_somebody_wrote_who_ended_meanwhile_is_read(monkeypatch: pytest.Mon
         return True
 
     with os.fdopen(there) as pipe:
-        monkeypatch.setattr(piped, "SILENCE_S", 0.0)
-        monkeypatch.setattr(piped, "_nobody_writes", look)
+        monkeypatch.setattr(wording, "SILENCE_S", 0.0)
+        monkeypatch.setattr(wording, "_nobody_writes", look)
         monkeypatch.setattr(sys, "stdin", pipe)
-        monkeypatch.setattr(piped.out, "warn", lambda text: None)
-        assert piped.standard_input(beside=True) == "late"
+        monkeypatch.setattr(wording.out, "warn", lambda text: None)
+        assert wording.standard_input(beside=True) == "late"
 
 
 def test_a_cut_answer_says_so(run: Run) -> None:
@@ -450,7 +452,7 @@ def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": Endless()}))
     with pytest.raises(UsageError, match="standard input has more than"):
-        piped.standard_input()
+        wording.standard_input()
 
 
 def test_drafts_change_no_answer_and_are_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

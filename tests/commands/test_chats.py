@@ -15,9 +15,8 @@ from ktcli.chat.chat import Chat
 from ktcli.chat.chats import chats_folder, files, load, newest, rename
 from ktcli.chat.recorder import ChatRecorder
 from ktcli.commands.chat import wording
-from ktcli.commands.cli import piped
 from ktcli.commands.cli.table import _filled
-from ktcli.commands.view.times import age
+from ktcli.commands.view.amounts import age
 from ktcli.main import main
 
 
@@ -214,7 +213,6 @@ def test_a_choice_on_the_terminal(
     assert code == 2 and "needs the name of a chat" in err and "beta, alpha" in err
     monkeypatch.setattr(sys, "stdin", Typed("2\n"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(piped, "is_typed", lambda: True)
     monkeypatch.setattr(wording, "is_typed", lambda: True)
     code, out, err = kt("chat", "kt-mini", "more", "--resume")
     assert (code, out) == (0, "you said more\n") and "1  beta" in err

@@ -212,7 +212,7 @@ def test_a_plot_that_fails_leaves_the_older_one(
         path.write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ktcli.commands.view.plot.draw", full)
+    monkeypatch.setattr("ktcli.commands.eval.eval.draw", full)
     path = tmp_path / "plot.svg"
     path.write_text("older")
     assert main(["eval", MINI, "-n", "300", "--plot", str(path)]) == 1

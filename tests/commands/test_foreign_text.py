@@ -18,7 +18,7 @@ from store.fake_hub import serve as serve_hub
 import ktcli
 from ktcli import manifest
 from ktcli.chat.log import line_of
-from ktcli.commands.serve.logs import log_request
+from ktcli.commands.serve.lines import log_request
 from ktcli.main import main
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import places
@@ -138,7 +138,7 @@ def test_a_request_is_one_line_of_the_log(capsys: Capture) -> None:
 
 # Results that a program may have exactly: a path, a script, a unit, a conversation, the value of a setting.
 EXACT = {
-    "path.py",
+    "list.py",
     "completion.py",
     "service.py",
     "chats.py",
@@ -150,7 +150,7 @@ WRITERS = {
     "output.py",
     "commands/cli/group.py",
     "commands/serve/serve.py",
-    "commands/chat/once.py",
+    "commands/chat/answering.py",
 }
 WRITERS |= {"terminal/slash_files.py"}  # to the terminal's clipboard, in base64
 

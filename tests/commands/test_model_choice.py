@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from chat.fake_engine import FakeEngine, write_tokenizer
+from chat.fake_engine import FakeEngine, Noted, repl_of, write_tokenizer
 
 from ktcli.assembly import host, talking
 from ktcli.assembly.listener import SILENT
@@ -336,8 +336,8 @@ def test_what_a_person_has_set_goes_along_and_the_rest_is_the_models(bench: Benc
 
 
 def test_the_file_of_the_chat_names_both_models(bench: Bench) -> None:
-    said: list[str] = []
-    repl = ReplState(bench.chat, said.append)
+    said = Noted()
+    repl = repl_of(bench.chat, said)
     repl.models = bench.choice
     for question in ("hello", "and?"):
         bench.ask(question)

@@ -13,7 +13,7 @@ import requests
 from server.running import Running, running, scripted
 from waits import until
 
-from ktcli.commands.serve.logs import LibraryLog, log_request
+from ktcli.commands.serve.lines import LibraryLog, log_request
 from ktcli.errors import UsageError
 from ktcli.output import Mode, out
 from ktcli.server.http import body

@@ -19,7 +19,7 @@ from waits import until
 
 from ktcli.commands.cli.api_key import given_key, given_keys
 from ktcli.commands.serve.access import reload_of
-from ktcli.commands.serve.logs import log_request
+from ktcli.commands.serve.lines import log_request
 from ktcli.errors import UsageError
 from ktcli.main import main
 from ktcli.server.http.keys import KEYS_MOST, ApiKeys, NamedKey, keys_in

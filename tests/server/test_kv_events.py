@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from store.page_labels import opened, put
 
-from ktcli.commands.cli.kv_events import asked_events
 from ktcli.commands.serve.lines import event_lines
+from ktcli.commands.serve.options import asked_events
 from ktcli.engine.forms import ABSORBED
 from ktcli.engine.prefix import chain, salted
 from ktcli.errors import UsageError

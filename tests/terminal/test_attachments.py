@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
-from chat.fake_engine import backend
+from chat.fake_engine import Noted, backend, repl_of
 
 from ktcli.chat.chat import Chat
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.terminal import attachments, clipboard, slash
-from ktcli.terminal.replstate import ReplState
 
 
 @pytest.fixture(autouse=True)
@@ -60,9 +59,9 @@ def test_what_is_no_text_is_refused_by_name(here: Path) -> None:
 def test_read_and_copy_in_a_chat(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
+    said = Noted()
     (tmp_path / "model").mkdir()
-    repl = ReplState(Chat(backend(tmp_path / "model")), said.append)
+    repl = repl_of(Chat(backend(tmp_path / "model")), said)
     slash.run(repl, "/read a.py")
     assert [file.name for file in repl.attached] == ["a.py"] and "8 " not in said[0]
     for line in ("/copy", "/copy that", "/export talk.md", "/edit"):
@@ -90,7 +89,7 @@ def test_a_file_that_cannot_be_named_is_one_sentence(
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(here / "library"))
     (here / "model").mkdir()
-    repl = ReplState(Chat(backend(here / "model")), [].append)
+    repl = repl_of(Chat(backend(here / "model")), Noted())
     repl.chat.conversation.say("user", "hm?")
     for line in (f"/export {name}.md", f"/load {name}", f"/read {name}", f"/save {name}"):
         with pytest.raises(KtError):
@@ -99,7 +98,7 @@ def test_a_file_that_cannot_be_named_is_one_sentence(
 
 def test_an_export_does_not_take_the_place_of_a_link(here: Path) -> None:
     (here / "model").mkdir()
-    repl = ReplState(Chat(backend(here / "model")), [].append)
+    repl = repl_of(Chat(backend(here / "model")), Noted())
     repl.chat.conversation.say("user", "hm?")
     (here / "talk.md").symlink_to(here / "elsewhere.md")
     with pytest.raises(UsageError, match="already"):

@@ -7,11 +7,9 @@ from math import inf
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ktcli.assembly.served import ServedFacts, served_facts
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.cli.options import JsonOpt
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.view.trace_replay import ReplaySubject, replay_document, replay_words
 from ktcli.errors import UsageError, gib
 from ktcli.measure.request_trace import MOST_BLOCK_TOKENS, RequestTrace, read_trace
@@ -25,9 +23,8 @@ from ktcli.settings import SIZES
 _RULES = [rule.value for rule in Rule]
 _ALL_RULES = ",".join(_RULES)
 _MOST_SERVERS, _MOST_FLEETS = 64, 500
-_DISK_BPS = (
-    1e9  # of reading pages, slower than any NVMe drive; reading must beat computing to matter
-)
+# Of reading pages, slower than any NVMe drive; reading must beat computing to matter.
+_DISK_BPS = 1e9
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*tokens?", re.ASCII)
 _THOUSANDS = {"": 1, "k": 1000, "K": 1000, "M": 1_000_000, "G": 1_000_000_000}
 _UNLIMITED = "unlimited"
@@ -35,118 +32,138 @@ _SIZES = "sizes separated by commas, such as 16G, 500ktokens, 2Mtokens, unlimite
 
 ModelOpt = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model whose plan says the speed, the bytes of a token and the sizes of the caches here.",
+    argument(
+        "MODEL",
+        "Model whose plan says the speed, the bytes of a token and the sizes of the caches here.",
     ),
 ]
 TraceOpt = Annotated[
     Path,
-    typer.Option(
-        "--trace",
-        metavar="FILE",
-        help="Trace of requests, as kt serve --record-trace and Mooncake write it.",
-    ),
+    option("--trace FILE", "Trace of requests, as kt serve --record-trace and Mooncake write it."),
 ]
 MemoryOpt = Annotated[
     str | None,
-    typer.Option(
-        "--memory",
-        metavar="SIZE,...",
-        help="Sizes of each server's cache in memory: 16G, 500ktokens, unlimited. Default: that of kt serve MODEL,"
+    option(
+        "--memory SIZE,...",
+        "Sizes of each server's cache in memory: 16G, 500ktokens, unlimited. Default: that of kt serve MODEL,"
         " else unlimited.",
     ),
 ]
 DiskOpt = Annotated[
     str | None,
-    typer.Option(
-        "--disk",
-        metavar="SIZE,...",
-        help="Sizes of its cache on disk. Default: that of kt serve MODEL and unlimited, else 0.",
+    option(
+        "--disk SIZE,...",
+        "Sizes of its cache on disk. Default: that of kt serve MODEL and unlimited, else 0.",
     ),
 ]
-ServersOpt = Annotated[str, typer.Option("--servers", metavar="N,...", help="Numbers of servers.")]
+ServersOpt = Annotated[str, option("--servers N,...", "Numbers of servers.")]
 RoutingOpt = Annotated[
     str,
-    typer.Option(
-        "--routing",
-        metavar="RULE,...",
-        help=f"Rules by which a router chooses a server: {', '.join(_RULES)}.",
-    ),
+    option("--routing RULE,...", f"Rules by which a router chooses a server: {', '.join(_RULES)}."),
 ]
 SpillOpt = Annotated[
     int,
-    typer.Option(
-        "--spill",
-        metavar="N",
+    option(
+        "--spill N",
+        "With prefix routing: requests by which a server may have more than another before load decides.",
         min=0,
         max=1_000_000,
-        help="With prefix routing: requests by which a server may have more than another before load decides.",
-    ),
-]
-SpeedOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--speed",
-        metavar="TOK_S",
-        min=0.01,
-        max=1e9,
-        help="Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
-    ),
-]
-DecodeOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--decode-speed",
-        metavar="TOK_S",
-        min=0.01,
-        max=1e9,
-        help="Tokens that it writes in a second, of all answers together. Default: answers take no time.",
-    ),
-]
-BytesOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--bytes-per-token",
-        metavar="N",
-        min=1,
-        max=1 << 30,
-        help="Bytes of a token in the cache. Default: MODEL's.",
-    ),
-]
-WaitOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--max-wait",
-        metavar="SECONDS",
-        min=0.001,
-        max=1e9,
-        help="Longest wait for the first token that 95 % of the requests may have. Default: any.",
-    ),
-]
-StretchOpt = Annotated[
-    float,
-    typer.Option(
-        "--stretch",
-        metavar="X",
-        min=1e-6,
-        max=1e6,
-        help="Replay the trace over X times its time: 10 for a tenth of its requests per second.",
     ),
 ]
 BlockOpt = Annotated[
     int | None,
-    typer.Option(
-        "--block",
-        metavar="N",
+    option(
+        "--block N",
+        "Tokens of a block of the trace. Default: the power of two that fits its lengths.",
         min=1,
         max=MOST_BLOCK_TOKENS,
-        help="Tokens of a block of the trace. Default: the power of two that fits its lengths.",
     ),
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class TimeOptions:
+    """How fast requests come, and are read and answered."""
+
+    speed: Annotated[
+        float | None,
+        option(
+            "--speed TOK_S",
+            "Tokens of prompts that a server computes in a second. Default: MODEL's, as measured or planned here.",
+            min=0.01,
+            max=1e9,
+        ),
+    ] = None
+    decode_speed: Annotated[
+        float | None,
+        option(
+            "--decode-speed TOK_S",
+            "Tokens that it writes in a second, of all answers together. Default: answers take no time.",
+            min=0.01,
+            max=1e9,
+        ),
+    ] = None
+    bytes_per_token: Annotated[
+        int | None,
+        option(
+            "--bytes-per-token N",
+            "Bytes of a token in the cache. Default: MODEL's.",
+            min=1,
+            max=1 << 30,
+        ),
+    ] = None
+    max_wait: Annotated[
+        float | None,
+        option(
+            "--max-wait SECONDS",
+            "Longest wait for the first token that 95 % of the requests may have. Default: any.",
+            min=0.001,
+            max=1e9,
+        ),
+    ] = None
+    stretch: Annotated[
+        float,
+        option(
+            "--stretch X",
+            "Replay the trace over X times its time: 10 for a tenth of its requests per second.",
+            min=1e-6,
+            max=1e6,
+        ),
+    ] = 1.0
+
+    def replay_speed(
+        self, facts: ServedFacts | None, token_bytes: int | None
+    ) -> ReplaySpeed | None:
+        """Returns how fast requests come and are read; None: nobody says.
+
+        Raises:
+            UsageError: nobody says, and another option depends on it.
+        """
+        tok_s = self.speed or (facts.prompt_tok_s if facts else None)
+        if tok_s is None:
+            given = {
+                "--decode-speed": self.decode_speed is not None,
+                "--stretch": self.stretch != 1,
+                "--max-wait": self.max_wait is not None,
+            }
+            if used := next((option for option, is_given in given.items() if is_given), ""):
+                raise UsageError(
+                    f"{used} needs the speed at which prompts are read",
+                    hint="name a MODEL, or use --speed TOK_S",
+                )
+            return None
+        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
+        return ReplaySpeed(tok_s, disk_tok_s, self.decode_speed or inf, self.stretch)
+
+    def source(self, facts: ServedFacts | None) -> str:
+        """Returns who says the speed, for `ReplaySubject`."""
+        if self.speed is not None:
+            return "given"
+        return "" if facts is None else "measured" if facts.is_measured else "predicted"
+
+
 def cache(
+    *,
     trace: TraceOpt,
     model: ModelOpt = None,
     memory: MemoryOpt = None,
@@ -154,13 +171,8 @@ def cache(
     servers: ServersOpt = "1,2,4",
     routing: RoutingOpt = _ALL_RULES,
     spill: SpillOpt = SPILL,
-    speed: SpeedOpt = None,
-    decode_speed: DecodeOpt = None,
-    bytes_per_token: BytesOpt = None,
-    max_wait: WaitOpt = None,
-    stretch: StretchOpt = 1.0,
+    timed: TimeOptions,
     block: BlockOpt = None,
-    json: JsonOpt = False,
 ) -> None:
     """Replay recorded requests: is a second server needed, a larger cache, or only a router?
 
@@ -181,10 +193,9 @@ def cache(
     numbers, rules = _numbers(servers), _rules(routing)
     sizes = {"--memory": _sizes("--memory", memory), "--disk": _sizes("--disk", disk)}
     name, facts = _served(model)
-    token_bytes = bytes_per_token or (facts.token_bytes if facts else None)
+    token_bytes = timed.bytes_per_token or (facts.token_bytes if facts else None)
     _require_bytes(sizes, token_bytes)
-    timed = _Timed(speed, decode_speed, stretch, max_wait)
-    times, source = timed.speed(facts, token_bytes), timed.source(facts)
+    times, source = timed.replay_speed(facts, token_bytes), timed.source(facts)
     requests = _read(trace, block)
     blocks = _blocks(sizes, facts, token_bytes, requests.block)
     choices = Choices(numbers, rules, *blocks, spill)
@@ -194,7 +205,7 @@ def cache(
         )
     with out.progress("Replaying", n, unit="replays") as bar:
         found = compare(requests, choices, times, lambda done: bar.update(done=done))
-    about = ReplaySubject(trace, requests, name, source, token_bytes, max_wait)
+    about = ReplaySubject(trace, requests, name, source, token_bytes, timed.max_wait)
     out.result(replay_document(about, found), lambda: replay_words(about, found))
 
 
@@ -212,44 +223,6 @@ def _served(model: str | None) -> tuple[str, ServedFacts | None]:
             " server has, if that is not its plan"
         )
     return subject.title, facts
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """The options about times, as typed."""
-
-    tok_s: float | None
-    decode_tok_s: float | None
-    stretch: float
-    most_wait_s: float | None
-
-    def speed(self, facts: ServedFacts | None, token_bytes: int | None) -> ReplaySpeed | None:
-        """Returns how fast requests come and are read; None: nobody says.
-
-        Raises:
-            UsageError: nobody says, and another option depends on it.
-        """
-        tok_s = self.tok_s or (facts.prompt_tok_s if facts else None)
-        if tok_s is None:
-            given = {
-                "--decode-speed": self.decode_tok_s is not None,
-                "--stretch": self.stretch != 1,
-                "--max-wait": self.most_wait_s is not None,
-            }
-            if used := next((option for option, is_given in given.items() if is_given), ""):
-                raise UsageError(
-                    f"{used} needs the speed at which prompts are read",
-                    hint="name a MODEL, or use --speed TOK_S",
-                )
-            return None
-        disk_tok_s = max(tok_s, _DISK_BPS / token_bytes) if token_bytes else inf
-        return ReplaySpeed(tok_s, disk_tok_s, self.decode_tok_s or inf, self.stretch)
-
-    def source(self, facts: ServedFacts | None) -> str:
-        """Returns who says the speed, for `ReplaySubject`."""
-        if self.tok_s is not None:
-            return "given"
-        return "" if facts is None else "measured" if facts.is_measured else "predicted"
 
 
 def _read(path: Path, block: int | None) -> RequestTrace:
@@ -320,10 +293,10 @@ def _sizes(option: str, text: str | None) -> list[_Size] | None:
 
 def _require_bytes(sizes: dict[str, list[_Size] | None], token_bytes: int | None) -> None:
     """Checks that sizes in bytes mean something. Raises: UsageError: the bytes of a token are not known."""
-    for option, given in sizes.items():
+    for name, given in sizes.items():
         if token_bytes is None and any(each.size_bytes is not None for each in given or ()):
             raise UsageError(
-                f"{option} is in bytes, but the bytes of a token are not known",
+                f"{name} is in bytes, but the bytes of a token are not known",
                 hint="name a MODEL, use --bytes-per-token N, or give tokens, such as 500ktokens",
             )
 

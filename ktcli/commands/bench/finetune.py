@@ -4,29 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.assembly.training import require_torch
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
-    JsonOpt,
     ModelArg,
     NumaOpt,
     RunsOpt,
     ThreadsOpt,
     layers_option,
 )
-from ktcli.commands.view.figures import (
-    ceiling_words,
-    measured_figures,
-    show_results,
-    threads_words,
-    warn_noisy,
-)
+from ktcli.commands.view import figures
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import Ceilings
@@ -41,45 +33,28 @@ _RUNS, _LAYERS = 3, 4
 _BOUNDS = {Ceiling.READ: "read bandwidth", Ceiling.BF16: "arithmetic peak"}
 _LEAST = 2  # tokens of a document: the first of one is never trained
 
-LayersOpt = Annotated[int | None, layers_option(f"{_LAYERS}, or all of a smaller model")]
-TokensOpt = Annotated[
-    int,
-    typer.Option(
-        "--tokens",
-        "-n",
-        metavar="N",
-        min=_LEAST,
-        max=1 << 17,
-        help="Tokens per optimizer step, rounded up to whole documents.",
-    ),
-]
-LengthOpt = Annotated[
-    int,
-    typer.Option(
-        "--length",
-        metavar="N",
-        min=_LEAST,
-        max=1 << 17,
-        help="Tokens per document.",
-    ),
-]
-RankOpt = Annotated[
-    int, typer.Option("--rank", "-r", metavar="N", min=1, max=1024, help="Rank of the adapter.")
-]
-
 
 def finetune(
     model: ModelArg,
-    layers: LayersOpt = None,
-    tokens: TokensOpt = 2048,
-    length: LengthOpt = 512,
-    rank: RankOpt = 8,
+    layers: Annotated[int | None, layers_option(f"{_LAYERS}, or all of a smaller model")] = None,
+    tokens: Annotated[
+        int,
+        option(
+            "--tokens -n N",
+            "Tokens per optimizer step, rounded up to whole documents.",
+            min=_LEAST,
+            max=1 << 17,
+        ),
+    ] = 2048,
+    length: Annotated[
+        int, option("--length N", "Tokens per document.", min=_LEAST, max=1 << 17)
+    ] = 512,
+    rank: Annotated[int, option("--rank -r N", "Rank of the adapter.", min=1, max=1024)] = 8,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     runs: RunsOpt = _RUNS,
-    json: JsonOpt = False,
 ) -> None:
     """Measure a step of LoRA fine-tuning, forward and backward of each layer.
 
@@ -111,10 +86,10 @@ def finetune(
     times = _measured(planned, pool, ceilings, (documents, length), rank, runs)
     row = _row(subject.name, planned, times, documents * length, whole, rank)
     front = {key: row[key] for key in ("tok_s", "forward_ms", "backward_ms")}
-    show_results(
+    figures.show_results(
         planned.machine, pool, [row], lambda: _words(row, pool, ceilings), ceilings, front=front
     )
-    warn_noisy([times.step.others_share])
+    figures.warn_noisy([times.step.others_share])
 
 
 def _measured(
@@ -134,13 +109,10 @@ def _measured(
     settings, recipe = LoraSettings(rank=rank), planned.plan.recipe
     options = TrainingOptions(context=length, max_rows=min(USUAL.max_rows, count * length))
     need = planned.plan.need_bytes + factor_bytes(planned.model, settings)
-    if need > planned.plan.host.available_bytes:
-        raise NotEnoughMemory(
-            "a model with these layers and its adapter",
-            need,
-            planned.plan.host.available_bytes,
-            hint="use a smaller --rank, or fewer --layers",
-        )
+    free = planned.plan.host.available_bytes
+    if need > free:
+        hint = "use a smaller --rank, or fewer --layers"
+        raise NotEnoughMemory("a model with these layers and its adapter", need, free, hint=hint)
     with out.progress(planned.title) as bar:
         model = TimedModel.load(
             planned.model, recipe, ApartSource(pool, 1), pool, settings, options,
@@ -175,7 +147,7 @@ def _row(
         "backward_percent": 100 * times.backward_share,
         "forward_bound": _BOUNDS[times.forward_bound],
         "backward_bound": _BOUNDS[times.backward_bound],
-        **measured_figures(times.step),
+        **figures.measured_figures(times.step),
     }
 
 
@@ -185,8 +157,8 @@ def _words(row: dict[str, Any], pool: Pool, ceilings: Ceilings) -> str:
     return out.table(
         [
             ("Model", f"{row['model']}, {row['layers']} layers, {experts}{row['dense']} dense"),
-            ("Threads", threads_words(pool)),
-            ("Ceiling", ceiling_words(ceilings)),
+            ("Threads", figures.threads_words(pool)),
+            ("Ceiling", figures.ceiling_words(ceilings)),
             ("Step", f"{row['n_tokens']:,} tokens, rank {row['rank']}"),
             ("Trained", f"{row['trained_parameters']:,} parameters in these layers"),
             ("Forward", f"{row['forward_ms']:.1f} ms per layer, {row['forward_percent']:.0f} % of the {bound}"),

@@ -6,18 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.assembly.host import team_here
-from ktcli.commands.cli.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
-from ktcli.commands.view.figures import (
-    ceiling_words,
-    measured_figures,
-    ops_words,
-    show_results,
-    threads_words,
-    warn_noisy,
-)
+from ktcli.commands.cli.declarations import option
+from ktcli.commands.cli.options import NumaOpt, RunsOpt, ThreadsOpt
+from ktcli.commands.view import figures
 from ktcli.engine.arenas import refusals
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
@@ -34,40 +26,25 @@ from ktcli.weights.formats import format_named
 
 WorkOpt = Annotated[
     list[Work],
-    typer.Option(
-        "--work",
-        metavar="|".join(work.value for work in Work),
-        help="What to measure; may be repeated. Default: all.",
+    option(
+        f"--work {'|'.join(work.value for work in Work)}",
+        "What to measure; may be repeated. Default: all.",
     ),
 ]
 ShapeOpt = Annotated[
     list[str],
-    typer.Option(
-        "--shape",
-        metavar="A|B|C|H,I,E,K",
-        help="Hidden size, expert width, number of experts, experts per token; may be repeated.",
+    option(
+        "--shape A|B|C|H,I,E,K",
+        "Hidden size, expert width, number of experts, experts per token; may be repeated.",
     ),
 ]
-FormatOpt = Annotated[
-    list[str],
-    typer.Option("--format", metavar="FORMAT", help="Number format; may be repeated."),
-]
+FormatOpt = Annotated[list[str], option("--format FORMAT", "Number format; may be repeated.")]
 PerExpertOpt = Annotated[
     list[int],
-    typer.Option(
-        "--tokens",
-        "-n",
-        metavar="N",
-        min=1,
-        max=4096,
-        help="Tokens per expert in a prefill; may be repeated.",
-    ),
+    option("--tokens -n N", "Tokens per expert in a prefill; may be repeated.", min=1, max=4096),
 ]
 IsaOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--isa", metavar="ROW", help="Kernel row, as in KT_ISA. Default: the best available."
-    ),
+    str | None, option("--isa ROW", "Kernel row, as in KT_ISA. Default: the best available.")
 ]
 _CEILINGS = {
     Ceiling.READ: ("read_gb_s", "read bandwidth"),
@@ -85,7 +62,6 @@ def kernel(
     numa: NumaOpt = None,
     isa: IsaOpt = None,
     runs: RunsOpt = PAIRS,
-    json: JsonOpt = False,
 ) -> None:
     """Measure the experts of one layer, and dense matrix products.
 
@@ -115,7 +91,7 @@ def kernel(
         out.warn(warning)
     results = [*_results(wanted, pool, ceilings, machine)]
     rows = [_row(pool, result) for result in results]
-    show_results(machine, pool, rows, lambda: _render(pool, results, ceilings), ceilings)
+    figures.show_results(machine, pool, rows, lambda: _render(pool, results, ceilings), ceilings)
     _warn(results)
 
 
@@ -184,23 +160,13 @@ def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
         "ceilings": {_CEILINGS[result.ceiling][0]: result.rate / 1e9},
         "layers": result.layers,
         "weights_bytes": result.stack_bytes,
-        **measured_figures(measured),
+        **figures.measured_figures(measured),
     }
 
 
 def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
-    facts = [("Threads", threads_words(pool)), ("Ceiling", ceiling_words(ceilings))]
-    head = (
-        "work",
-        "shape",
-        "format",
-        "tokens",
-        "per expert",
-        "one layer",
-        "GB/s",
-        "arithmetic",
-        "reached",
-    )
+    facts = [("Threads", figures.threads_words(pool)), ("Ceiling", figures.ceiling_words(ceilings))]
+    head = "work,shape,format,tokens,per expert,one layer,GB/s,arithmetic,reached".split(",")
     lines = [
         (
             r.case.work.value,
@@ -210,7 +176,9 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
             "" if r.case.per_expert is None else f"{r.case.per_expert:.4g}",
             f"{1e3 * r.measured.seconds:.3f} ms",
             f"{r.read_bps / 1e9:.1f}",
-            ops_words(r.ops, "OP" if format_named(r.format).activation_bits == 8 else "FLOP"),
+            figures.ops_words(
+                r.ops, "OP" if format_named(r.format).activation_bits == 8 else "FLOP"
+            ),
             f"{r.measured.share:4.0%} of the {_CEILINGS[r.ceiling][1]}",
         )
         for r in results
@@ -221,4 +189,4 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
 def _warn(results: list[LayerResult]) -> None:
     for shape in sorted({r.shape for r in results if r.cached}):
         out.warn(f"the weights of {shape} fit in the CPU caches, so memory was hardly read")
-    warn_noisy(r.measured.others_share for r in results)
+    figures.warn_noisy(r.measured.others_share for r in results)

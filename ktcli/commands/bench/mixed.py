@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.assembly.bench import Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, JsonOpt, LayersOpt, ModelArg
+from ktcli.commands.cli.options import DenseOpt, ExpertsOpt, LayersOpt, ModelArg, declared
 from ktcli.commands.view.figures import engine_figures, show_results, threads_words, warn_noisy
 from ktcli.engine import Engine
 from ktcli.measure.clock import NOISY_SHARE, Others
@@ -19,29 +17,21 @@ from ktcli.measure.mixed import MixedJob, MixedResult, measure_mixed
 from ktcli.models import build
 from ktcli.output import out
 
-StreamsOpt = Annotated[
-    int,
-    typer.Option("--streams", metavar="N", min=1, max=15, help="Number of answers in progress."),
-]
-PromptOpt = Annotated[
-    int,
-    typer.Option(
-        "--tokens", "-n", metavar="N", min=64, max=1 << 20, help="Length of the prompt, in tokens."
-    ),
-]
 
-
-@partial(with_option_groups, without=("kv",))
+@partial(declared, without=("kv",))
 def mixed(
     *,
     model: ModelArg,
     layers: LayersOpt = None,
-    streams: StreamsOpt = 4,
-    tokens: PromptOpt = 4096,
+    streams: Annotated[
+        int, option("--streams N", "Number of answers in progress.", min=1, max=15)
+    ] = 4,
+    tokens: Annotated[
+        int, option("--tokens -n N", "Length of the prompt, in tokens.", min=64, max=1 << 20)
+    ] = 4096,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     options: EngineOptions,
-    json: JsonOpt = False,
 ) -> None:
     """Measure answers and a long prompt that run at the same time.
 

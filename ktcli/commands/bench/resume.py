@@ -8,17 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import typer
-
 from ktcli import config, smallfiles
 from ktcli.assembly.bench import Trial, plan_trial
 from ktcli.assembly.kvpages import store_below
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
+from ktcli.commands.cli.declarations import option
 from ktcli.commands.cli.options import (
     DenseOpt,
     ExpertsOpt,
-    JsonOpt,
     LayersOpt,
     ModelArg,
     NumaOpt,
@@ -37,38 +35,23 @@ from ktcli.store.removal import RESUMING
 _RUNS = 3
 _QUOTA = 1 << 62  # all is kept while it is measured
 
-RunsOpt = Annotated[
-    int,
-    typer.Option(
-        "--runs",
-        metavar="N",
-        min=1,
-        help="Number of runs with warm files, and again with cold files.",
-    ),
-]
-TokensOpt = Annotated[
-    int,
-    typer.Option(
-        "--tokens",
-        "-n",
-        metavar="N",
-        min=65,
-        max=1 << 20,
-        help="Length of the conversation so far, in tokens.",
-    ),
-]
-
 
 def resume(
     model: ModelArg,
     layers: LayersOpt = None,
-    tokens: TokensOpt = 4096,
+    tokens: Annotated[
+        int,
+        option(
+            "--tokens -n N", "Length of the conversation so far, in tokens.", min=65, max=1 << 20
+        ),
+    ] = 4096,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
-    runs: RunsOpt = _RUNS,
-    json: JsonOpt = False,
+    runs: Annotated[
+        int, option("--runs N", "Number of runs with warm files, and again with cold files.", min=1)
+    ] = _RUNS,
 ) -> None:
     """Measure how fast a conversation resumes from KV pages on disk.
 

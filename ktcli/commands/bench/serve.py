@@ -8,88 +8,60 @@ from math import inf
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ktcli import smallfiles
-from ktcli.commands.bench.plotting import PlotOpt, draw_into
 from ktcli.commands.cli.api_key import given_key
-from ktcli.commands.cli.options import JsonOpt, writable
+from ktcli.commands.cli.declarations import option, writable
+from ktcli.commands.view.picture import PlotOpt, draw_into
 from ktcli.errors import KtError, counted
 from ktcli.output import out
 
-UrlOpt = Annotated[
-    str, typer.Option("--url", metavar="URL", help="Address of the server, with or without /v1.")
-]
+UrlOpt = Annotated[str, option("--url URL", "Address of the server, with or without /v1.")]
 ModelOpt = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", help="Model to request. Default: the server's first."),
+    str | None, option("--model NAME", "Model to request. Default: the server's first.")
 ]
 KeyOpt = Annotated[
     str | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="API key to send. Other users can see it in the process list.",
-    ),
+    option("--api-key KEY", "API key to send. Other users can see it in the process list."),
 ]
 KeyFileOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--api-key-file",
-        metavar="FILE",
-        help="File with the API key to send; it must be readable only by you.",
+    option(
+        "--api-key-file FILE", "File with the API key to send; it must be readable only by you."
     ),
 ]
-PromptsOpt = Annotated[
-    int, typer.Option("--num-prompts", metavar="N", min=1, max=100_000, help="Requests to send.")
-]
+PromptsOpt = Annotated[int, option("--num-prompts N", "Requests to send.", min=1, max=100_000)]
 RateOpt = Annotated[
     float | None,
-    typer.Option(
-        "--request-rate",
-        metavar="R",
+    option(
+        "--request-rate R",
+        "Requests per second, at random times (Poisson). Default: all at once.",
         min=0.001,
-        help="Requests per second, at random times (Poisson). Default: all at once.",
     ),
 ]
 ConcurrencyOpt = Annotated[
     int | None,
-    typer.Option(
-        "--max-concurrency",
-        metavar="N",
-        min=1,
-        max=1024,
-        help="Maximum number of concurrent requests.",
-    ),
+    option("--max-concurrency N", "Maximum number of concurrent requests.", min=1, max=1024),
 ]
 InputOpt = Annotated[
-    int,
-    typer.Option(
-        "--input-len", metavar="N", min=1, max=1 << 20, help="Length of each prompt, in tokens."
-    ),
+    int, option("--input-len N", "Length of each prompt, in tokens.", min=1, max=1 << 20)
 ]
 OutputOpt = Annotated[
-    int,
-    typer.Option(
-        "--output-len", metavar="N", min=1, max=1 << 20, help="Length of each answer, in tokens."
-    ),
+    int, option("--output-len N", "Length of each answer, in tokens.", min=1, max=1 << 20)
 ]
 SeedOpt = Annotated[
     int | None,
-    typer.Option(
-        "--seed",
-        metavar="N",
+    option(
+        "--seed N",
+        "Seed of the words and times. Default: a new one each run, so that no prompt is cached.",
         min=0,
-        help="Seed of the words and times. Default: a new one each run, so that no prompt is cached.",
     ),
 ]
 FileOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--output-file",
-        metavar="FILE",
+    option(
+        "--output-file FILE",
+        "Also write one line of JSON per request to this file.",
         callback=writable,
-        help="Also write one line of JSON per request to this file.",
     ),
 ]
 
@@ -107,7 +79,6 @@ def serve(
     api_key_file: KeyFileOpt = None,
     output_file: FileOpt = None,
     plot: PlotOpt = None,
-    json: JsonOpt = False,
 ) -> None:
     """Measure a server that speaks OpenAI's API under load.
 

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial, refuse_without_gpu
 from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import Wanted
@@ -23,21 +21,25 @@ from ktcli.commands.bench.kernel import kernel
 from ktcli.commands.bench.mixed import mixed
 from ktcli.commands.bench.resume import resume
 from ktcli.commands.bench.serve import serve
+from ktcli.commands.cli.declarations import option, writable
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.option_groups import with_option_groups
 from ktcli.commands.cli.options import (
+    CommandFamily,
     DenseOpt,
     ExpertsOpt,
-    JsonOpt,
     LayersOpt,
     ModelArg,
     RunsOpt,
-    family,
-    writable,
 )
-from ktcli.commands.view.device_figures import Used, device_figures
 from ktcli.commands.view.figures import show_results
-from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
+from ktcli.commands.view.speed import (
+    Used,
+    batch_words,
+    device_figures,
+    speed_row,
+    speed_words,
+    warn_about,
+)
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
 from ktcli.measure.bench import BenchResult, Ceilings, Job, Phase, Roofline, run, traced
@@ -54,42 +56,32 @@ from ktcli.records import dataclass
 
 MOST_ANSWERS = 64  # of --batch
 
-app = family("Measure speed, even of models that are not downloaded.")
+app = CommandFamily("json")
 
 ProfileOpt = Annotated[
-    bool, typer.Option("--profile", help="Also show where the time goes, by kind of operation.")
+    bool, option("--profile", "Also show where the time goes, by kind of operation.")
 ]
 
 
 PolicyOpt = Annotated[
     Policy,
-    typer.Option(
-        "--policy",
-        metavar="|".join(policy.value for policy in Policy),
-        help="With a GPU: how the CPU and GPU share the experts, in kt's way or another program's.",
+    option(
+        f"--policy {'|'.join(policy.value for policy in Policy)}",
+        "With a GPU: how the CPU and GPU share the experts, in kt's way or another program's.",
     ),
 ]
 
 
 TraceOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--trace",
+    option(
+        "--trace FILE",
+        "Also write a timeline of one step, for Perfetto or chrome://tracing.",
         callback=writable,
-        metavar="FILE",
-        help="Also write a timeline of one step, for Perfetto or chrome://tracing.",
     ),
 ]
 ContextOpt = Annotated[
-    int,
-    typer.Option(
-        "--context",
-        "-c",
-        metavar="N",
-        min=0,
-        max=1 << 20,
-        help="Tokens in the cache before each run.",
-    ),
+    int, option("--context -c N", "Tokens in the cache before each run.", min=0, max=1 << 20)
 ]
 
 
@@ -106,23 +98,18 @@ def _batches(value: str) -> tuple[int, ...]:
 
 BatchOpt = Annotated[
     str,
-    typer.Option(
-        "--batch",
-        "-b",
-        metavar="N,N,...",
-        help="Number of answers written at the same time; one result row for each number.",
+    option(
+        "--batch -b N,N,...",
+        "Number of answers written at the same time; one result row for each number.",
     ),
 ]
 
 
 def _tokens(default: str) -> Any:
-    return typer.Option(
-        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens per run. {default}"
-    )
+    return option("--tokens -n N", f"Tokens per run. {default}", min=1, max=1 << 20)
 
 
 @app.command()
-@with_option_groups
 def decode(
     *,
     model: ModelArg,
@@ -137,7 +124,6 @@ def decode(
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     trace: TraceOpt = None,
-    json: JsonOpt = False,
 ) -> None:
     """Measure the speed of an answer, in tokens per second.
 
@@ -164,7 +150,6 @@ def decode(
 
 
 @app.command()
-@with_option_groups
 def prefill(
     *,
     model: ModelArg,
@@ -177,7 +162,6 @@ def prefill(
     policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
-    json: JsonOpt = False,
 ) -> None:
     """Measure the speed of reading a prompt, in tokens per second.
 

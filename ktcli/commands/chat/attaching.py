@@ -10,9 +10,11 @@ import typer
 
 from ktcli import config
 from ktcli.commands.chat.options import ALWAYS, NEVER
-from ktcli.commands.cli.options import given_options
+from ktcli.commands.cli.declarations import exclusive, given_options
+from ktcli.commands.cli.engine_options import EngineOptions
+from ktcli.commands.cli.kv_store import KvStoreOptions
 from ktcli.config import Origin
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import KtError
 from ktcli.output import out
 from ktcli.records import dataclass
 from ktcli.store.places import server_sockets
@@ -25,25 +27,9 @@ if TYPE_CHECKING:
     from ktcli.text.model import TextModel
 
 # Parameters of kt chat that are about an engine of its own.
-_OWN = (
-    "threads",
-    "numa",
-    "kv",
-    "device",
-    "gpus",
-    "gpu_experts",
-    "placement",
-    "defer",
-    "prefill_threshold",
-    "no_kv_cache",
-    "kv_store",
-    "kv_store_size",
-    "insecure",
-)
-_TRIALS = (
-    "isa",
-    "tile-min",
-)  # settings that only a variable gives, for a trial: it is about an engine of its own
+OWN = (*EngineOptions.__slots__, "no_kv_cache", *KvStoreOptions.__slots__)
+# Settings that only a variable gives, for a trial: it is about an engine of its own.
+_TRIALS = ("isa", "tile-min")
 # Settings whose variable may hold for every command of a shell: the server's own hold there, and that is said.
 _SERVERS = ("threads numa kv device gpus placement defer heat cache kv-store kv-store-size").split()
 
@@ -76,18 +62,17 @@ class Attaching:
         """
         values, given = here.params, given_options(here)
         if values["no_attach"] and "attach" in given and values["attach"] != NEVER:
-            raise UsageError(
-                f"--no-attach and --attach {values['attach']} cannot be used together",
-                hint="leave one of them out",
-            )
-        asked = [given[name] for name in _OWN if name in given]
+            attach = f"--attach {values['attach']}"
+            raise exclusive("--no-attach", attach, "leave one of them out")
+        asked = [given[name] for name in OWN if name in given]
         asked += [each.words for each in map(config.stated, _TRIALS) if each.text]
-        said = [config.stated(name) for name in _SERVERS]
+        said, context = [config.stated(name) for name in _SERVERS], config.stated("context")
+        variable = Origin.ENVIRONMENT
         return cls(
             NEVER if values["no_attach"] else values["attach"],
             next(iter(asked), ""),
-            tuple(each.words for each in said if each.origin is Origin.ENVIRONMENT),
-            values["context"] if "context" in given or _is_variable("context") else None,
+            tuple(each.words for each in said if each.origin is variable),
+            values["context"] if "context" in given or context.origin is variable else None,
             values["allow_special"],
         )
 
@@ -141,10 +126,6 @@ def _loaded(served: ServerPlace, ready: Ready) -> EngineFacts | None:
     except KtError as error:
         _say_why_not(served, f"it cannot be loaded there ({error})")
         return None
-
-
-def _is_variable(name: str) -> bool:
-    return config.stated(name).origin is Origin.ENVIRONMENT
 
 
 def _sockets() -> list[Path]:

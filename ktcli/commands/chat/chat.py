@@ -8,36 +8,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
-from ktcli.commands.chat import file as answer_file
+from ktcli.commands.chat import options as chat_options
+from ktcli.commands.chat.answering import answer_once, checked_output, converse
 from ktcli.commands.chat.attaching import Attaching
-from ktcli.commands.chat.form import asked_form
-from ktcli.commands.chat.options import (
-    ChatOptions,
-    DraftOpt,
-    ExplainCacheOpt,
-    FormOptions,
-    NameArg,
-    NoKvCacheOpt,
-    PromptArg,
-    ResumeOptions,
-    ServerOptions,
-    StatsOpt,
-)
-from ktcli.commands.chat.request import AnswerRequest, kept_chat, preferred_settings
+from ktcli.commands.chat.request import AnswerRequest, asked_form, kept_chat, preferred_settings
 from ktcli.commands.chat.servers import asked_server
 from ktcli.commands.chat.wording import lasting_name, who_and_what, words_for_model
+from ktcli.commands.cli.declarations import exclusive, preset_context
 from ktcli.commands.cli.engine_options import EngineOptions
 from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
-from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import (
-    AllowSpecialOpt,
-    ContextOpt,
-    JsonOpt,
-    PullOpt,
-    QuietOpt,
-    preset_context,
-)
-from ktcli.errors import UsageError
+from ktcli.commands.cli.options import AllowSpecialOpt, ContextOpt, JsonOpt, PullOpt, QuietOpt
 from ktcli.output import out
 from ktcli.store import aliases
 
@@ -52,25 +32,24 @@ if TYPE_CHECKING:
     from ktcli.text.settings import Settings
 
 
-@with_option_groups
 def chat(
     here: typer.Context,
     *,
-    name: NameArg = None,
-    prompt: PromptArg = None,
-    answers: ChatOptions,
-    resumed: ResumeOptions,
+    name: chat_options.NameArg = None,
+    prompt: chat_options.PromptArg = None,
+    answers: chat_options.ChatOptions,
+    resumed: chat_options.ResumeOptions,
     allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
     options: EngineOptions,
-    draft: DraftOpt = None,
-    no_kv_cache: NoKvCacheOpt = False,
+    draft: chat_options.DraftOpt = None,
+    no_kv_cache: chat_options.NoKvCacheOpt = False,
     store: KvStoreOptions,
-    place: ServerOptions,
-    stats: StatsOpt = False,
-    explain_cache: ExplainCacheOpt = False,
+    place: chat_options.ServerOptions,
+    stats: chat_options.StatsOpt = False,
+    explain_cache: chat_options.ExplainCacheOpt = False,
     json: JsonOpt = False,
-    form: FormOptions,
+    form: chat_options.FormOptions,
     yes: PullOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -103,14 +82,12 @@ def chat(
     """
     sampling, needs_prompt = answers.sampling, form.needing_prompt(json=json)
     if no_kv_cache and store.kv_store is not None:
-        raise UsageError(
-            "--no-kv-cache and --kv-store cannot be used together",
-            hint="leave one of them out; KT_CACHE=0 turns off only the pages on this machine's disk",
-        )
+        hint = "leave one of them out; KT_CACHE=0 turns off only the pages on this machine's disk"
+        raise exclusive("--no-kv-cache", "--kv-store", hint)
     asked = AnswerRequest(
         sampling, answers, stats, _draft_options(draft), allow_special, form.jsonl,
         explain_cache=explain_cache, kept=kept_chat(resumed.go_on, resumed.resume),
-        output=None if form.output is None else answer_file.checked(form.output),
+        output=None if form.output is None else checked_output(form.output),
         form=asked_form(form.schema, form.format),
     )  # fmt: skip
     server = asked_server(here, place.server, place.server_key_file, asked.kept)
@@ -147,12 +124,8 @@ def _talk(
     made = _begun(opened, asked)
     with contextlib.closing(_choice(made, opened, how, asked, attaching)) as models:
         if words is None:
-            from ktcli.commands.chat.conversing import converse
-
             converse(made, models, asked, opened.place)
         else:
-            from ktcli.commands.chat.once import answer_once
-
             answer_once(made, words, asked)
 
 

@@ -134,11 +134,8 @@ class ModelChoice:
         Raises:
             KtError: main memory is too small for that.
         """
-        back, again, settings = (
-            self._open.ready,
-            self._open.backend.model.asked,
-            self._chat.settings,
-        )
+        back, again = self._open.ready, self._open.backend.model.asked
+        settings = self._chat.settings
         for leaving in (self._chat.leave, self._open.close):
             with suppress(DeviceError):  # what it computed is lost
                 leaving()

@@ -5,24 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ktcli.commands.cli.options import preferred, setting_option
-from ktcli.errors import UsageError
+from ktcli.commands.cli.declarations import argument, checked, exclusive, option, setting_option
 from ktcli.records import dataclass
 from ktcli.settings import SETTINGS
 
 LOADED, ALWAYS, NEVER = "loaded", "always", "never"  # the setting attach
 
 NameArg = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="Model to talk to. Default: the model setting, else kt-mini."
-    ),
+    str | None, argument("NAME", "Model to talk to. Default: the model setting, else kt-mini.")
 ]
 PromptArg = Annotated[
-    str | None,
-    typer.Argument(metavar="PROMPT", help="Question to answer once; - reads standard input."),
+    str | None, argument("PROMPT", "Question to answer once; - reads standard input.")
 ]
 
 
@@ -33,19 +26,14 @@ TopP = Annotated[float | None, setting_option("top-p")]
 MinP = Annotated[float | None, setting_option("min-p")]
 Penalty = Annotated[
     float | None,
-    typer.Option(
-        "--repetition-penalty", metavar="X", help="Values above 1 discourage repetition; 1 is off."
-    ),
+    option("--repetition-penalty X", "Values above 1 discourage repetition; 1 is off."),
 ]
 Seed = Annotated[int | None, setting_option("seed")]
 Stop = Annotated[list[str] | None, setting_option("stop")]
 MaxTokens = Annotated[int | None, setting_option("max-tokens", "-n", min=1)]
 Think = Annotated[
     bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help=f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}.",
-    ),
+    option("--think/--no-think", f"{SETTINGS['think'].help} Default: {SETTINGS['think'].default}."),
 ]
 ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
 
@@ -54,9 +42,7 @@ ThinkBudget = Annotated[int | None, setting_option("think-budget", min=1)]
 class ChatOptions:
     """How answers are made: the sampling, their length, what stands before them, the thoughts."""
 
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="Always choose the most likely token.")
-    ] = False
+    greedy: Annotated[bool, option("--greedy", "Always choose the most likely token.")] = False
     max_tokens: MaxTokens = None
     system: System = None
     stop: Stop = None
@@ -69,8 +55,7 @@ class ChatOptions:
     think: Think = None
     think_budget: ThinkBudget = None
     hide_thinking: Annotated[
-        bool,
-        typer.Option("--hide-thinking", help="Hide the model's thoughts entirely."),
+        bool, option("--hide-thinking", "Hide the model's thoughts entirely.")
     ] = False
 
     @property
@@ -81,10 +66,7 @@ class ChatOptions:
             UsageError: two of them contradict each other.
         """
         if self.greedy and self.temperature:
-            raise UsageError(
-                f"--greedy and --temperature {self.temperature:g} cannot be used together",
-                hint="leave out one of them",
-            )
+            raise exclusive("--greedy", f"--temperature {self.temperature:g}")
         names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
         return {"greedy": self.greedy or None, **{name: getattr(self, name) for name in names}}
 
@@ -93,15 +75,12 @@ class ChatOptions:
 class ResumeOptions:
     """Which saved conversation is continued."""
 
-    go_on: Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")] = (
-        False
-    )
+    go_on: Annotated[bool, option("--continue", "Continue the last conversation.")] = False
     resume: Annotated[
         str | None,
-        typer.Option(
-            "--resume",
-            metavar="[CHAT]",
-            help="Continue a saved conversation (kt chats lists them). Without a name: choose one.",
+        option(
+            "--resume [CHAT]",
+            "Continue a saved conversation (kt chats lists them). Without a name: choose one.",
         ),
     ] = None
 
@@ -109,16 +88,14 @@ class ResumeOptions:
 DraftOpt = Annotated[str | None, setting_option("draft")]
 NoKvCacheOpt = Annotated[
     bool,
-    typer.Option(
+    option(
         "--no-kv-cache",
-        help="Do not read or write KV pages on disk or in a shared folder. See kt cache and KT_CACHE.",
+        "Do not read or write KV pages on disk or in a shared folder. See kt cache and KT_CACHE.",
     ),
 ]
 
 
-def _attach(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    value = preferred(context, option, value)
-    return str(SETTINGS["attach"].read(value, "--attach", "leave it out"))
+_attach = checked(SETTINGS["attach"].read_option, else_setting=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +104,17 @@ class ServerOptions:
 
     attach: Annotated[str, setting_option("attach", callback=_attach)] = LOADED
     no_attach: Annotated[
-        bool,
-        typer.Option("--no-attach", help="Load the model here: the same as --attach never."),
+        bool, option("--no-attach", "Load the model here: the same as --attach never.")
     ] = False
     server: Annotated[str | None, setting_option("server")] = None
     server_key_file: Annotated[Path | None, setting_option("server-key-file")] = None
 
 
-StatsOpt = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
+StatsOpt = Annotated[bool, option("--stats", "Show token counts and rates (on stderr).")]
 ExplainCacheOpt = Annotated[
     bool,
-    typer.Option(
-        "--explain-cache",
-        help="If cached tokens could not be used, say from which token on and why.",
+    option(
+        "--explain-cache", "If cached tokens could not be used, say from which token on and why."
     ),
 ]
 
@@ -149,24 +124,16 @@ class FormOptions:
     """How answers are written, and what form they have."""
 
     jsonl: Annotated[
-        bool,
-        typer.Option("--jsonl", help="Print the answer as lines of JSON while it is written."),
+        bool, option("--jsonl", "Print the answer as lines of JSON while it is written.")
     ] = False
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", metavar="FILE", help="Also write the answer's text to a new file."
-        ),
+        Path | None, option("--output FILE", "Also write the answer's text to a new file.")
     ] = None
     schema: Annotated[
-        Path | None,
-        typer.Option(
-            "--schema", metavar="FILE", help="Constrain answers to the JSON schema in FILE."
-        ),
+        Path | None, option("--schema FILE", "Constrain answers to the JSON schema in FILE.")
     ] = None
     format: Annotated[
-        str | None,
-        typer.Option("--format", metavar="json", help="Constrain answers to a JSON object."),
+        str | None, option("--format json", "Constrain answers to a JSON object.")
     ] = None
 
     def needing_prompt(self, *, json: bool) -> str:
@@ -176,9 +143,7 @@ class FormOptions:
             UsageError: two of them contradict each other.
         """
         if json and self.jsonl:
-            raise UsageError(
-                "--json and --jsonl cannot be used together",
-                hint="--jsonl prints the answer as it is written, --json once it is complete",
-            )
+            hint = "--jsonl prints the answer as it is written, --json once it is complete"
+            raise exclusive("--json", "--jsonl", hint)
         asked = {"--output": self.output, "--jsonl": self.jsonl, "--json": json}
         return next((option for option, given in asked.items() if given), "")

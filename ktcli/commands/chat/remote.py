@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ktcli import config
 from ktcli.chat.remote import RemoteChat
 from ktcli.client.serverclient import ListedModel, ServerClient
+from ktcli.commands.chat.answering import answer_once, converse
 from ktcli.commands.chat.request import AnswerRequest, preferred_settings
 from ktcli.commands.chat.wording import PIPE, words_for_model
 from ktcli.errors import DeviceError, KtError, NotFound, UsageError
@@ -49,12 +50,8 @@ def chat_with(
     made.conversation.system = next((text for text in said if text is not None), "")
     models.of(made)
     if words is None:
-        from ktcli.commands.chat.conversing import converse
-
         converse(made, models, asked, f"a model of {server.url}")
     else:
-        from ktcli.commands.chat.once import answer_once
-
         answer_once(made, words, asked)
 
 

@@ -1,4 +1,4 @@
-"""What a `kt chat` command line requests: the options of answers, and the saved conversation to continue."""
+"""What a `kt chat` command line requests: the options of answers, their form, and the conversation to continue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktcli import config
+from ktcli import config, smallfiles
+from ktcli.commands.cli.declarations import exclusive
 from ktcli.errors import NotFound, UsageError
 from ktcli.output import out
 from ktcli.records import dataclass
@@ -45,9 +46,7 @@ def kept_chat(last: bool, name: str | None) -> KeptChat | None:
         UsageError: both were given, or the file is no conversation. NotFound: there is none.
     """
     if last and name is not None:
-        raise UsageError(
-            "--continue and --resume cannot be used together", hint="leave out one of them"
-        )
+        raise exclusive("--continue", "--resume")
     if not last and name is None:
         return None
     from ktcli.chat.chats import chats_folder, find, load, newest_readable
@@ -144,3 +143,38 @@ class AnswerRequest:
                 hint=f"get it with: kt pull {self.model[:100]}; kt chat MODEL --resume "
                 f"{self.kept.path.stem} uses another model",
             )
+
+
+FORMATS = ("json",)
+_MOST_BYTES = 1 << 20  # of the file; blanks and all
+
+
+def asked_form(schema: Path | None, format: str | None) -> Form | None:
+    """Returns the form that --schema or --format asks for; None without them. It is checked before a model is loaded.
+
+    Raises:
+        UsageError: both were given, the file cannot be read, or the schema cannot be used.
+    """
+    if schema is None and format is None:
+        return None
+    if schema is not None and format is not None:
+        raise exclusive("--schema", "--format")
+    from ktcli.answers.grammar.compiler import require_sound
+    from ktcli.answers.grammar.form import Form
+
+    if schema is None:
+        if format not in FORMATS:
+            raise UsageError(f"--format must be {', '.join(FORMATS)}, not {str(format)[:40]!r}")
+        return Form.of_object("--format")
+    form = Form.of_schema(_text_of(schema), "--schema")
+    require_sound(form)
+    return form
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return smallfiles.read_start(path, _MOST_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"--schema: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--schema: {path} is not UTF-8 text (byte {error.start})") from error

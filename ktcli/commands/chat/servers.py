@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.options import given_options
+from ktcli.commands.chat.attaching import OWN
+from ktcli.commands.cli.declarations import given_options
 from ktcli.errors import UsageError
 from ktcli.output import out
 from ktcli.records import dataclass
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 OFF = "off"  # of the setting server
 _KEY_FILE = "server-key-file"
 # Parameters of kt chat that are about a model loaded on this machine: a server gets texts, and no ids.
-_LOCAL = (
-    "threads numa kv device gpus gpu_experts placement defer prefill_threshold context draft no_kv_cache kv_store"
-    " kv_store_size insecure attach no_attach"
-    " explain_cache allow_special"
-).split()
+_LOCAL = {*OWN, "context", "draft", "attach", "no_attach", "explain_cache", "allow_special"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +61,16 @@ def asked_server(
             raise UsageError("--server-key-file needs --server")
         return None
     from ktcli.client.address import ServerAddress  # most chats are with a model here
-    from ktcli.commands.cli.api_key import key_in
+    from ktcli.commands.cli.api_key import keys_of_file
 
     address = ServerAddress.parse(said, source)
     _refuse_local(here, address)
     if key_file is None and _is_for(stated, address, chosen=server is not None):
         found = config.value(_KEY_FILE)
         key_file = None if found is None else Path(found)
-    key = "" if key_file is None else key_in(key_file.expanduser(), "--server-key-file")
+    key = ""
+    if key_file is not None:
+        key = keys_of_file(key_file.expanduser(), "--server-key-file")[0].key
     if key and not address.encrypted and not address.is_here:
         out.warn(f"the key is sent to {address.url} unencrypted; https would protect it")
     return AskedServer(address, key)

@@ -9,17 +9,16 @@ from typing import Annotated
 import typer
 
 from ktcli import smallfiles
-from ktcli.commands.cli.options import preferred, setting_option
+from ktcli.commands.cli.declarations import exclusive, option, preferred, setting_option
 from ktcli.errors import UsageError
 from ktcli.server.http.access import is_loopback
 from ktcli.server.http.keys import DEFAULT, FILE_BYTES_MOST, NamedKey, keys_in
 
 KeyOpt = Annotated[
     str | None,
-    typer.Option(
-        "--api-key",
-        metavar="KEY",
-        help="API key that clients must send. Other users can see it in the process list.",
+    option(
+        "--api-key KEY",
+        "API key that clients must send. Other users can see it in the process list.",
     ),
 ]
 
@@ -37,11 +36,6 @@ def _key_file(
 KeyFileOpt = Annotated[Path | None, setting_option("api-key-file", callback=_key_file)]
 
 
-def key_in(file: Path, option: str) -> str:
-    """Returns the key in a file, the first of several. Raises: UsageError: as `given_keys`, with this option's name."""
-    return keys_of_file(file, option)[0].key
-
-
 def given_key(key: str | None, file: Path | None) -> str:
     """Returns the API key in the options, or the first one in a file; empty: none. Raises: as `given_keys`."""
     return next((each.key for each in given_keys(key, file)), "")
@@ -54,12 +48,10 @@ def given_keys(key: str | None, file: Path | None) -> list[NamedKey]:
         UsageError: one is malformed, both options are given, or others can read the file.
     """
     if key is not None and file is not None:
-        raise UsageError(
-            "--api-key and --api-key-file cannot be used together", hint="leave out one of them"
-        )
+        raise exclusive("--api-key", "--api-key-file")
     if file is not None:
         return keys_of_file(file)
-    return [] if key is None else [NamedKey(DEFAULT, _checked_key(key, "--api-key"))]
+    return [] if key is None else [NamedKey(DEFAULT, _checked_key(key))]
 
 
 def require_key(host: str, *, has_key: bool, who: str = "--host") -> None:
@@ -77,11 +69,11 @@ def require_key(host: str, *, has_key: bool, who: str = "--host") -> None:
         )
 
 
-def _checked_key(key: str, where: str) -> str:
+def _checked_key(key: str) -> str:
     """Returns a key that can stand in a header. Raises: UsageError: it cannot."""
     if not key.strip().isascii() or not key.strip().isprintable() or not key.strip():
         raise UsageError(
-            f"{where} is not a valid key",
+            "--api-key is not a valid key",
             hint="a key is one line of ASCII letters, digits and punctuation",
         )
     return key.strip()

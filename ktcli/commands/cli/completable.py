@@ -114,13 +114,8 @@ def _argument(words: str, metavar: str) -> Values:
         return Values(tuple(setting.name for setting in TABLE if setting.kept))
     if metavar.strip("[].") not in ("MODEL", "NAME"):
         return values_of(metavar.rstrip("."))
-    names = {
-        "rm": "mine",
-        "verify": "here",
-        "convert": "here",
-        "path": "here",
-        "export": "here",
-    }.get(words, "all")
+    here = ("verify", "convert", "path", "export")
+    names = "mine" if words == "rm" else "here" if words in here else "all"
     return Values(names=names, files="any" if words == "export" else ".gguf")
 
 
@@ -162,10 +157,7 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "cuda:N": lambda: Values(names="gpus"),
     "CHAT": lambda: Values(names="chats"),
     "SETTING": lambda: Values(tuple(SETTINGS)),
-    "FILE": lambda: Values(files="any"),
-    "FILE.json": lambda: Values(files="any"),
-    "FILE.tar": lambda: Values(files="any"),
-    "FILE.npy": lambda: Values(files="any"),
+    **{f"FILE{end}": lambda: Values(files="any") for end in ("", ".json", ".tar", ".npy")},
     "DIR": lambda: Values(files="folders"),
 }
 # Commands whose second argument is completed like the first: a model and then a file, an alias and then a model.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ktcli.commands.cli.options import NumaOpt, ThreadsOpt, preferred, setting_option
+from ktcli.commands.cli.declarations import checked, option, preferred, setting_option
+from ktcli.commands.cli.options import NumaOpt, ThreadsOpt
 from ktcli.hardware.gpu import AUTO, gpu_numbers, parse_device
 from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.records import dataclass
@@ -17,25 +18,10 @@ if TYPE_CHECKING:
     from ktcli.assembly.request import Wanted
 
 
-def _device(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    """Refuses an unknown device before anything is pulled or converted for it."""
-    value = preferred(context, option, value)
-    parse_device(value)
-    return value
-
-
-def _gpus(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuses what names no GPUs, as early."""
-    value = preferred(context, option, value)
-    if value is not None:
-        gpu_numbers(value)
-    return value
-
-
 def _placement(
     context: typer.Context, option: typer.CallbackParam, value: Path | None
 ) -> Path | None:
-    """Refuses a file that has no rules, as early."""
+    """Refuses a file that has no rules, as `checked` does."""
     from ktcli.assembly.request import read_rules
 
     said = preferred(context, option, value)
@@ -46,32 +32,19 @@ def _placement(
     return path
 
 
-def _cache(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
-    value = preferred(context, option, value)
-    return str(SETTINGS["kv"].read(value, "--kv", "leave it out"))
-
-
-KvOpt = Annotated[str, setting_option("kv", callback=_cache)]
-DeviceOpt = Annotated[str, setting_option("device", callback=_device)]
-GpusOpt = Annotated[str | None, setting_option("gpus", callback=_gpus)]
+_kv = checked(SETTINGS["kv"].read_option, else_setting=True)
+DeviceOpt = Annotated[
+    str, setting_option("device", callback=checked(parse_device, else_setting=True))
+]
+GpusOpt = Annotated[
+    str | None, setting_option("gpus", callback=checked(gpu_numbers, else_setting=True))
+]
 GpuExpertsOpt = Annotated[
     str | None,
-    typer.Option(
-        "--gpu-experts",
-        metavar="N|uniform|front|hot|FILE",
-        help="Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer."
+    option(
+        "--gpu-experts N|uniform|front|hot|FILE",
+        "Experts on the GPU: a number per layer, a rule, or a file with one line of expert ids per layer."
         " Default: as many as fit, busiest first.",
-    ),
-]
-PlacementOpt = Annotated[Path | None, setting_option("placement", callback=_placement)]
-DeferOpt = Annotated[int | None, setting_option("defer", min=0, callback=preferred)]
-PrefillThresholdOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--prefill-threshold",
-        metavar="N|never",
-        help="Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
-        " becomes faster.",
     ),
 ]
 
@@ -82,13 +55,20 @@ class EngineOptions:
 
     threads: ThreadsOpt = None
     numa: NumaOpt = None
-    kv: KvOpt = "bf16"
+    kv: Annotated[str, setting_option("kv", callback=_kv)] = "bf16"
     device: DeviceOpt = AUTO
     gpus: GpusOpt = None
     gpu_experts: GpuExpertsOpt = None
-    placement: PlacementOpt = None
-    defer: DeferOpt = None
-    prefill_threshold: PrefillThresholdOpt = None
+    placement: Annotated[Path | None, setting_option("placement", callback=_placement)] = None
+    defer: Annotated[int | None, setting_option("defer", min=0, callback=preferred)] = None
+    prefill_threshold: Annotated[
+        str | None,
+        option(
+            "--prefill-threshold N|never",
+            "Prompt length from which experts are streamed through the GPU, in tokens. Default: where this"
+            " becomes faster.",
+        ),
+    ] = None
 
     def wanted(
         self,

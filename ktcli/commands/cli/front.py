@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ktcli.commands.cli import help
-from ktcli.commands.cli.table import COMMANDS
+from ktcli.commands.cli.table import COMMANDS, HEADINGS
 from ktcli.settings import TABLE
 
 SUMMARY = "Run Mixture-of-Experts models far larger than your VRAM on one machine."
@@ -20,15 +20,12 @@ EXAMPLES = (
 
 def page(width: int) -> str:
     """Returns the page for a terminal of this many columns."""
-    shown = {name: row for name, row in COMMANDS.items() if row.summary}
+    wide = max(len(name) for name, row in COMMANDS.items() if row.summary)
     parts = [help.wrapped(text, width) for text in ("Usage: kt COMMAND [OPTIONS]", SUMMARY)]
-    for heading in dict.fromkeys(row.heading for row in shown.values()):
-        rows = [
-            (f"{name:<{max(map(len, shown))}}", row.summary)
-            for name, row in shown.items()
-            if row.heading == heading
-        ]
-        parts.append(f"{heading}:\n{help.listed(rows, width)}")
+    for heading, commands in HEADINGS.items():
+        rows = [(f"{name:<{wide}}", row.summary) for name, row in commands.items() if row.summary]
+        if rows:
+            parts.append(f"{heading}:\n{help.listed(rows, width)}")
     parts.append(f"Options:\n{help.listed(_OPTIONS, width)}")
     parts.append("Examples:\n" + "\n".join(help.example(line, width) for line in EXAMPLES))
     names = ", ".join(setting.variable for setting in TABLE)

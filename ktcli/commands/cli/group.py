@@ -105,7 +105,8 @@ def invoke(arguments: list[str], ready: Callable[[], None]) -> int:
     """
     group = typer.main.get_command(app)
     # typer brings click under one of two names; the base of its errors is found from a public one.
-    click_error = _base_of(typer.BadParameter, "ClickException")
+    bases = typer.BadParameter.__mro__
+    click_error: Any = next(base for base in bases if base.__name__ == "ClickException")
     try:
         with group.make_context("kt", arguments) as context:
             ready()
@@ -178,7 +179,3 @@ def _wrong_value(error: Any) -> str:
 def _command_of(arguments: Sequence[str]) -> str:
     """Returns the command that a line names, for errors of its parser, which come without one."""
     return next((f"kt {word}" for word in arguments if word in COMMANDS), "kt")
-
-
-def _base_of(kind: type, name: str) -> Any:
-    return next(base for base in kind.__mro__ if base.__name__ == name)

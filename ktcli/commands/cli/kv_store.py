@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ktcli import config
-from ktcli.commands.cli.options import setting_option
+from ktcli.commands.cli.declarations import option, setting_option
 from ktcli.errors import UsageError
 from ktcli.records import dataclass
 from ktcli.settings import MOONCAKE, SETTINGS
@@ -17,9 +15,9 @@ if TYPE_CHECKING:
 
 InsecureOpt = Annotated[
     bool,
-    typer.Option(
+    option(
         "--insecure",
-        help="Use a Mooncake store on an address that is not of a private network, although it has no authentication.",
+        "Use a Mooncake store on an address that is not of a private network, although it has no authentication.",
     ),
 ]
 
@@ -44,12 +42,10 @@ def asked_store(options: KvStoreOptions) -> SharedStore | MooncakePlace | None:
     said, most = config.stated("kv-store"), config.value("kv-store-size")
     text = said.value if said.text else OFF
     if options.kv_store is not None:
-        text = SETTINGS["kv-store"].read(options.kv_store, "--kv-store", "leave it out")
+        text = SETTINGS["kv-store"].read_option(options.kv_store)
     is_mooncake = text.startswith(MOONCAKE)
     if options.kv_store_size is not None:
-        most = SETTINGS["kv-store-size"].read(
-            options.kv_store_size, "--kv-store-size", "leave it out"
-        )
+        most = SETTINGS["kv-store-size"].read_option(options.kv_store_size)
         if is_mooncake:
             raise UsageError(
                 "--kv-store-size has no meaning for a Mooncake store",

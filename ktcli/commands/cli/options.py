@@ -1,25 +1,24 @@
 """Declares the arguments and options that more than one command has, as named types.
 
-    def plan(model: ModelArg, context: ContextOpt = None, json: JsonOpt = False) -> None:
+    def plan(model: ModelArg, context: ContextOpt = None) -> None:
 
-`--json` and `--quiet` set the mode of `out` while the command line is read; a command need not look
-at them, it only has to declare them.
+`--json` and `--quiet` set the mode of `out` while the command line is read; a command need not even declare them, but
+gets them with `declared`.
 """
 
 from __future__ import annotations
 
-import os
-import stat
+from collections.abc import Callable, Collection
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from ktcli import config
+from ktcli.commands.cli.declarations import argument, option, preferred, setting_option
 from ktcli.errors import UsageError
 from ktcli.output import Mode, out
-from ktcli.settings import SETTINGS
-from ktcli.store.preset import Preset
 
 
 def _json(value: bool) -> bool:
@@ -50,167 +49,130 @@ def _hub(value: str | None) -> str | None:
     return found
 
 
-def family(help: str, **more: Any) -> typer.Typer:
-    """Returns a command whose verbs are to be declared."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, help=help, **more)
-
-
-def setting_option(name: str, *short: str, **more: Any) -> Any:
-    """Returns the command-line option for a setting, with the texts of its row."""
-    setting = SETTINGS[name]
-    words = f"{setting.help} Default: {setting.default}."
-    return typer.Option(setting.option, *short, metavar=setting.metavar, help=words, **more)
-
-
-def is_default(context: typer.Context, name: str) -> bool:
-    """Returns whether nobody gave a value for a parameter of a command."""
-    return _source(context, name) == "DEFAULT"
-
-
-def is_given(context: typer.Context, name: str) -> bool:
-    """Returns whether the command line has a value for a parameter of its command."""
-    return _source(context, name) == "COMMANDLINE"
-
-
-def given_options(context: typer.Context) -> dict[str, str]:
-    """Returns the options that the command line has, in their long form, by the names of their parameters."""
-    return {
-        name: max(each.opts, key=len)
-        for each in context.command.params
-        if is_given(context, name := str(each.name))
-    }
-
-
-def _source(context: typer.Context, name: str) -> str:
-    return getattr(context.get_parameter_source(name), "name", "")
-
-
-def preferred(context: typer.Context, option: typer.CallbackParam, value: Any) -> Any:
-    """Returns the value of an option, or of the setting of its name if the option is not given.
-
-    A plan for another machine has nothing to do with the settings of this one.
-    """
-    if not is_default(context, str(option.name)) or context.params.get("machine") is not None:
-        return value
-    said = config.value(str(option.name).replace("_", "-"))
-    return value if said is None else said
-
-
-def preset_context(here: typer.Context, preset: Preset, context: int | None) -> int | None:
-    """Returns the context that is asked for: of the command line, else of the name's preset, else of the settings."""
-    said = preset.get("context") if is_default(here, "context") else None
-    return context if said is None else int(said)
-
-
-def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Returns a path that can be written; raises for others: before a measurement, which takes minutes, and not after
-    it.
-    """
-    if path is None:
-        return None
-    try:
-        if path.exists():
-            mode = path.stat().st_mode
-            plain = stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # nobody may ever read a pipe
-            sound = plain and os.access(path, os.W_OK)
-        else:
-            sound = path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
-    except OSError:
-        sound = False
-    if not sound:
-        raise UsageError(f"{option.opts[0]}: the file {str(path)[:300]} cannot be written")
-    return path
-
-
 ModelArg = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, a .gguf file,"
+    argument(
+        "MODEL",
+        "Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, a .gguf file,"
         " or a model of ollama:… or lmstudio:….",
     ),
 ]
 
 JsonOpt = Annotated[
-    bool,
-    typer.Option(
-        "--json", help="Print one JSON document on stdout.", callback=_json, is_eager=True
-    ),
+    bool, option("--json", "Print one JSON document on stdout.", callback=_json, is_eager=True)
 ]
 QuietOpt = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", "-q", help="Print only results and errors.", callback=_quiet, is_eager=True
-    ),
+    bool, option("--quiet -q", "Print only results and errors.", callback=_quiet, is_eager=True)
 ]
-FromOpt = Annotated[
-    str | None,
-    typer.Option("--from", metavar="hf|modelscope", help="Use only this hub.", callback=_hub),
-]
-YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", callback=_yes)]
+FromOpt = Annotated[str | None, option("--from hf|modelscope", "Use only this hub.", callback=_hub)]
+YesOpt = Annotated[bool, option("--yes -y", "Do not ask.", callback=_yes)]
 PullOpt = Annotated[
-    bool,
-    typer.Option(
-        "--yes", "-y", help="Pull the model without asking if it is missing.", callback=_yes
-    ),
+    bool, option("--yes -y", "Pull the model without asking if it is missing.", callback=_yes)
 ]
 ThreadsOpt = Annotated[int | None, setting_option("threads", "-t", min=1)]
 NumaOpt = Annotated[str | None, setting_option("numa")]
 RunsOpt = Annotated[
-    int,
-    typer.Option(
-        "--runs",
-        metavar="N",
-        min=1,
-        help="Number of runs, each between two measurements of the ceiling.",
-    ),
+    int, option("--runs N", "Number of runs, each between two measurements of the ceiling.", min=1)
 ]
 ContextOpt = Annotated[int | None, setting_option("context", "-c", min=1, callback=preferred)]
 
 
 def layers_option(default: str) -> Any:
     """Returns the option --layers of a measurement, whose default these words are."""
-    return typer.Option(
-        "--layers",
-        "-l",
-        metavar="N",
-        min=1,
-        max=1024,  # of any model: models.config
-        help=f"Number of decoder layers. Default: {default}.",
+    return option(
+        "--layers -l N", f"Number of decoder layers. Default: {default}.", min=1, max=1024
     )
 
 
 LayersOpt = Annotated[int | None, layers_option("as many as fit in memory")]
 ExpertsOpt = Annotated[
     str | None,
-    typer.Option(
-        "--experts",
-        metavar="FORMAT|auto",
-        help="Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan). Default:"
+    option(
+        "--experts FORMAT|auto",
+        "Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan). Default:"
         " the catalogue's (kt show NAME), else int4.",
     ),
 ]
 DenseOpt = Annotated[
     str | None,
-    typer.Option(
-        "--dense",
-        metavar="FORMAT",
-        help="Number format of the dense weights, e.g. int8, bf16. Default: the catalogue's, else int8.",
+    option(
+        "--dense FORMAT",
+        "Number format of the dense weights, e.g. int8, bf16. Default: the catalogue's, else int8.",
     ),
 ]
 MachineOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--machine",
-        metavar="MACHINE|FILE|WORDS",
-        help="Plan for a machine that ships with kt, or for one described by a file or in words: "
+    option(
+        "--machine MACHINE|FILE|WORDS",
+        "Plan for a machine that ships with kt, or for one described by a file or in words: "
         " 'cpu=2x8452Y ram=512G gpu=4090'.",
     ),
 ]
 AllowSpecialOpt = Annotated[
     bool,
-    typer.Option(
-        "--allow-special",
-        help="Allow control tokens in text: <|im_end|> in a text then ends a turn.",
+    option(
+        "--allow-special", "Allow control tokens in text: <|im_end|> in a text then ends a turn."
     ),
 ]
+
+
+_MODES = {"json": JsonOpt, "quiet": QuietOpt}
+MODES = " ".join(_MODES)
+
+
+def declared(
+    command: Callable[..., None], modes: str = "", without: Collection[str] = ()
+) -> Callable[..., None]:
+    """Returns a command as typer takes it: it has the options of each group one by one, in place of the parameter that
+    is the group, and those of its modes behind all others.
+
+    Args:
+        modes: which of json and quiet it has: `out` heeds them, and the command itself knows nothing of them.
+        without: names of options that it does not have.
+    """
+    shape, parameters = signature(command, eval_str=True), list[Parameter]()
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for own in shape.parameters.values():
+        group = own.annotation
+        if not is_dataclass(group):
+            parameters.append(own.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(group, include_extras=True)
+        options = [each for each in fields(group) if each.name not in without]
+        parameters += [
+            own.replace(name=each.name, default=each.default, annotation=hints[each.name])
+            for each in options
+        ]
+        groups[own.name] = group, [each.name for each in options]  # type: ignore[assignment]
+    for mode in modes.split():
+        kind = Parameter.KEYWORD_ONLY
+        parameters.append(Parameter(mode, kind, default=False, annotation=_MODES[mode]))
+
+    def run(**given: Any) -> None:
+        made = {
+            name: group(**{each: given.pop(each) for each in options})
+            for name, (group, options) in groups.items()
+        }
+        for mode in modes.split():
+            del given[mode]
+        command(**given, **made)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__signature__ = shape.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+class CommandFamily(typer.Typer):
+    """A command whose verbs are to be declared; with one verb alone, it has that all the same."""
+
+    def __init__(self, modes: str = MODES, **more: Any) -> None:
+        super().__init__(callback=lambda: None, add_completion=False, rich_markup_mode=None, **more)
+        self._modes = modes
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, modes: str | None = None
+    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Returns a decorator that declares a verb, whose modes are those of the family if none are given."""
+        declare = super().command(name)
+        return lambda verb: declare(declared(verb, self._modes if modes is None else modes))

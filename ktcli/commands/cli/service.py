@@ -1,16 +1,22 @@
-"""What `kt serve` and `kt route` do instead of running here: the same command line goes on alone in the background, or
-is printed as a systemd unit."""
+"""What `kt serve` and `kt route` have in common: they say that they are ready or, instead of running here, go on alone
+in the background, or are printed as a systemd unit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ktcli import certificates, config
-from ktcli.commands.cli.given import given_words
+from ktcli.commands.chat.wording import lasting_name
+from ktcli.commands.cli.declarations import is_given
 from ktcli.errors import UsageError
 from ktcli.output import out
+
+if TYPE_CHECKING:
+    from ktcli.server.process.supervisor import Supervisor
 
 
 def start_in_background(
@@ -37,6 +43,27 @@ def start_in_background(
     for line in started.warnings:
         out.note(line)
     out.note(f"{started.said} (process {started.pid}); stop it with: kt stop {port}")
+
+
+def announcer(
+    supervisor: Supervisor, said: str, lines: Sequence[str], port: int
+) -> Callable[[], None]:
+    """Returns a function that says that a server is ready, and what it serves.
+
+    Args:
+        lines: what stands below that.
+        port: where it listens.
+    """
+    from ktcli.server.process.background import log_path, shorten
+
+    def ready() -> None:
+        out.note(f"{said}; press Ctrl-C to stop")
+        for line in lines:
+            out.note(line)
+        supervisor.ready(said)
+        shorten(log_path(port))
+
+    return ready
 
 
 def print_as_unit(
@@ -68,3 +95,43 @@ def print_as_unit(
     variables = {**config.environment(), **certificates.environment()}
     text = unit(", ".join(arguments), program, variables, drain_s, reloads=reloads, routes=routes)
     out.result({}, text, exact=True)
+
+
+def given_words(context: typer.Context, without: Collection[str] = ()) -> list[str]:
+    """Returns the command and its arguments, in the order of its help; paths are absolute.
+
+    Args:
+        context: of the command that runs.
+        without: names of parameters to leave out.
+    """
+    words, arguments = [str(context.command.name)], []
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if not is_given(context, name) or name in without:
+            continue
+        value = context.params[name]
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if parameter.param_type_name == "argument":
+            arguments += [lasting_name(str(each)) for each in values]
+        elif getattr(parameter, "is_flag", False):
+            words += [_long(parameter.opts if value else parameter.secondary_opts)]
+        else:
+            means = str(parameter.metavar).split("|")
+            words += [f"{_long(parameter.opts)}={_lasting(each, means)}" for each in values]
+    return [*words, *(["--", *arguments] if arguments else [])]
+
+
+def _long(names: list[str]) -> str:
+    return max(names, key=len)
+
+
+def _lasting(value: Any, means: Collection[str]) -> str:
+    """A value of an option that means the same in any folder.
+
+    Args:
+        means: what the option takes: words, and FILE.
+    """
+    text = str(value)
+    if isinstance(value, Path) or ("FILE" in means and text not in means and Path(text).is_file()):
+        return str(Path(text).expanduser().absolute())
+    return text

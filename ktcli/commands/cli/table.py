@@ -21,190 +21,132 @@ CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"]}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A command: its module, its line in `kt --help`, and its heading there."""
+    """A command: its module, and its line in `kt --help`."""
 
-    target: str  # "module:function"
+    target: str  # "module:function", below `ktcli.commands`
     summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
-    heading: str = ""
-    optional: tuple[str, ...] = ()  # options whose value may be left out; it is then empty
     least_bytes: int = 0  # with less address space its libraries end the process without an error
+    optional: tuple[str, ...] = ()  # options whose value may be left out; it is then empty
+    modes: str = "json quiet"  # which of these options it has without declaring them
 
 
 # Measured with limits of the address space from 60 MiB on, in steps of 50: numpy alone ends the process at 100 MiB,
 # tokenizers and llguidance do at 150.
 _ARRAYS, _ENGINE = 160 << 20, 256 << 20
 
-# In the order in which somebody new meets them.
-COMMANDS: dict[str, Row] = {
-    "chat": Row(
-        "ktcli.commands.chat.chat:chat",
-        "Talk to a model.",
-        "Start",
-        ("--resume",),
-        least_bytes=_ENGINE,
-    ),
-    "serve": Row(
-        "ktcli.commands.serve.serve:serve",
-        "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
-        "Start",
-        least_bytes=_ENGINE,
-    ),
-    "route": Row(
-        "ktcli.commands.serve.route:route",
-        "Route requests to several servers, by what each has in its cache.",
-        "Start",
-        least_bytes=_ARRAYS,
-    ),
-    "store": Row(
-        "ktcli.commands.serve.store:app",
-        "Run a KV store for several servers.",
-        "Start",
-        least_bytes=_ARRAYS,
-    ),
-    "ps": Row(
-        "ktcli.commands.serve.servers:ps", "List the running servers of this library.", "Start"
-    ),
-    "stop": Row("ktcli.commands.serve.servers:stop", "Stop servers of this library.", "Start"),
-    "doctor": Row(
-        "ktcli.commands.doctor:doctor",
-        "Show what this machine is and can do.",
-        "Start",
-        least_bytes=_ARRAYS,
-    ),
-    "plan": Row(
-        "ktcli.commands.plan:plan",
-        "Show which models run here, or where one model goes and how fast it is.",
-        "Start",
-        least_bytes=_ARRAYS,
-    ),
-    "search": Row(
-        "ktcli.commands.search:search",
-        "Find models by name, in the catalogue and on the hubs.",
-        "Models",
-        least_bytes=_ARRAYS,
-    ),
-    "pull": Row(
-        "ktcli.commands.pull:pull",
-        "Download a model into the library.",
-        "Models",
-        least_bytes=_ARRAYS,
-    ),
-    "convert": Row(
-        "ktcli.commands.convert:convert",
-        "Convert a checkpoint into the files that kt runs.",
-        "Models",
-        least_bytes=_ENGINE,
-    ),
-    "list": Row(
-        "ktcli.commands.library.list:list_models", "List the models in the library.", "Models"
-    ),
-    "alias": Row(
-        "ktcli.commands.library.alias:alias",
-        "Give a model a name of your own, or list these names.",
-        "Models",
-    ),
-    "show": Row(
-        "ktcli.commands.show:show",
-        "Show what a model is and what it needs.",
-        "Models",
-        least_bytes=_ARRAYS,
-    ),
-    "verify": Row(
-        "ktcli.commands.library.verify:verify",
-        "Check a model's files against their hashes.",
-        "Models",
-    ),
-    "rm": Row("ktcli.commands.library.rm:rm", "Remove a model and free its space.", "Models"),
-    "prune": Row(
-        "ktcli.commands.library.prune:prune", "Remove what interrupted work left behind.", "Models"
-    ),
-    "du": Row(
-        "ktcli.commands.library.du:du", "Show how much disk space each model takes.", "Models"
-    ),
-    "path": Row(
-        "ktcli.commands.library.path:path",
-        "Print the folder of a model, or of the library.",
-        "Models",
-    ),
-    "export": Row(
-        "ktcli.commands.library.bundle:export",
-        "Write a model to a file, for machines without a network.",
-        "Models",
-    ),
-    "import": Row(
-        "ktcli.commands.library.bundle:import_bundle",
-        "Import a model from a file written by kt export.",
-        "Models",
-    ),
-    "adapter": Row(
-        "ktcli.commands.adapter:app",
-        "Import LoRA adapters, list, check and convert them.",
-        "Models",
-        least_bytes=_ARRAYS,
-    ),
-    "finetune": Row(
-        "ktcli.commands.finetune:finetune",
-        "Train an adapter on your data.",
-        "Models",
-        least_bytes=_ENGINE,
-    ),
-    "placement": Row(
-        "ktcli.commands.placement:app",
-        "Translate placements of other programs into rules for --placement.",
-        "Models",
-        least_bytes=_ARRAYS,
-    ),
-    "engine": Row(
-        "ktcli.commands.engine:app",
-        "Install programs by others that kt starts, each in an environment of its own.",
-        "Models",
-    ),
-    "cache": Row(
-        "ktcli.commands.library.cache:app",
-        "Show, check and remove the KV pages on disk.",
-        "Models",
-        least_bytes=_ARRAYS,
-    ),
-    "chats": Row(
-        "ktcli.commands.chats:app",
-        "List saved conversations, and change them.",
-        "Chats",
-        least_bytes=_ARRAYS,
-    ),
-    "bench": Row(
-        "ktcli.commands.bench.speed:app",
-        "Measure speed, even of models that are not downloaded.",
-        "Measure",
-        least_bytes=_ENGINE,
-    ),
-    "eval": Row(
-        "ktcli.commands.eval.eval:evaluate",
-        "Measure how well a model predicts text and answers questions.",
-        "Measure",
-        least_bytes=_ENGINE,
-    ),
-    "config": Row("ktcli.commands.config:app", "Show and change the settings.", "Shell"),
-    "completion": Row(
-        "ktcli.commands.completion:completion",
-        "Install shell completion of commands, options and names.",
-        "Shell",
-    ),
-    "logits": Row("ktcli.commands.logits:logits", least_bytes=_ENGINE),
-    "names": Row("ktcli.commands.names:names"),
+# The commands below each heading of `kt --help`, in the order in which somebody new meets them; without one: hidden.
+HEADINGS: dict[str, dict[str, Row]] = {
+    "Start": {
+        "chat": Row(
+            "chat.chat:chat", "Talk to a model.", _ENGINE, optional=("--resume",), modes=""
+        ),
+        "serve": Row(
+            "serve.serve:serve",
+            "Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.",
+            _ENGINE,
+        ),
+        "route": Row(
+            "serve.route:route",
+            "Route requests to several servers, by what each has in its cache.",
+            _ARRAYS,
+        ),
+        "store": Row("serve.store:app", "Run a KV store for several servers.", _ARRAYS),
+        "ps": Row("serve.servers:ps", "List the running servers of this library."),
+        "stop": Row("serve.servers:stop", "Stop servers of this library."),
+        "doctor": Row(
+            "doctor:doctor", "Show what this machine is and can do.", _ARRAYS, modes="json"
+        ),
+        "plan": Row(
+            "plan:plan",
+            "Show which models run here, or where one model goes and how fast it is.",
+            _ARRAYS,
+            modes="json",
+        ),
+    },
+    "Models": {
+        "search": Row(
+            "search:search", "Find models by name, in the catalogue and on the hubs.", _ARRAYS
+        ),
+        "pull": Row("pull:pull", "Download a model into the library.", _ARRAYS),
+        "convert": Row(
+            "convert:convert", "Convert a checkpoint into the files that kt runs.", _ENGINE
+        ),
+        "list": Row("library.list:list_models", "List the models in the library."),
+        "alias": Row(
+            "library.alias:alias", "Give a model a name of your own, or list these names."
+        ),
+        "show": Row("show:show", "Show what a model is and what it needs.", _ARRAYS, modes="json"),
+        "verify": Row("library.verify:verify", "Check a model's files against their hashes."),
+        "rm": Row("library.rm:rm", "Remove a model and free its space."),
+        "prune": Row("library.rm:prune", "Remove what interrupted work left behind."),
+        "du": Row("library.rm:du", "Show how much disk space each model takes."),
+        "path": Row(
+            "library.list:path", "Print the folder of a model, or of the library.", modes="json"
+        ),
+        "export": Row(
+            "library.bundle:export", "Write a model to a file, for machines without a network."
+        ),
+        "import": Row(
+            "library.bundle:import_bundle", "Import a model from a file written by kt export."
+        ),
+        "adapter": Row(
+            "adapter:app", "Import LoRA adapters, list, check and convert them.", _ARRAYS
+        ),
+        "finetune": Row("finetune:finetune", "Train an adapter on your data.", _ENGINE),
+        "placement": Row(
+            "placement:app",
+            "Translate placements of other programs into rules for --placement.",
+            _ARRAYS,
+        ),
+        "engine": Row(
+            "engine:app",
+            "Install programs by others that kt starts, each in an environment of its own.",
+        ),
+        "cache": Row("library.cache:app", "Show, check and remove the KV pages on disk.", _ARRAYS),
+    },
+    "Chats": {
+        "chats": Row("chats:app", "List saved conversations, and change them.", _ARRAYS),
+    },
+    "Measure": {
+        "bench": Row(
+            "bench.speed:app", "Measure speed, even of models that are not downloaded.", _ENGINE
+        ),
+        "eval": Row(
+            "eval.eval:evaluate",
+            "Measure how well a model predicts text and answers questions.",
+            _ENGINE,
+        ),
+    },
+    "Shell": {
+        "config": Row("config:app", "Show and change the settings."),
+        "completion": Row(
+            "completion:completion",
+            "Install shell completion of commands, options and names.",
+            modes="json",
+        ),
+    },
+    "": {
+        "logits": Row("logits:logits", least_bytes=_ENGINE, modes="json"),
+        "names": Row("names:names", modes="json"),
+    },
 }
+COMMANDS = {name: row for rows in HEADINGS.values() for name, row in rows.items()}
 
 
 def load(name: str) -> Any:
     """Returns the click command of one row, with its module imported."""
     import typer
 
+    from ktcli.commands.cli.options import declared
+
     module, _, attribute = COMMANDS[name].target.partition(":")
-    target = getattr(import_module(module), attribute)
+    target = getattr(import_module(f"ktcli.commands.{module}"), attribute)
     if isinstance(target, typer.Typer):
         app = target
-        app.info.context_settings = CONTEXT
+        app.info.context_settings, app.info.help = CONTEXT, COMMANDS[name].summary
     else:
         app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
+        target = declared(target, COMMANDS[name].modes)
         texts = {n for n, hint in get_type_hints(target).items() if hint in (str, str | None)}
         kind = _kind_of_command(COMMANDS[name].optional, texts)
         app.command(name, cls=kind, context_settings=CONTEXT)(target)

@@ -8,9 +8,7 @@ from pathlib import Path
 import typer
 
 from ktcli.assembly.variants import CACHES, EvalRequest, variants_of
-from ktcli.commands.bench.plotting import draw_into
-from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import JsonOpt, ModelArg, PullOpt, QuietOpt
+from ktcli.commands.cli.options import ModelArg, PullOpt
 from ktcli.commands.eval.data import evaluate_data
 from ktcli.commands.eval.options import (
     LENGTH,
@@ -20,19 +18,18 @@ from ktcli.commands.eval.options import (
     SettingsArg,
 )
 from ktcli.commands.eval.tasks import evaluate_tasks
-from ktcli.commands.view.quality import Found, document, words
+from ktcli.commands.view.picture import draw_into
+from ktcli.commands.view.quality import Found, document, draw, drawn, words
 from ktcli.errors import ExitCode, UsageError
 from ktcli.hardware.text import whole
 from ktcli.judging.prediction import cut, measure, read
 from ktcli.output import out
 from ktcli.text.passage import read_passage
 
-TOKENS = (
-    40_960  # with them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing
-)
+# With them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing.
+TOKENS = 40_960
 
 
-@with_option_groups
 def evaluate(
     *,
     model: ModelArg,
@@ -41,8 +38,6 @@ def evaluate(
     text: EvalTextOptions,
     place: EvalPlaceOptions,
     yes: PullOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Measure how well a model predicts text and answers questions.
 
@@ -89,9 +84,10 @@ def evaluate(
         _refuse_with_tasks(rows, text, place, asked)
         evaluate_tasks(model, settings or (), rows, asked)
         return
-    _refuse_without("--tasks", {"--max-tokens": rows.max_tokens, "--out": rows.answers})
+    without = {"--max-tokens": rows.max_tokens, "--out": rows.answers}
+    _refuse(without, "has no effect without --tasks", "add --tasks FILE")
     if rows.data or settings:
-        _refuse_with("--data", {"--split": text.split, "--plot": text.plot})
+        _refuse({"--split": text.split, "--plot": text.plot}, "has no effect with --data")
         evaluate_data(model, settings or (), rows, text, asked)
         return
     passage = read_passage(text.text)
@@ -111,7 +107,7 @@ def _show(found: Found, plot: Path | None) -> None:
     if found.results:
         out.result(document(found), lambda: _shown(found))
         if plot is not None:
-            draw_into(plot, lambda beside: _draw(found, beside))
+            draw_into(plot, lambda beside: draw(found, beside))
     if not found.complete:
         if not found.results:
             raise KeyboardInterrupt
@@ -122,28 +118,20 @@ def _show(found: Found, plot: Path | None) -> None:
 def _refuse_with_tasks(
     rows: RowOptions, text: EvalTextOptions, place: EvalPlaceOptions, asked: EvalRequest
 ) -> None:
-    _refuse_with(
-        "--tasks",
-        {
-            "--data": rows.data, "--against": text.against, "--formats": text.formats, "--split": text.split,
-            "--text": text.text, "--tokens": text.tokens, "--stride": text.stride, "--plot": text.plot,
-            "--defer": any(asked.depths), "--kv": asked.caches != CACHES[:1], "--context": text.context != LENGTH,
-            "--allow-special": text.allow_special, "--device": place.device, "--gpu-experts": place.gpu_experts,
-            "--placement": place.placement,
-        },
-    )  # fmt: skip
+    others = {
+        "--data": rows.data, "--against": text.against, "--formats": text.formats, "--split": text.split,
+        "--text": text.text, "--tokens": text.tokens, "--stride": text.stride, "--plot": text.plot,
+        "--defer": any(asked.depths), "--kv": asked.caches != CACHES[:1], "--context": text.context != LENGTH,
+        "--allow-special": text.allow_special, "--device": place.device, "--gpu-experts": place.gpu_experts,
+        "--placement": place.placement,
+    }  # fmt: skip
+    _refuse(others, "has no effect with --tasks")
 
 
-def _refuse_with(option: str, others: Mapping[str, object]) -> None:
-    """Raises UsageError if one of the other options was given beside this one."""
-    if found := [name for name, value in others.items() if value]:
-        raise UsageError(f"{found[0]} has no effect with {option}", hint=f"leave out {found[0]}")
-
-
-def _refuse_without(option: str, others: Mapping[str, object]) -> None:
-    """Raises UsageError if one of the other options was given without this one."""
-    if found := [name for name, value in others.items() if value]:
-        raise UsageError(f"{found[0]} has no effect without {option}", hint=f"add {option} FILE")
+def _refuse(options: Mapping[str, object], why: str, hint: str = "") -> None:
+    """Raises UsageError if one of the options was given; the hint is to leave it out, if there is no other."""
+    if found := [name for name, value in options.items() if value]:
+        raise UsageError(f"{found[0]} {why}", hint=hint or f"leave out {found[0]}")
 
 
 def _depths(said: str) -> tuple[int, ...]:
@@ -165,13 +153,5 @@ def _caches(said: str) -> tuple[str, ...]:
 
 def _shown(found: Found) -> str:
     """The table for people, and below it a drawing, on a terminal with room for one."""
-    from ktcli.commands.view import plot
-
-    picture = plot.drawn(found, out.width) if out.width else ""
+    picture = drawn(found, out.width) if out.width else ""
     return "\n\n".join(filter(None, (words(found), picture)))
-
-
-def _draw(found: Found, path: Path) -> None:
-    from ktcli.commands.view import plot
-
-    plot.draw(found, path)

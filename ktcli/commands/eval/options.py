@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ktcli.assembly.request import DeviceWords
-from ktcli.commands.bench.plotting import PlotOpt
+from ktcli.assembly.request import DeviceWords, read_rules
+from ktcli.commands.cli.declarations import argument, checked, option, writable
 from ktcli.commands.cli.engine_options import GpuExpertsOpt
-from ktcli.commands.cli.options import AllowSpecialOpt, NumaOpt, ThreadsOpt, writable
+from ktcli.commands.cli.options import AllowSpecialOpt, NumaOpt, ThreadsOpt
+from ktcli.commands.view.picture import PlotOpt
 from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.records import dataclass
 
@@ -18,9 +17,9 @@ LENGTH = 512
 
 SettingsArg = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE|FILE",
-        help="Settings of --data and --tasks as of kt finetune, such as cutoff_len=4096, or its YAML file.",
+    argument(
+        "KEY=VALUE|FILE",
+        "Settings of --data and --tasks as of kt finetune, such as cutoff_len=4096, or its YAML file.",
     ),
 ]
 
@@ -31,37 +30,26 @@ class RowOptions:
 
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            help="Rows to predict, as kt finetune takes them: .jsonl, .json or .csv. May be given again.",
+        option(
+            "--data FILE",
+            "Rows to predict, as kt finetune takes them: .jsonl, .json or .csv. May be given again.",
         ),
     ] = None
     tasks: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--tasks",
-            metavar="FILE",
-            help="Questions to answer; the last answer of each row is the right one. May be given again.",
+        option(
+            "--tasks FILE",
+            "Questions to answer; the last answer of each row is the right one. May be given again.",
         ),
     ] = None
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-tokens",
-            metavar="N",
-            min=1,
-            help="Maximum tokens per answer to --tasks. Default: 256.",
-        ),
+        option("--max-tokens N", "Maximum tokens per answer to --tasks. Default: 256.", min=1),
     ] = None
     answers: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            callback=writable,
-            help="File for the answers to --tasks, as JSON lines.",
+        option(
+            "--out -o FILE", "File for the answers to --tasks, as JSON lines.", callback=writable
         ),
     ] = None
 
@@ -72,98 +60,61 @@ class EvalTextOptions:
 
     against: Annotated[
         str | None,
-        typer.Option(
-            "--against",
-            metavar="MODEL",
-            help="Model or conversion to compare with, token by token.",
-        ),
+        option("--against MODEL", "Model or conversion to compare with, token by token."),
     ] = None
     formats: Annotated[
         str | None,
-        typer.Option(
-            "--formats",
-            metavar="FORMAT|LIST",
-            help="Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4. The first is the reference.",
+        option(
+            "--formats FORMAT|LIST",
+            "Conversions to compare, made if missing, e.g. bf16-bf16,int8,int4. The first is the reference.",
         ),
     ] = None
     defer: Annotated[
-        str,
-        typer.Option(
-            "--defer",
-            metavar="LIST",
-            help="Experts per token that finish one layer later, e.g. 0,3,6.",
-        ),
+        str, option("--defer LIST", "Experts per token that finish one layer later, e.g. 0,3,6.")
     ] = "0"
     kv: Annotated[
         str,
-        typer.Option(
-            "--kv",
-            metavar="bf16|f32|fp8|LIST",
-            help="Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
+        option(
+            "--kv bf16|f32|fp8|LIST",
+            "Number format of the KV cache: bf16, f32, fp8, or several, e.g. bf16,fp8.",
         ),
     ] = "bf16"
     split: Annotated[
         bool,
-        typer.Option(
+        option(
             "--split",
-            help="Show what a conversion's weights, activations and cache each cost, against the model in f32. It is"
+            "Show what a conversion's weights, activations and cache each cost, against the model in f32. It is"
             " converted to f32 as well, if need be.",
         ),
     ] = False
     text: Annotated[
-        Path | None,
-        typer.Option(
-            "--text", metavar="FILE", help="Plain text file to predict. Default: a built-in text."
-        ),
+        Path | None, option("--text FILE", "Plain text file to predict. Default: a built-in text.")
     ] = None
     tokens: Annotated[
         int | None,
-        typer.Option(
-            "--tokens",
-            "-n",
-            metavar="N",
+        option(
+            "--tokens -n N",
+            "Maximum number of tokens of the text. Default: 40960, with --data 8192.",
             min=1,
-            help="Maximum number of tokens of the text. Default: 40960, with --data 8192.",
         ),
     ] = None
     context: Annotated[
         int,
-        typer.Option(
-            "--context",
-            "-c",
-            metavar="N",
-            min=2,
-            help="Tokens per window; each window starts with an empty context.",
+        option(
+            "--context -c N", "Tokens per window; each window starts with an empty context.", min=2
         ),
     ] = LENGTH
     stride: Annotated[
         int | None,
-        typer.Option(
-            "--stride",
-            metavar="N",
-            min=1,
-            help="Tokens from one window to the next. Default: a whole window. Smaller values give each"
+        option(
+            "--stride N",
+            "Tokens from one window to the next. Default: a whole window. Smaller values give each"
             " token more context.",
+            min=1,
         ),
     ] = None
     plot: PlotOpt = None
     allow_special: AllowSpecialOpt = False
-
-
-def _device(context: typer.Context, option: typer.CallbackParam, value: str | None) -> str | None:
-    """Refuses an unknown device, as early."""
-    if value is not None:
-        parse_device(value)
-    return value
-
-
-def _rules(context: typer.Context, option: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuses a file that has no rules before anything is pulled."""
-    from ktcli.assembly.request import read_rules
-
-    if value is not None:
-        read_rules(value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,21 +125,19 @@ class EvalPlaceOptions:
     numa: NumaOpt = None
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device",
-            metavar="auto|cpu|cuda[:N]",
-            help="Where models run. Default: the CPU, with --placement auto.",
-            callback=_device,
+        option(
+            "--device auto|cpu|cuda[:N]",
+            "Where models run. Default: the CPU, with --placement auto.",
+            callback=checked(parse_device),
         ),
     ] = None
     gpu_experts: GpuExpertsOpt = None
     placement: Annotated[
         Path | None,
-        typer.Option(
-            "--placement",
-            metavar="FILE",
-            help="File with rules that say where parts of the model go. Default: none, whatever the settings say.",
-            callback=_rules,
+        option(
+            "--placement FILE",
+            "File with rules that say where parts of the model go. Default: none, whatever the settings say.",
+            callback=checked(read_rules),
         ),
     ] = None
 

@@ -8,23 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from ktcli.commands.chat.options import (
-    MaxTokens,
-    MinP,
-    Penalty,
-    Seed,
-    Stop,
-    System,
-    Temperature,
-    Think,
-    ThinkBudget,
-    TopK,
-    TopP,
-)
-from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, setting_option
+from ktcli.commands.chat import options
+from ktcli.commands.cli.declarations import argument, option, setting_option
 from ktcli.errors import KtError, NotFound, UsageError
 from ktcli.output import out, safe
 from ktcli.records import dataclass
@@ -39,17 +24,17 @@ from ktcli.store.reference import Reference, split_adapter
 class PresetOptions:
     """What is set for a name; the fields are those of a preset."""
 
-    system: System = None
-    temperature: Temperature = None
-    top_k: TopK = None
-    top_p: TopP = None
-    min_p: MinP = None
-    repetition_penalty: Penalty = None
-    seed: Seed = None
-    stop: Stop = None
-    max_tokens: MaxTokens = None
-    think: Think = None
-    think_budget: ThinkBudget = None
+    system: options.System = None
+    temperature: options.Temperature = None
+    top_k: options.TopK = None
+    top_p: options.TopP = None
+    min_p: options.MinP = None
+    repetition_penalty: options.Penalty = None
+    seed: options.Seed = None
+    stop: options.Stop = None
+    max_tokens: options.MaxTokens = None
+    think: options.Think = None
+    think_budget: options.ThinkBudget = None
     context: Annotated[int | None, setting_option("context", "-c", min=1)] = None
 
     @property
@@ -62,27 +47,19 @@ class PresetOptions:
             raise UsageError(f"--{error}", hint="kt alias --help shows the options") from None
 
 
-@with_option_groups
 def alias(
     *,
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[ALIAS]", help="Alias to create. Default: list all aliases."),
+        str | None, argument("[ALIAS]", "Alias to create. Default: list all aliases.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="Model that it stands for, as for kt chat."),
+        str | None, argument("[MODEL]", "Model that it stands for, as for kt chat.")
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="Read model and preset from an Ollama Modelfile."
-        ),
+        Path | None, option("--file -f FILE", "Read model and preset from an Ollama Modelfile.")
     ] = None,
     presets: PresetOptions,
-    remove: Annotated[bool, typer.Option("--rm", help="Remove the alias, not the model.")] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    remove: Annotated[bool, option("--rm", "Remove the alias, not the model.")] = False,
 ) -> None:
     """Give a model a name of your own, or list these names.
 
@@ -109,7 +86,7 @@ def alias(
         _remove(name, alone=model is None and file is None and not given)
     elif file is not None:
         _from_file(name, model, file, given)
-    elif model is not None:
+    elif name is not None and model is not None:
         _make(name, model, given)
     elif name is not None and given:
         _tell(aliases.change(name, given))
@@ -143,9 +120,7 @@ def _remove(name: str | None, *, alone: bool) -> None:
     out.result({"removed": gone.name, "meant": gone.target}, said)
 
 
-def _make(name: str | None, model: str, preset: Preset, unused: Sequence[str] = ()) -> None:
-    if name is None:  # not reachable through the command line, whose first word is the alias
-        raise UsageError("an alias needs a name", hint="kt alias NAME MODEL")
+def _make(name: str, model: str, preset: Preset, unused: Sequence[str] = ()) -> None:
     aliases.require_free(name)
     base, adapter = split_adapter(model)
     target = lasting_target(base, library.require_meaning(base))

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ktcli.assembly.fetch import Bars
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.errors import KtError, NotFound, UsageError, gib
 from ktcli.output import Mode, out, safe
 from ktcli.store import bundlereader, bundlewriter, library
@@ -23,29 +21,16 @@ from ktcli.store.places import EntryKind
 _STANDARD = "-"  # standard output or input instead of a file
 _KEPT = "files already written are kept; run the same command again to continue"
 
-StoredArg = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Model on disk, as kt list shows it.")
-]
-FileArg = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE.tar",
-        help="Where to write it: a file, a folder, or - for standard output.",
-    ),
-]
-CheckpointOpt = Annotated[
-    bool, typer.Option("--checkpoint", help="The checkpoint, even if the model is converted.")
-]
-EverythingOpt = Annotated[bool, typer.Option("--all", help="The checkpoint and all conversions.")]
-
 
 def export(
-    model: StoredArg,
-    file: FileArg,
-    checkpoint: CheckpointOpt = False,
-    everything: EverythingOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    model: Annotated[str, argument("MODEL", "Model on disk, as kt list shows it.")],
+    file: Annotated[
+        str, argument("FILE.tar", "Where to write it: a file, a folder, or - for standard output.")
+    ],
+    checkpoint: Annotated[
+        bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
+    ] = False,
+    everything: Annotated[bool, option("--all", "The checkpoint and all conversions.")] = False,
 ) -> None:
     """Write a model to a file, for machines without a network.
 
@@ -87,16 +72,9 @@ def export(
 
 def import_bundle(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.tar", help="File written by kt export, or - for standard input."
-        ),
+        str, argument("FILE.tar", "File written by kt export, or - for standard input.")
     ],
-    name: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="Name of the model in this library.")
-    ] = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    name: Annotated[str | None, option("--as NAME", "Name of the model in this library.")] = None,
 ) -> None:
     """Import a model from a file written by kt export.
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt, family
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import CommandFamily, YesOpt
 from ktcli.errors import ExitCode, NotFound, gib
 from ktcli.output import out, safe
 from ktcli.pagelabel import PageKind
@@ -21,21 +22,15 @@ from ktcli.store.pagefile import Damaged, read_table
 from ktcli.store.pagefolder import PageFolder, StoredPages
 from ktcli.store.sharedfolder import SharedFolder, writer_of
 
-app = family("Show, check and remove the KV pages on disk.")
+app = CommandFamily()
 
 StoreOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        metavar="DIR",
-        help="The shared folder DIR (--kv-store of kt serve) instead of the library.",
-    ),
+    option("--store DIR", "The shared folder DIR (--kv-store of kt serve) instead of the library."),
 ]
 NamesArg = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="MODEL...", help="Models or ids, as kt cache ls shows them. Default: all."
-    ),
+    argument("MODEL...", "Models or ids, as kt cache ls shows them. Default: all."),
 ]
 
 
@@ -49,7 +44,7 @@ class _Held:
 
 
 @app.command()
-def du(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def du(store: StoreOpt = None) -> None:
     """Show how much disk space KV pages use, per model, and how much they may use.
 
     KT_CACHE sets the maximum size, such as 20G; 0 turns KV pages on disk off. By default they may
@@ -87,7 +82,7 @@ def du(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -
 
 
 @app.command()
-def ls(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def ls(store: StoreOpt = None) -> None:
     """List the models that have KV pages, most recently used first.
 
     A model has one row for each configuration whose pages differ: number formats, context,
@@ -114,7 +109,7 @@ def ls(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -
 
 
 @app.command()
-def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def verify(store: StoreOpt = None) -> None:
     """Check every KV page against its checksum, and remove damaged files.
 
     Removed pages are computed again when needed. Files that cannot be read stay. Exit code 5:
@@ -148,13 +143,7 @@ def verify(store: StoreOpt = None, json: JsonOpt = False, quiet: QuietOpt = Fals
 
 
 @app.command()
-def rm(
-    names: NamesArg = None,
-    store: StoreOpt = None,
-    yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
-) -> None:
+def rm(names: NamesArg = None, store: StoreOpt = None, yes: YesOpt = False) -> None:
     """Remove KV pages and free their space; conversations stay, and are read again when continued.
 
     Examples:
@@ -169,9 +158,8 @@ def rm(
     chosen = _chosen(folder, names or [])
     what = "all KV pages" if chosen is None else f"the KV pages of {', '.join(names or [])}"
     what += "" if store is None else f" in {folder.path}"
-    if folder.path.is_dir() and not yes and not out.confirm(f"Remove {what}?"):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    if folder.path.is_dir():
+        require_yes(f"Remove {what}?")
     removed = [each.name for each in folder.stored()] if chosen is None else chosen
     freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
     document = {"removed": removed, "freed_bytes": freed}

@@ -1,4 +1,4 @@
-"""`kt list`: list the models in the library, and those that can be pulled."""
+"""`kt list` and `kt path`: list the models in the library, and those that can be pulled; print the folder of one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-
 from ktcli import config, smallfiles
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.commands.cli.faults import warn_of_faults
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
 from ktcli.commands.library.alias import called
-from ktcli.commands.view.counts import billions
-from ktcli.commands.view.times import age
+from ktcli.commands.view.amounts import age, billions
 from ktcli.errors import gib
 from ktcli.output import out
 from ktcli.store import catalog, library, places, scan, usage
@@ -24,13 +21,8 @@ from ktcli.store.places import EntryKind
 
 def list_models(
     all_models: Annotated[
-        bool,
-        typer.Option(
-            "--all", "-a", help="Also list models that kt knows but that are not on disk."
-        ),
+        bool, option("--all -a", "Also list models that kt knows but that are not on disk.")
     ] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """List the models in the library.
 
@@ -65,11 +57,9 @@ def list_models(
         total = sum(row["size_bytes"] for row in models if row["managed"])
         out.note(f"\n{gib(total)} in {home}, {gib(free)} free on its disk.")
     elif not all_models:
-        state = (
-            f"The library {home} is empty"
-            if home.is_dir()
-            else f"The library folder {home} does not exist yet"
-        )
+        state = f"The library {home} is empty"
+        if not home.is_dir():
+            state = f"The library folder {home} does not exist yet"
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
 
 
@@ -136,14 +126,8 @@ def _render(
         )
         for entry, row in zip(entries, models, strict=True)
     ]
-    head: tuple[str, ...] = (
-        "NAME",
-        "KIND",
-        "SIZE",
-        "USED",
-        *(["LIBRARY"] if several else []),
-        "FROM",
-    )
+    library = ("LIBRARY",) if several else ()
+    head: tuple[str, ...] = ("NAME", "KIND", "SIZE", "USED", *library, "FROM")
     named = [", ".join(row["aliases"]) for row in models]
     if any(named):
         rows = [(row[0], alias, *row[1:]) for row, alias in zip(rows, named, strict=True)]
@@ -179,3 +163,26 @@ def _short(source: str) -> str:
     """The source with its commit shortened, for people."""
     origin, at, revision = source.rpartition("@")
     return f"{origin}@{revision[:12]}" if at else source
+
+
+def path(
+    model: Annotated[
+        str | None, argument("[MODEL]", "Model on disk. Default: the library folder.")
+    ] = None,
+    checkpoint: Annotated[
+        bool, option("--checkpoint", "The checkpoint, even if the model is converted.")
+    ] = False,
+) -> None:
+    """Print the folder of a model, or of the library.
+
+    For a converted model, prints the folder of the conversion that kt chat would run.
+
+    Examples:
+
+      kt path
+      ls -l "$(kt path qwen3-30b-a3b)"
+      kt path qwen3-30b-a3b --checkpoint
+    """
+    kind = EntryKind.CHECKPOINT if checkpoint else None
+    found = config.home() if model is None else library.resolve(model, kind).path
+    out.result({"path": str(found)}, str(found), exact=True)

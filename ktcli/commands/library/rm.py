@@ -1,42 +1,37 @@
-"""`kt rm`: remove models and free their space."""
+"""`kt rm`, `kt prune`, `kt du`: remove models, or what no model needs any more, and show what uses how much space."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated
 
-import typer
-
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, YesOpt
+from ktcli import config, smallfiles
+from ktcli.commands.cli.declarations import argument, option, require_yes
+from ktcli.commands.cli.options import YesOpt
 from ktcli.commands.library.alias import called
-from ktcli.errors import ExitCode, NotFound, UsageError, gib
+from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
-from ktcli.store import library
+from ktcli.store import library, space
 from ktcli.store.disposal import Disposal
 from ktcli.store.entry import Entry
 from ktcli.store.pagefolder import StoredPages
 from ktcli.store.places import EntryKind
+from ktcli.store.space import Taken
 
 
 def rm(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="Names, as kt list shows them.")
+        list[str] | None, argument("MODEL...", "Names, as kt list shows them.")
     ] = None,
     partial: Annotated[
         bool,
-        typer.Option(
-            "--partial", help="Also remove everything whose pull or conversion was interrupted."
-        ),
+        option("--partial", "Also remove everything whose pull or conversion was interrupted."),
     ] = False,
     checkpoint_only: Annotated[
         bool,
-        typer.Option(
-            "--checkpoint-only", help="Remove only the files that were pulled; conversions stay."
-        ),
+        option("--checkpoint-only", "Remove only the files that were pulled; conversions stay."),
     ] = False,
     yes: YesOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Remove a model and free its space.
 
@@ -64,7 +59,7 @@ def rm(
     if checkpoint_only:
         chosen = Disposal(_checkpoints(chosen.entries))
     named = called(chosen.entries)
-    carry_out(chosen, yes)
+    carry_out(chosen)
     left = called(library.entries())
     stay = {alias for of_one in named.values() for alias in of_one} - {
         alias for of_one in left.values() for alias in of_one
@@ -73,16 +68,11 @@ def rm(
         out.note(f"The alias {alias} stays; kt alias --rm {alias} removes it.")
 
 
-def carry_out(chosen: Disposal, yes: bool) -> None:
-    """Removes the chosen entries, and prints what was removed.
-
-    Args:
-        yes: whether nobody is asked.
-    """
+def carry_out(chosen: Disposal) -> None:
+    """Removes the chosen entries, and prints what was removed."""
     pages = chosen.pages()
-    if (chosen.entries or pages) and not yes and not out.confirm(_question(chosen.entries, pages)):
-        out.note("Nothing was removed.")
-        raise typer.Exit(ExitCode.FAILED)
+    if chosen.entries or pages:
+        require_yes(_question(chosen.entries, pages))
     done = chosen.carry_out()
     for label in done.stayed:
         out.note(f"{label} was completed in the meantime, so it is kept")
@@ -122,3 +112,70 @@ def unfinished() -> list[Entry]:
         if entry.running:
             out.note(f"keeping {entry.label}: {entry.problem}")
     return [entry for entry in found if not entry.running]
+
+
+def prune(
+    checkpoints: Annotated[
+        bool,
+        option(
+            "--checkpoints", "Also remove checkpoints of models that have a complete conversion."
+        ),
+    ] = False,
+    yes: YesOpt = False,
+) -> None:
+    """Remove what interrupted work left behind.
+
+    Removes interrupted pulls and conversions, and files left by killed processes. Work in progress
+    and complete models stay. --checkpoints also removes the files that a conversion was made from;
+    another conversion or a repair would have to pull them again.
+
+    Examples:
+
+      kt prune                    asks before it removes anything
+      kt prune --checkpoints --yes
+    """
+    done = space.converted() if checkpoints else ()
+    carry_out(Disposal((*unfinished(), *done)))
+
+
+def du() -> None:
+    """Show how much disk space each model takes.
+
+    For each model: its checkpoint, its conversions and the KV pages of chats with it, the largest
+    first. Then everything else in the library: chats, records, and what kt prune removes.
+
+    Examples:
+
+      kt du
+      kt du --json
+    """
+    models, home = space.by_model(), config.home()
+    total, free = space.all_bytes(), smallfiles.free_bytes(home)
+    left = space.left_bytes()
+    other = total - left - sum(each.total_bytes for each in models)
+    document = {
+        "home": str(home),
+        "models": [asdict(each) | {"total_bytes": each.total_bytes} for each in models],
+        "other_bytes": other,
+        "left_by_killed_bytes": left,
+        "total_bytes": total,
+        "free_bytes": free,
+    }
+    rest = f"{gib(other)} of chats and records" + (
+        f", {gib(left)} left by killed processes (kt prune)" if left else ""
+    )
+    summary = f"{rest}; {gib(total)} in total, {gib(free)} free on the disk of {home}"
+    out.result(document, lambda: "\n".join([*_table(models), summary]))
+
+
+def _table(models: tuple[Taken, ...]) -> list[str]:
+    rows = [
+        (each.name, *map(_size, (each.checkpoint_bytes, each.packs_bytes, each.pages_bytes)), gib(each.total_bytes))
+        for each in models
+    ]  # fmt: skip
+    head = ("MODEL", "CHECKPOINT", "PACKS", "KV PAGES", "TOTAL")
+    return [out.table(rows, head, right=(1, 2, 3, 4)), ""] if rows else []
+
+
+def _size(size_bytes: int) -> str:
+    return gib(size_bytes) if size_bytes else ""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli import manifest
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.errors import BadCheckpoint, ExitCode, KtError, NotFound, UsageError, gib
 from ktcli.manifest import FileRecord, Manifest, Seal
 from ktcli.output import out, safe
@@ -18,17 +18,12 @@ from ktcli.store.places import EntryKind
 
 def verify(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Model on disk, as kt list shows it, or a folder."),
+        str | None, argument("MODEL", "Model on disk, as kt list shows it, or a folder.")
     ] = None,
     all_models: Annotated[
-        bool, typer.Option("--all", help="Check everything in the library that is complete.")
+        bool, option("--all", "Check everything in the library that is complete.")
     ] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Restore damaged files, and only these.")
-    ] = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    repair: Annotated[bool, option("--repair", "Restore damaged files, and only these.")] = False,
 ) -> None:
     """Check a model's files against their hashes.
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ktcli import config
 from ktcli.commands.cli.api_key import KeyFileOpt, KeyOpt
-from ktcli.commands.cli.options import preferred, setting_option
+from ktcli.commands.cli.declarations import argument, option, preferred, setting_option
 from ktcli.commands.serve.sockets import OLLAMA_PORT
 from ktcli.records import dataclass
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
+from ktcli.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from ktcli.server.kvevents.address import EventsAddress
 
 NameArg = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="Model to serve. Default: the model setting, else kt-mini."
-    ),
+    str | None, argument("NAME", "Model to serve. Default: the model setting, else kt-mini.")
 ]
 
 
@@ -28,37 +28,31 @@ class AccessOptions:
     host: Annotated[str, setting_option("host", callback=preferred)] = "127.0.0.1"
     port: Annotated[int, setting_option("port", "-p", min=1, max=65535, callback=preferred)] = 11435
     ollama: Annotated[
-        bool,
-        typer.Option(
-            "--ollama", help=f"Also listen on Ollama's port {OLLAMA_PORT}, for its clients."
-        ),
+        bool, option("--ollama", f"Also listen on Ollama's port {OLLAMA_PORT}, for its clients.")
     ] = False
     api_key: KeyOpt = None
     api_key_file: KeyFileOpt = None
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-origin",
-            metavar="ORIGIN",
-            help="Allow web pages of this origin (https://chat.example.com); may be repeated. * allows all and needs an"
+        option(
+            "--allow-origin ORIGIN",
+            "Allow web pages of this origin (https://chat.example.com); may be repeated. * allows all and needs an"
             " API key.",
         ),
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-host",
-            metavar="NAME",
-            help="Allow requests to this host name, such as behind a proxy; may be repeated. * allows every name and"
+        option(
+            "--allow-host NAME",
+            "Allow requests to this host name, such as behind a proxy; may be repeated. * allows every name and"
             " needs an API key.",
         ),
     ] = None
     root_path: Annotated[
         str,
-        typer.Option(
-            "--root-path",
-            metavar="PATH",
-            help="Path under which a proxy publishes the server, such as /kt; the proxy may forward it or strip it.",
+        option(
+            "--root-path PATH",
+            "Path under which a proxy publishes the server, such as /kt; the proxy may forward it or strip it.",
         ),
     ] = ""
 
@@ -73,24 +67,21 @@ class ModelOptions:
     ] = None
     model_alias: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model-alias", metavar="NAME", help="Another name for the model; may be repeated."
-        ),
+        option("--model-alias NAME", "Another name for the model; may be repeated."),
     ] = None
     adapter: Annotated[
         list[str] | None,
-        typer.Option(
-            "--adapter",
-            metavar="ADAPTER",
-            help="Also serve the model with this adapter from the library, as MODEL+ADAPTER; may be repeated. Other"
+        option(
+            "--adapter ADAPTER",
+            "Also serve the model with this adapter from the library, as MODEL+ADAPTER; may be repeated. Other"
             " adapters for the model are loaded when a request names them.",
         ),
     ] = None
     strict_model: Annotated[
         bool,
-        typer.Option(
+        option(
             "--strict-model",
-            help="Refuse requests for other models instead of answering them with this one.",
+            "Refuse requests for other models instead of answering them with this one.",
         ),
     ] = False
     keep_alive: Annotated[str | None, setting_option("keep-alive", callback=preferred)] = None
@@ -102,36 +93,49 @@ class ServiceOptions:
 
     drain: Annotated[
         float,
-        typer.Option(
-            "--drain",
-            metavar="SECONDS",
+        option(
+            "--drain SECONDS",
+            "How long answers may take to finish when the server is stopped.",
             min=0,
             max=DRAIN_MOST_S,
-            help="How long answers may take to finish when the server is stopped.",
         ),
     ] = DRAIN_S
     log_json: Annotated[
-        bool, typer.Option("--log-json", help="Write one line of JSON per request to stderr.")
+        bool, option("--log-json", "Write one line of JSON per request to stderr.")
     ] = False
     record_trace: Annotated[
         Path | None,
-        typer.Option(
-            "--record-trace",
-            metavar="FILE",
-            help="Append a line for each request to this file, for kt bench cache: times, lengths and keyed hashes of"
+        option(
+            "--record-trace FILE",
+            "Append a line for each request to this file, for kt bench cache: times, lengths and keyed hashes of"
             " the prompt's blocks, no text.",
         ),
     ] = None
     background: Annotated[
         bool,
-        typer.Option(
+        option(
             "--background",
-            help="Return once the server is ready; it keeps running without the terminal.",
+            "Return once the server is ready; it keeps running without the terminal.",
         ),
     ] = False
     print_unit: Annotated[
-        bool,
-        typer.Option(
-            "--print-unit", help="Print a systemd unit for this server, and do nothing else."
-        ),
+        bool, option("--print-unit", "Print a systemd unit for this server, and do nothing else.")
     ] = False
+
+
+KvEventsOpt = Annotated[str | None, setting_option("kv-events")]
+
+
+def asked_events(address: str | None) -> EventsAddress | None:
+    """Returns the address in the option, or in the setting where the option is not given; None: there is none.
+
+    Raises:
+        UsageError: it is not an address.
+    """
+    from ktcli.server.kvevents.address import EventsAddress
+
+    said = config.stated("kv-events")
+    if address is not None:
+        text = SETTINGS["kv-events"].read_option(address)
+        return EventsAddress.parse(text, "--kv-events")
+    return EventsAddress.parse(said.value, said.source) if said.text else None

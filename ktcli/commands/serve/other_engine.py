@@ -13,8 +13,9 @@ from ktcli import config
 from ktcli.client.address import bracketed
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import require_key
-from ktcli.commands.cli.options import MachineOpt, given_options
-from ktcli.commands.cli.service import print_as_unit, start_in_background
+from ktcli.commands.cli.declarations import given_options, option
+from ktcli.commands.cli.options import MachineOpt
+from ktcli.commands.cli.service import announcer, print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
 from ktcli.errors import UsageError, gib
 from ktcli.output import Mode, out, safe
@@ -55,42 +56,37 @@ class OtherEngineOptions:
 
     engine: Annotated[
         str,
-        typer.Option(
-            "--engine",
-            metavar="kt|sglang-kt",
-            help="Program that computes: kt itself, or SGLang with kt-kernel (kt engine install sglang-kt).",
+        option(
+            "--engine kt|sglang-kt",
+            "Program that computes: kt itself, or SGLang with kt-kernel (kt engine install sglang-kt).",
         ),
     ] = OWN
     method: Annotated[
         str | None,
-        typer.Option(
-            "--method",
-            metavar="METHOD",
-            help="With --engine sglang-kt: kt-kernel's method for experts on the CPU. Default: by how the checkpoint"
+        option(
+            "--method METHOD",
+            "With --engine sglang-kt: kt-kernel's method for experts on the CPU. Default: by how the checkpoint"
             " stores them.",
         ),
     ] = None
     expert_weights: Annotated[
         Path | None,
-        typer.Option(
-            "--expert-weights",
-            metavar="FOLDER",
-            help="With --engine sglang-kt: experts converted by kt-kernel itself, for the methods AMXINT4 and"
+        option(
+            "--expert-weights FOLDER",
+            "With --engine sglang-kt: experts converted by kt-kernel itself, for the methods AMXINT4 and"
             " AMXINT8.",
         ),
     ] = None
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
+        option(
             "--trust-remote-code",
-            help="With --engine sglang-kt: allow Python code of the model's repository to run. Read it first.",
+            "With --engine sglang-kt: allow Python code of the model's repository to run. Read it first.",
         ),
     ] = False
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="With --engine sglang-kt: print its command line, and start nothing."
-        ),
+        option("--dry-run", "With --engine sglang-kt: print its command line, and start nothing."),
     ] = False
     machine: MachineOpt = None
 
@@ -252,7 +248,6 @@ def _first_lines(made: PreparedLine, address: str) -> list[str]:
 
 def _run(here: typer.Context, made: PreparedLine) -> None:
     """Runs the engine until a signal comes."""
-    from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.supervisor import Supervisor
     from ktcli.server.sglang.supervision import EngineSettings, EngineSupervisor, answer_at
     from ktcli.store.places import run_folder
@@ -262,14 +257,7 @@ def _run(here: typer.Context, made: PreparedLine) -> None:
     supervisor, engine = Supervisor(), engines.require(ENGINE)
     said = f"serving {name} at {address} with {engine.label}"
     log = run_folder() / f"{port}.engine.log"
-
-    def ready() -> None:
-        out.note(f"{said}; press Ctrl-C to stop")
-        for each in _first_lines(made, address):
-            out.note(each)
-        supervisor.ready(said)
-        shorten(log_path(port))
-
+    ready = announcer(supervisor, said, _first_lines(made, address), port)
     settings = EngineSettings(
         engine, made.line, name, made.plan.context, address, float(here.params["drain"]), log
     )

@@ -10,9 +10,15 @@ from ktcli.assembly.adapted import with_rooms
 from ktcli.assembly.kvpages import PageWatch
 from ktcli.assembly.talking import Opening, plan_of, prepared
 from ktcli.commands.chat.wording import lasting_name
+from ktcli.commands.cli.service import announcer
 from ktcli.commands.serve.access import reload_of
-from ktcli.commands.serve.lines import event_lines, first_lines, is_probe
-from ktcli.commands.serve.logs import libraries_heard, log_request
+from ktcli.commands.serve.lines import (
+    event_lines,
+    first_lines,
+    is_probe,
+    libraries_heard,
+    log_request,
+)
 from ktcli.commands.serve.options import AccessOptions, ModelOptions, ServiceOptions
 from ktcli.commands.serve.sockets import OLLAMA_PORT, owners_socket, sockets_at
 from ktcli.engine.scheduler import Limits
@@ -109,14 +115,7 @@ class OwnServer:
         about = first_lines(name, pack, plan, address, streams, ollama, embeds=embeds)
         if self.events is not None and not embeds:
             about += event_lines(name, address, self.events)
-
-        def ready() -> None:
-            out.note(f"{said}; press Ctrl-C to stop")
-            for line in about:
-                out.note(line)
-            self.supervisor.ready(said)
-
-        return ready
+        return announcer(self.supervisor, said, about, self.access.port)
 
     def _log(self, entry: dict[str, Any]) -> None:
         if is_probe(entry):

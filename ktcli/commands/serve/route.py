@@ -4,120 +4,104 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ktcli.commands.cli.api_key import KeyFileOpt, keys_of_file, require_key
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
-from ktcli.commands.cli.service import print_as_unit, start_in_background
-from ktcli.commands.serve.route_lines import (
-    first_lines,
-    settings_document,
-    settings_words,
-    status_document,
-    status_words,
-)
+from ktcli.commands.cli.declarations import argument, option
+from ktcli.commands.cli.service import announcer, print_as_unit, start_in_background
 from ktcli.commands.serve.sockets import owners_socket, sockets_at
-from ktcli.errors import Busy, UsageError
-from ktcli.output import out
+from ktcli.errors import Busy, UsageError, counted
+from ktcli.output import out, safe
 from ktcli.server.process.draintime import DRAIN_MOST_S, DRAIN_S
+from ktcli.server.router.plan import (
+    HIDDEN,
+    RouterKeys,
+    RouterPlace,
+    ServerFacts,
+    arguments,
+    plan_for,
+    require_agreement,
+)
+from ktcli.server.router.status import RoutedServer, RouterStatus
+from ktcli.server.router.supervision import RouterSettings, RouterSupervisor
 from ktcli.store import engines
 
 if TYPE_CHECKING:
     from ktcli.client.address import ServerAddress
-    from ktcli.server.router.plan import RouterKeys, RouterPlace
-    from ktcli.server.router.supervision import RouterSettings
 
 HOST, PORT = "127.0.0.1", 11436
 ENGINE, STATUS = "smg", "status"
 
 UrlsArg = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="URL...",
-        help="Addresses of the servers, such as http://10.0.0.2:11435; or the word status.",
+    argument(
+        "URL...", "Addresses of the servers, such as http://10.0.0.2:11435; or the word status."
     ),
 ]
 HostOpt = Annotated[
     str,
-    typer.Option(
-        "--host",
-        metavar="ADDRESS",
-        help="Address to listen on; one that other machines can reach needs --api-key-file.",
+    option(
+        "--host ADDRESS",
+        "Address to listen on; one that other machines can reach needs --api-key-file.",
     ),
 ]
-PortOpt = Annotated[
-    int,
-    typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port to listen on."),
-]
+PortOpt = Annotated[int, option("--port -p PORT", "Port to listen on.", min=1, max=65535)]
 MetricsPortOpt = Annotated[
     int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
+    option(
+        "--metrics-port PORT",
+        "Port of the router's own counters, on 127.0.0.1 only. Default: the one after --port.",
         min=1,
         max=65535,
-        help="Port of the router's own counters, on 127.0.0.1 only. Default: the one after --port.",
     ),
 ]
 ModelOpt = Annotated[
     str,
-    typer.Option(
-        "--model",
-        metavar="NAME",
-        help="Model that the servers have in common. Default: each server's own.",
-    ),
+    option("--model NAME", "Model that the servers have in common. Default: each server's own."),
 ]
 ControlKeyOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--control-key-file",
-        metavar="FILE",
-        help="File with the key for adding servers through the router's own API; only its owner may read it. Default: a"
+    option(
+        "--control-key-file FILE",
+        "File with the key for adding servers through the router's own API; only its owner may read it. Default: a"
         " random one that nobody else knows.",
     ),
 ]
 DrainOpt = Annotated[
     int,
-    typer.Option(
-        "--drain",
-        metavar="SECONDS",
+    option(
+        "--drain SECONDS",
+        "How long answers may take to finish when the router is stopped.",
         min=1,
         max=DRAIN_MOST_S,
-        help="How long answers may take to finish when the router is stopped.",
     ),
 ]
-AddOpt = Annotated[
-    str | None,
-    typer.Option("--add", metavar="URL", help="Add a server to the running router."),
-]
+AddOpt = Annotated[str | None, option("--add URL", "Add a server to the running router.")]
 RemoveOpt = Annotated[
     str | None,
-    typer.Option(
-        "--remove",
-        metavar="URL",
-        help="Remove a server from the running router, once its answers have finished.",
+    option(
+        "--remove URL", "Remove a server from the running router, once its answers have finished."
     ),
 ]
 BackgroundOpt = Annotated[
     bool,
-    typer.Option(
-        "--background",
-        help="Return once the router is ready; it keeps running without the terminal.",
+    option(
+        "--background", "Return once the router is ready; it keeps running without the terminal."
     ),
 ]
 UnitOpt = Annotated[
-    bool,
-    typer.Option("--print-unit", help="Print a systemd unit for this router, and do nothing else."),
+    bool, option("--print-unit", "Print a systemd unit for this router, and do nothing else.")
 ]
 DryRunOpt = Annotated[
     bool,
-    typer.Option(
-        "--dry-run", help="Ask the servers, print the router's command line, and start nothing."
-    ),
+    option("--dry-run", "Ask the servers, print the router's command line, and start nothing."),
 ]
 
 
@@ -136,8 +120,6 @@ def route(
     background: BackgroundOpt = False,
     print_unit: UnitOpt = False,
     dry_run: DryRunOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Route requests to several servers, by what each has in its cache.
 
@@ -203,8 +185,6 @@ def _addresses(words: Sequence[str]) -> list[ServerAddress]:
 
 def _place(host: str, port: int, metrics_port: int | None, drain: int) -> RouterPlace:
     """Returns where a router listens. Raises: UsageError: twice at one port."""
-    from ktcli.server.router.plan import RouterPlace
-
     if port == metrics_port:
         raise UsageError(
             f"--port and --metrics-port are both {port}", hint="each needs a port of its own"
@@ -219,8 +199,6 @@ def _keys(host: str, users: Path | None, control: Path | None) -> RouterKeys:
     Raises:
         UsageError: other machines reach it, and there is no key of users; or a file cannot be used.
     """
-    from ktcli.server.router.plan import RouterKeys
-
     found = [] if users is None else keys_of_file(users)
     require_key(host, has_key=bool(found))
     given = [] if control is None else keys_of_file(control, "--control-key-file")
@@ -247,8 +225,6 @@ def _settings(
         KtError: smg is not installed, no server answers, or two differ.
     """
     from ktcli.server.router.asking import facts_of_those_there
-    from ktcli.server.router.plan import plan_for, require_agreement
-    from ktcli.server.router.supervision import RouterSettings
 
     engine = engines.require(ENGINE)
     with out.progress("Asking the servers", len(addresses), unit="servers") as bar:
@@ -265,21 +241,12 @@ def _settings(
 
 def _run(settings: RouterSettings) -> None:
     """Routes until a signal comes."""
-    from ktcli.server.process.background import log_path, shorten
     from ktcli.server.process.supervisor import Supervisor
     from ktcli.server.router.control import answer_at
-    from ktcli.server.router.supervision import RouterSupervisor
 
     supervisor, place = Supervisor(), settings.place
     said = f"routing {settings.model} at {place.url}"
-
-    def ready() -> None:
-        out.note(f"{said}; press Ctrl-C to stop")
-        for line in first_lines(settings):
-            out.note(line)
-        supervisor.ready(said)
-        shorten(log_path(place.port))
-
+    ready = announcer(supervisor, said, first_lines(settings), place.port)
     _require_free(place)
     with engines.in_use(settings.engine), owners_socket(place.port) as owners:
         router = RouterSupervisor(settings, out, ready)
@@ -299,8 +266,8 @@ def _require_free(place: RouterPlace) -> None:
         ("--port", place.host, place.port),
         ("--metrics-port", "127.0.0.1", place.metrics_port),
     )
-    for option, host, port in places:
-        with _named_option(option, port), sockets_at(host, [port]):
+    for name, host, port in places:
+        with _named_option(name, port), sockets_at(host, [port]):
             pass
 
 
@@ -332,3 +299,121 @@ def _change(port: int, changes: Sequence[str], words: Sequence[str], *, adds: bo
     with out.progress(f"{'Adding' if adds else 'Removing'} {address.url}", unit="servers"):
         found = change(port, address, adds=adds)
     out.result(status_document(found), lambda: status_words(found))
+
+
+def command_of(settings: RouterSettings) -> list[str]:
+    """Returns the command line of a router, its keys hidden."""
+    urls = [each.url for each in settings.servers]
+    words = arguments(urls, settings.plan, settings.place, settings.keys.hidden())
+    return [settings.engine.name, *words]
+
+
+def settings_document(settings: RouterSettings) -> dict[str, Any]:
+    """Returns the plan of a router for --json."""
+    plan, place = settings.plan, settings.place
+    return {
+        "model": settings.model,
+        "address": place.url,
+        "metrics": f"http://127.0.0.1:{place.metrics_port}/metrics",
+        "engine": settings.engine.label,
+        "command": command_of(settings),
+        "threshold": plan.threshold,
+        "threshold_from": plan.why,
+        "spill": plan.spill,
+        "timeout_s": plan.timeout_s,
+        "servers": [_server_document(each) for each in settings.servers],
+        "absent": [each.url for each in settings.absent],
+    }
+
+
+def _server_document(server: ServerFacts) -> dict[str, Any]:
+    return {
+        "url": server.url,
+        "model": server.model,
+        "context": server.context,
+        "streams": server.streams,
+        "program": server.program or None,
+        "token_s": server.token_s,
+        "common_share": server.common,
+        "cached_share": server.cached,
+    }
+
+
+def settings_words(settings: RouterSettings) -> str:
+    """Returns the plan of a router for people."""
+    head = ("SERVER", "MODEL", "CONTEXT", "STREAMS", "PROGRAM")
+    rows = [
+        (each.url, each.model, _count(each.context), _count(each.streams), each.program)
+        for each in settings.servers
+    ]
+    table = out.table(rows, head, right=(2, 3))
+    lines = "\n".join(f"{name:<10} {words}" for name, words in _rows(settings))
+    command = " ".join(
+        shlex.quote(word) if word != HIDDEN else word for word in command_of(settings)
+    )
+    return f"{table}\n\n{lines}\n\n{command}"
+
+
+def first_lines(settings: RouterSettings) -> list[str]:
+    """Returns the lines about a router that is ready."""
+    place = settings.place
+    rows = {
+        "API": f"OpenAI {place.url}/v1",
+        "servers": ", ".join(each.url for each in settings.servers),
+        **dict(_rows(settings)),
+        "counters": f"http://127.0.0.1:{place.metrics_port}/metrics (kt route status shows them)",
+    }
+    return [f"  {name:<10} {safe(words)}" for name, words in rows.items()]
+
+
+def _rows(settings: RouterSettings) -> list[tuple[str, str]]:
+    """The rows about the numbers of a router: each with where it comes from."""
+    plan = settings.plan
+    spill = f"{counted(plan.spill, 'request')} above the mean, a quarter of a server's streams"
+    return [
+        ("threshold", f"{plan.threshold:g} of a prompt: {plan.why}"),
+        ("spill", spill),
+        ("time-out", f"{plan.timeout_s:,} s for a request"),
+    ]
+
+
+def status_document(found: RouterStatus) -> dict[str, Any]:
+    """Returns the status of a router for --json."""
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    return document
+
+
+def status_words(found: RouterStatus) -> str:
+    """Returns the status of a router for people."""
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.since))
+    again = f", restarted {counted(found.restarts, 'time')}" if found.restarts else ""
+    first = f"{found.model} at {found.address} since {since} ({found.version}){again}"
+    head = ("SERVER", "STATE", "REQUESTS", "SHARE", "RUNNING", "CACHED", "LEFT OUT")
+    table = out.table([_server_row(each) for each in found.servers], head, right=(2, 3, 4, 5, 6))
+    rows = {
+        "requests": f"{found.requests:,}, {found.failed:,} failed, {found.retries:,} retried elsewhere",
+        "routing": f"{found.matched:,} to where their prompt was, {found.spilled:,} spilled to another server",
+        "threshold": _threshold_words(found),
+    }
+    if found.mean_match is not None:
+        rows["match"] = f"{found.mean_match:.0%} of a prompt on average"
+    lines = "\n".join(f"{name:<10} {words}" for name, words in rows.items())
+    return f"{safe(first)}\n\n{table}\n\n{lines}"
+
+
+def _threshold_words(found: RouterStatus) -> str:
+    said = f"{found.threshold:g}"
+    if abs(found.suggested - found.threshold) < 0.05:
+        return said
+    return f"{said}; by what the servers have seen meanwhile {found.suggested:g} is better: start the router again"
+
+
+def _server_row(server: RoutedServer) -> tuple[str, ...]:
+    cached = "?" if server.cached is None else f"{server.cached:.0%}"
+    share = f"{server.share:.0%}"
+    counts = (f"{server.requests:,}", share, str(server.running), cached, f"{server.failures:,}")
+    return (server.url, server.state, *counts)
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"

@@ -10,20 +10,19 @@ import typer
 from ktcli import config
 from ktcli.commands.chat.wording import lasting_name
 from ktcli.commands.cli.api_key import given_keys
+from ktcli.commands.cli.declarations import is_default, preset_context
 from ktcli.commands.cli.engine_options import EngineOptions
-from ktcli.commands.cli.kv_events import KvEventsOpt, asked_events
 from ktcli.commands.cli.kv_store import KvStoreOptions, asked_store
-from ktcli.commands.cli.option_groups import with_option_groups
-from ktcli.commands.cli.options import (
-    ContextOpt,
-    JsonOpt,
-    PullOpt,
-    QuietOpt,
-    is_default,
-    preset_context,
-)
+from ktcli.commands.cli.options import ContextOpt, PullOpt
 from ktcli.commands.cli.service import print_as_unit, start_in_background
-from ktcli.commands.serve.options import AccessOptions, ModelOptions, NameArg, ServiceOptions
+from ktcli.commands.serve.options import (
+    AccessOptions,
+    KvEventsOpt,
+    ModelOptions,
+    NameArg,
+    ServiceOptions,
+    asked_events,
+)
 from ktcli.commands.serve.other_engine import OtherEngineOptions, is_other, serve_with
 from ktcli.errors import UsageError
 from ktcli.output import out
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _SAMPLING = ("temperature", "top-k", "top-p", "min-p", "seed")
 
 
-@with_option_groups
 def serve(
     here: typer.Context,
     *,
@@ -52,8 +50,6 @@ def serve(
     context: ContextOpt = None,
     options: EngineOptions,
     yes: PullOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Serve a model to programs that speak OpenAI's, Anthropic's or Ollama's API.
 

@@ -6,37 +6,16 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-import typer
 
-from ktcli.commands.cli.options import JsonOpt, QuietOpt
+from ktcli.commands.cli.declarations import argument, option
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out
 from ktcli.server.process.discovery import FoundServer, running_servers
 from ktcli.server.process.discovery import stop as end
 from ktcli.server.process.draintime import DRAIN_MOST_S
 
-ServerArg = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="Model or port of the server. Default: the only one running."
-    ),
-]
-AllOpt = Annotated[bool, typer.Option("--all", help="Stop every server of this library.")]
 
-
-DrainOpt = Annotated[
-    float | None,
-    typer.Option(
-        "--drain",
-        metavar="SECONDS",
-        min=0,
-        max=DRAIN_MOST_S,
-        help="How long answers may take to finish. Default: as the server was started, usually 10.",
-    ),
-]
-
-
-def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+def ps() -> None:
     """List the running servers of this library.
 
     Further models that a server has loaded are listed on lines of their own. Routers (kt route) are
@@ -54,11 +33,19 @@ def ps(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
 
 
 def stop(
-    name: ServerArg = None,
-    every: AllOpt = False,
-    drain: DrainOpt = None,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
+    name: Annotated[
+        str | None, argument("NAME", "Model or port of the server. Default: the only one running.")
+    ] = None,
+    every: Annotated[bool, option("--all", "Stop every server of this library.")] = False,
+    drain: Annotated[
+        float | None,
+        option(
+            "--drain SECONDS",
+            "How long answers may take to finish. Default: as the server was started, usually 10.",
+            min=0,
+            max=DRAIN_MOST_S,
+        ),
+    ] = None,
 ) -> None:
     """Stop servers of this library.
 

@@ -7,52 +7,32 @@ from typing import Annotated
 import typer
 
 from ktcli.client.address import bracketed
+from ktcli.commands.cli.declarations import is_given, option
 from ktcli.commands.cli.kv_store import InsecureOpt
-from ktcli.commands.cli.options import JsonOpt, QuietOpt, family, is_given
+from ktcli.commands.cli.options import CommandFamily
 from ktcli.errors import UsageError, gib
 from ktcli.output import out
-from ktcli.settings import MOONCAKE, SHOWN_CHARS, SIZES
+from ktcli.settings import MOONCAKE, SIZES, Setting
 
 HOST, PORT, MEMORY = "127.0.0.1", 50051, "4G"
 
-app = family("Run a KV store for several servers.")
-
-
-@app.callback()
-def store() -> None:
-    """Run a KV store for several servers."""
-
-
-HostOpt = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Address for the store's master.")
-]
-PortOpt = Annotated[
-    int,
-    typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="Port for the master."),
-]
-MemoryOpt = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Memory that this machine lends.")
-]
-JoinOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--join",
-        metavar="mooncake://HOST:PORT",
-        help="Lend memory to the store of this master, instead of starting one.",
-    ),
-]
+app = CommandFamily()
 
 
 @app.command()
 def serve(
     here: typer.Context,
-    host: HostOpt = HOST,
-    port: PortOpt = PORT,
-    memory: MemoryOpt = MEMORY,
-    join: JoinOpt = None,
+    host: Annotated[str, option("--host ADDRESS", "Address for the store's master.")] = HOST,
+    port: Annotated[int, option("--port -p PORT", "Port for the master.", min=1, max=65535)] = PORT,
+    memory: Annotated[str, option("--memory SIZE", "Memory that this machine lends.")] = MEMORY,
+    join: Annotated[
+        str | None,
+        option(
+            "--join mooncake://HOST:PORT",
+            "Lend memory to the store of this master, instead of starting one.",
+        ),
+    ] = None,
     insecure: InsecureOpt = False,
-    json: JsonOpt = False,
-    quiet: QuietOpt = False,
 ) -> None:
     """Run a Mooncake store, in which servers share KV pages.
 
@@ -73,13 +53,7 @@ def serve(
     from ktcli.assembly.mooncake import StoreSettings, require_host, serve_store
     from ktcli.store.mooncake.address import MooncakeAddress
 
-    try:
-        size = SIZES.read(memory)
-    except ValueError:
-        raise UsageError(
-            f"--memory is {memory[:SHOWN_CHARS]!r}, which is {SIZES.wrong}",
-            hint=f"it can be {SIZES.allowed}; leave it out for the default: {MEMORY}",
-        ) from None
+    size = Setting("memory", SIZES, "SIZE", MEMORY, "", "--memory").read_option(memory)
     if not size:
         raise UsageError("--memory 0 leaves the store no memory", hint="lend some, such as 64G")
     if join is not None and (unused := [name for name in ("host", "port") if is_given(here, name)]):

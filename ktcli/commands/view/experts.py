@@ -29,9 +29,8 @@ from ktcli.store.heat import Heat
 SHARES = (0.1, 0.25, 0.5)  # of all experts: what a device could hold
 HITS = (0.5, 0.9)  # of a layer's choices
 HOTTEST = 3  # experts named per layer
-SETTLED = (
-    32  # choices per expert from which the picture no longer changes much: its noise is 1 in 6
-)
+# Choices per expert from which the picture no longer changes much: its noise is 1 in 6.
+SETTLED = 32
 WIDTH = 100  # columns where there is no terminal
 WIDEST_CELL = 3  # columns of one expert
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import KtError
+from ktcli.models import build
 from ktcli.output import out, safe
 from ktcli.weights.formats import INT8_BEFORE
-from ktcli.weights.pack import Pack
+from ktcli.weights.pack import Pack, weight_files
 from ktcli.weights.recipe import TensorKind, format_of_kind
 
 WORDS = {TensorKind.EXPERTS: "experts", TensorKind.DOWN: "experts' down", TensorKind.DENSE: "dense"}
@@ -29,9 +30,7 @@ def error_report(path: Path) -> dict[str, Any] | None:
     """Returns the number formats of a pack, its calibration, the errors of the whole model, the errors and cosines of
     each kind by file, and whether its int8 is that of before; None if the pack cannot be read.
     """
-    from ktcli.models import build
     from ktcli.weights.losses import overall
-    from ktcli.weights.pack import weight_files
 
     try:
         pack = Pack.open(path)

@@ -97,11 +97,9 @@ def _begin_words(choice: tiles.Choice) -> str:
     if source is tiles.TileMinSource.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
-    reason = (
-        "set by KT_TILE_MIN"
-        if source is tiles.TileMinSource.FORCED
-        else "not measured under KT_ISA or an emulator"
-    )
+    reason = "not measured under KT_ISA or an emulator"
+    if source is tiles.TileMinSource.FORCED:
+        reason = "set by KT_TILE_MIN"
     return f"from {least.int4} tokens per expert, {reason}"
 
 
@@ -174,11 +172,9 @@ def _short_rows(found: Examination) -> list[tuple[str, str]]:
         f"{counted(found.threads.count, 'thread')}{teams}{f' of {used}' if used else ''}{said}"
     )
     rates = machine.measured
-    speed = (
-        f"read {rates.read_bps / 1e9:.0f} GB/s, measured {rates.date}"
-        if rates
-        else "speed not measured: kt doctor --measure"
-    )
+    speed = "speed not measured: kt doctor --measure"
+    if rates:
+        speed = f"read {rates.read_bps / 1e9:.0f} GB/s, measured {rates.date}"
     rows = [
         ("CPU", f"{machine.cpu.model or 'unknown'}, {threads}"),
         ("Memory", f"{gib(memory.total_bytes)}, {gib(memory.free_bytes)} free; {speed}"),
@@ -207,15 +203,10 @@ def _processor_rows(
 ) -> list[tuple[str, str]]:
     cpu = machine.cpu
     sockets = f", {cpu.sockets} sockets" if cpu.sockets > 1 else ""
-    rows = [
-        ("CPU", cpu.model or "unknown"),
-        (
-            "",
-            f"{counted(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
-        ),
-    ]
-    if cpu.logical_cpus == cpu.physical_cores:
-        rows[1] = ("", f"{counted(cpu.physical_cores, 'physical core')}{sockets}")
+    cores = counted(cpu.physical_cores, "physical core")
+    if cpu.logical_cpus != cpu.physical_cores:
+        cores += f", {cpu.logical_cpus} with hyperthreads"
+    rows = [("CPU", cpu.model or "unknown"), ("", f"{cores}{sockets}")]
     if len(cpu.fast) < len(cpu.cores):
         kinds = {"performance": cpu.fast, "efficiency": cpu.efficient}
         words = (
@@ -253,20 +244,13 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
     if found is None:
         rows.append(("Speed", "not measured; kt doctor --measure takes a few seconds"))
     else:
-        rows.append(
-            (
-                "Speed",
-                f"read {found.read_bps / 1e9:.1f} GB/s, int8 {found.int8_ops / 1e12:.2f} TOP/s, "
-                f"bf16 {found.bf16_ops / 1e12:.2f} TFLOP/s",
-            )
+        rates = (
+            f"read {found.read_bps / 1e9:.1f} GB/s, int8 {found.int8_ops / 1e12:.2f} TOP/s, "
+            f"bf16 {found.bf16_ops / 1e12:.2f} TFLOP/s"
         )
         nodes = f" on {found.nodes} nodes" if found.nodes > 1 else ""
-        rows.append(
-            (
-                "",
-                f"measured {found.date} with {counted(found.threads, 'thread')} of {found.isa}{nodes}",
-            )
-        )
+        threads = f"{counted(found.threads, 'thread')} of {found.isa}{nodes}"
+        rows += [("Speed", rates), ("", f"measured {found.date} with {threads}")]
     return rows
 
 

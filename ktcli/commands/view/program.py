@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+from ktcli.hardware.text import cpu_text
 from ktcli.models import build
 from ktcli.native import View
 from ktcli.ops.listing import Section, described, read_numbers, sections, telling_facts, weights
@@ -59,7 +60,8 @@ class _ProgramLines:
         """Returns the lines of a section, one for each record, below the layers that they stand for."""
         layers, lines = section.layers, []
         if layers:
-            alike = f", same for {_ranges(layers[1:])}" if layers[1:] else ""
+            others = cpu_text(layers[1:]).replace(",", ", ")
+            alike = f", same for {others}" if others else ""
             lines.append(f"Layer {layers[0]}{alike}")
         prefix = f"layers.{layers[0]}." if layers else ""
         cells = [self._cells(each, prefix) for each in section.records]
@@ -111,14 +113,3 @@ def _fact(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return f"{name} {value[0]:.4g} … {value[-1]:.4g}"
     return f"{name} {value}"
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """The text of ascending numbers, runs as ranges: "1, 3-5" for 1, 3, 4, 5."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -11,11 +11,12 @@ from ktcli.errors import gib
 from ktcli.hardware.machine import Disk
 from ktcli.output import out, safe, table
 from ktcli.planner.host import Host
+from ktcli.planner.plan import Plan
 from ktcli.settingsfile import shown
 
 _LACKING = 5  # models that do not fit which are shown
 _DEFERRED = "Where experts are deferred, which changes answers, the speed is with that; kt plan NAME says both."
-_NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which the table has fewer; of no terminal
+_NARROW, _MIDDLE, _WIDE = 60, 96, 200  # columns below which a table has fewer; of no terminal
 
 
 def survey_document(host: Host, found: Sequence[Surveyed]) -> dict[str, Any]:
@@ -128,35 +129,47 @@ def _machine_words(host: Host) -> str:
 
 def survey_table(found: Sequence[Surveyed]) -> str:
     """Returns the table of models, with as many columns as the terminal has room for."""
-    width = out.width or _WIDE
-    columns = 3 if width < _NARROW else 5 if width < _MIDDLE else 7
-    head = (
-        "MODEL",
-        "MEMORY",
-        "TOKENS/S" if columns > 3 else "T/S",
-        "READS/S",
-        "DOWNLOAD",
-        "RELEASED",
-        "LICENCE",
-    )
+    columns = columns_for(3, 5, 7)
+    speed = "TOKENS/S" if columns > 3 else "T/S"
+    head = ("MODEL", "MEMORY", speed, "READS/S", "DOWNLOAD", "RELEASED", "LICENCE")
     rows = [_cells(each, short=columns == 3)[:columns] for each in found]
-    first, *lines = table(rows, head[:columns], right=(1, 2, 3, 4)).splitlines()
+    return marked_table(rows, head[:columns], [each.fits for each in found], right=(1, 2, 3, 4))
+
+
+def columns_for(narrow: int, middle: int, wide: int) -> int:
+    """Returns the number of columns that fit this terminal, of those for a narrow, a middle and a wide one."""
+    width = out.width or _WIDE
+    return narrow if width < _NARROW else middle if width < _MIDDLE else wide
+
+
+def marked_table(
+    rows: Sequence[Sequence[str]], head: Sequence[str], good: Sequence[bool], right: Sequence[int]
+) -> str:
+    """Returns a table whose lines begin with whether the model runs here."""
+    kept = [i for i in right if i < len(head)]
+    first, *lines = table(rows, head, right=kept).splitlines()
     yes, no = ("\u2713", "\u2717") if can_draw() else ("+", "-")
-    marks = (out.style(yes, "green") if each.fits else no for each in found)
-    return "\n".join([f"  {first}", *map("{} {}".format, marks, lines)])
+    marks = (out.style(yes, "green") if each else no for each in good)
+    return "\n".join([f"  {safe(first)}", *map("{} {}".format, marks, lines)])
+
+
+def download_words(each: Surveyed) -> str:
+    """Returns where a model is, or what its download takes."""
+    profile = each.profile
+    return "built in" if profile.builtin else each.here or gib(profile.download_bytes or 0)
+
+
+def memory_words(plan: Plan) -> str:
+    """Returns the memory that a plan takes of the machine and of the GPU, where it is used."""
+    return gib(plan.need_bytes + (plan.device.need.total if plan.device else 0))
 
 
 def _cells(each: Surveyed, short: bool) -> tuple[str, ...]:
     profile, plan = each.profile, each.plan
-    last = (
-        "built in" if profile.builtin else each.here or gib(profile.download_bytes or 0),
-        profile.released,
-        profile.license,
-    )
+    last = (download_words(each), profile.released, profile.license)
     if plan is None:
         return profile.name, "-", "-" if short else "not as requested", "", *last
-    # The memory of the machine and of the GPU, where it is used.
-    need = gib(plan.need_bytes + (plan.device.need.total if plan.device else 0))
+    need = memory_words(plan)
     if not each.fits:
         return profile.name, need, "-" if short else f"lacks {gib(each.missing_bytes)}", "", *last
     speed = plan.speed

@@ -23,20 +23,12 @@ _ROUTING = {
     Rule.LEAST_LOADED: "least-loaded routing",
     Rule.PREFIX: "prefix-aware routing",
 }
+_NEEDED = {
+    Need.ROUTER: "Only another router is needed",
+    Need.CACHE: "Only a larger cache is needed",
+}
 _WORTH = 0.05  # of all tokens, that a larger cache has to save to be named
-_HEAD = (
-    "servers",
-    "routing",
-    "memory",
-    "disk",
-    "cached",
-    "pooled",
-    "on disk",
-    "requests",
-    "load",
-    "wait",
-    "p95",
-)
+_HEAD = "servers,routing,memory,disk,cached,pooled,on disk,requests,load,wait,p95".split(",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +115,9 @@ def _row(about: ReplaySubject, compared: Compared, each: Replayed) -> dict[str, 
 def replay_words(about: ReplaySubject, compared: Compared) -> str:
     """Returns the results as text: the trace, the table, and the answer."""
     trace, speed = about.trace, compared.speed
-    stretched = (
-        f", replayed over {seconds(speed.stretch * trace.span_s)}"
-        if speed and speed.stretch != 1
-        else ""
-    )
+    stretched = ""
+    if speed and speed.stretch != 1:
+        stretched = f", replayed over {seconds(speed.stretch * trace.span_s)}"
     rows = [
         ("Trace", f"{counted(trace.requests, 'request')} in {seconds(trace.span_s)}{stretched}"),
         (
@@ -214,13 +204,8 @@ def _need_words(about: ReplaySubject, compared: Compared, found: Recommendation)
             " can be."
         )
     then = _busy_words(about, compared.replays[found.fleet])
-    if found.need is Need.ROUTER:
-        return f"Only another router is needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
-    if found.need is Need.CACHE:
-        return f"Only a larger cache is needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
-    return (
-        f"More servers are needed: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
-    )
+    what = _NEEDED.get(found.need, "More servers are needed")
+    return f"{what}: with {_with(about, found.fleet, have.fleet)}, {then}; now {now}."
 
 
 def _servers(n: int) -> str:
@@ -301,11 +286,9 @@ def size(about: ReplaySubject, blocks: int | None) -> str:
     if not blocks:
         return "unlimited" if blocks is None else "none"
     tokens = blocks * about.trace.block
-    return (
-        f"{millions(tokens)} tokens"
-        if about.token_bytes is None
-        else gib(tokens * about.token_bytes)
-    )
+    if about.token_bytes is None:
+        return f"{millions(tokens)} tokens"
+    return gib(tokens * about.token_bytes)
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -322,9 +305,6 @@ def seconds(value: float) -> str:
     """Returns a time for people: "0.42 s", "12 s", "3.5 min", "21 h"."""
     for unit, each, below in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 3600 * 48)):
         if value < below:
-            return (
-                f"{value / each:.2g} {unit}"
-                if value < 100 * each
-                else f"{value / each:,.0f} {unit}"
-            )
+            form = ".2g" if value < 100 * each else ",.0f"
+            return f"{value / each:{form}} {unit}"
     return f"{value / 86_400:,.1f} days"

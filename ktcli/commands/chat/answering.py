@@ -1,29 +1,36 @@
-"""Answers one question from a command line: on the terminal, into a pipe, as JSON, or into a file."""
+"""Answers one question from a command line (on the terminal, into a pipe, as JSON, or into a file), or talks to a
+person on the terminal, whoever answers: a model here, one of the library's servers, or one elsewhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ktcli import config
-from ktcli.commands.chat import file as answer_file
 from ktcli.commands.chat.request import AnswerRequest
-from ktcli.errors import ContextFull
+from ktcli.errors import ContextFull, UsageError
 from ktcli.output import Mode, out
 
 if TYPE_CHECKING:
+    from ktcli.answers.events import AnswerPiece
     from ktcli.chat.base import BaseChat
     from ktcli.chat.recorder import ChatRecorder
     from ktcli.chat.reply import Reply
+    from ktcli.terminal.replstate import Models, ReplState
     from ktcli.terminal.screen import Screen
 
 
 def answer_once(made: BaseChat, words: str, asked: AnswerRequest) -> None:
     """Asks one question, prints its answer in the format of the options, and reports on stderr how it ended."""
     from ktcli.chat.recorder import ChatRecorder
-    from ktcli.commands.chat.events import AnswerEvents
     from ktcli.interrupt import Interrupt
 
     screen = AnswerEvents(sys.stdout) if asked.streams_json else screen_for(asked)
@@ -50,7 +57,7 @@ def answer_once(made: BaseChat, words: str, asked: AnswerRequest) -> None:
             if out.mode is not Mode.JSON:
                 screen.end()
     if asked.output is not None:
-        answer_file.write(asked.output, said[False])
+        _write_output(asked.output, said[False])
     if interrupt.asked:
         raise KeyboardInterrupt
     reply = made.reply
@@ -79,7 +86,7 @@ def _remark(made: BaseChat, reply: Reply, asked: AnswerRequest) -> None:
     """Says on stderr how an answer ended and, if asked, what it took."""
     from ktcli.chat.compaction import exchanges
     from ktcli.engine.request import Finish
-    from ktcli.terminal.statistics import cached_line, six_lines
+    from ktcli.terminal.statusline import cached_line, six_lines
 
     if reply.finish is Finish.CONTEXT:
         hint = f"the answer was cut off; {made.longer}"
@@ -165,8 +172,7 @@ def put_over(made: BaseChat, asked: AnswerRequest) -> None:
 def screen_for(asked: AnswerRequest) -> Screen:
     """Returns the screen that prints answers as the options and settings want them."""
     from ktcli.commands.view.bars import can_draw
-    from ktcli.terminal.screen import Screen
-    from ktcli.terminal.thoughts import ThoughtsView
+    from ktcli.terminal.screen import Screen, ThoughtsView
 
     stream = sys.stdout
     colour = bool(out.style("x", "dim", stream) != "x")
@@ -180,3 +186,102 @@ def screen_for(asked: AnswerRequest) -> Screen:
     view = "hidden" if asked.answers.hide_thinking else config.value("thoughts")
     screen.view = ThoughtsView(view or ThoughtsView.FOLDED)
     return screen
+
+
+class AnswerEvents:
+    """Writes one JSON object per event to a stream, in ASCII, each flushed; has the interface of a `Screen`.
+
+    The events are `reading` (tokens of the prompt), `text` (a piece, and whether it is a thought), and at the end
+    `answer`, with the keys of --json.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def begin(self, tokens: Callable[[], int], *, cut: Callable[[], bool]) -> None:
+        """Does nothing: the start of an answer has no event."""
+
+    def reading(self, done: int, total: int) -> None:
+        """Writes how many tokens of the prompt are read."""
+        self._write({"event": "reading", "done": done, "total": total})
+
+    def piece(self, piece: AnswerPiece) -> None:
+        """Writes the next piece of an answer."""
+        self._write({"event": "text", "text": piece.text, "thought": piece.thought})
+
+    def end(self) -> None:
+        """Does nothing: `answer` writes the last line."""
+
+    def answer(self, document: dict[str, Any]) -> None:
+        """Writes the whole answer as the last line."""
+        self._write({"event": "answer", **document})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        line = json.dumps(event).replace("\x7f", "\\u007f")  # the one control that JSON leaves
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+
+def checked_output(path: Path) -> Path:
+    """Returns the path of the file of --output, which must be new, before anything is computed for it.
+
+    Raises:
+        UsageError: something of this name is there, or there is no such folder.
+    """
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise UsageError(f"--output {path} refers to the home folder of an unknown user") from None
+    if os.path.lexists(path):
+        raise _taken(path)
+    if not os.path.isdir(path.parent):
+        raise UsageError(f"--output {path}: there is no folder {path.parent}")
+    return path
+
+
+def _write_output(path: Path, answer: str) -> None:
+    """Writes the text of an answer into a new file, in UTF-8, with a newline at the end.
+
+    Raises:
+        UsageError: a file came there meanwhile, or it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8", errors="replace", newline="") as file:
+            file.write(answer.strip("\n") + "\n")
+    except FileExistsError:
+        raise _taken(path) from None
+    except OSError as error:
+        raise UsageError(f"--output {path} cannot be written: {error.strerror}") from error
+
+
+def _taken(path: Path) -> UsageError:
+    return UsageError(f"--output {path}: it already exists", hint="choose another name")
+
+
+def converse(made: BaseChat, models: Models, asked: AnswerRequest, place: str) -> None:
+    """Runs an interactive conversation until the user leaves.
+
+    Args:
+        place: where the model is, for people; empty: here.
+    """
+    from ktcli.terminal import slash
+    from ktcli.terminal.prompt import MARK, MARK_IN_ASCII, Prompt
+    from ktcli.terminal.repl import talk
+    from ktcli.terminal.replstate import Remarks
+    from ktcli.terminal.slash_files import resume
+
+    def go_on(repl: ReplState) -> None:
+        assert asked.kept is not None
+        resume(repl, asked.kept.path)
+        put_over(made, asked)
+
+    name = made.model.name
+    who = f"{name}, {place}" if place else name
+    out.note(f"{who}: /help lists commands, Ctrl-C stops an answer, Ctrl-D quits")
+    screen = screen_for(asked)
+    mark = MARK_IN_ASCII if screen.ascii else MARK
+    words = partial(slash.words, models=models.known)
+    prompt = Prompt(config.home() / "history", words, out.warn, mark)
+    remarks = Remarks(asked.stats, asked.explain_cache)
+    begin = go_on if asked.kept else None
+    talk(made, prompt, screen, out, remarks=remarks, begin=begin, models=models)
