@@ -23,16 +23,17 @@ INLINE void load_step(code_kind kind, const uint8_t *step, const uint8_t *ahead,
     }
 }
 
-/* Line `line` (of 8) of such a step, and at each even one that with the upper bits of two, where they are used. */
+/* Line `line` (of 8) of such a step, and at each even one that with the upper bits of two, where they are used; what lies
+ * ahead is fetched in its order all the same. One token of int6 on Zen 4: 0.73 of the read loop instead of 0.61. */
 INLINE void load_line(code_kind kind, const uint8_t *step, const uint8_t *ahead, vb *raw, int line)
 {
-    int two = 8 + line / 2;
+    int is_six = kind == CODES_LINEAR6, two = 8 + line / 2;
     raw[line] = vb_load(step + 64 * line);
-    prefetch(ahead + 64 * line);
-    if (kind == CODES_LINEAR6 && line % 2 == 0) {
+    if (is_six && line % 2 == 0)
         raw[two] = vb_load(step + 64 * two);
-        prefetch(ahead + 64 * two);
-    }
+    prefetch(ahead + 64 * (is_six ? 3 * line / 2 : line));
+    if (is_six && line % 2)
+        prefetch(ahead + 64 * (3 * line / 2 + 1));
 }
 
 /* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. Meanwhile what lies
@@ -101,10 +102,13 @@ INLINE void sum_parts(const product *p, const layout *l, code_kind kind, int in_
     for (int64_t s = 0, part = 0; s < steps; part++) {
         vi lo[GEMV_TOKENS][CHAINS_INT8], hi[GEMV_TOKENS][CHAINS_INT8], low[GEMV_TOKENS], high[GEMV_TOKENS];
         for (int i = 0; i < tokens; i++)
-            for (int c = 0; c < CHAINS_INT8; c++) {
-                lo[i][c] = c ? vi_set1(0) : load_start(t->start[i] + part);
-                hi[i][c] = c || parts != PARTS_32 ? vi_set1(0) : load_start(t->start[i] + part + 1);
-            }
+            for (int c = 0; c < CHAINS_INT8; c++)
+                lo[i][c] = hi[i][c] = vi_set1(0);
+        for (int i = 0; i < tokens; i++) {
+            lo[i][0] = load_start(t->start[i] + part);
+            if (parts == PARTS_32)
+                hi[i][0] = load_start(t->start[i] + part + 1);
+        }
         for (int64_t end = s + per_part; s < end; s++) {
             const uint8_t *step = w + (size_t)s * l->step_bytes;
             dot_step(kind, in_order, tokens, step, step + p->tuning.ahead, table, t->x, 64 * s, lo, hi);
@@ -158,7 +162,7 @@ INLINE void stream_panel(const product *p, const layout *l, const int8_scratch *
         t.acc[i] = vf_set1(0.0f);
         t.start[i] = scratch->start + token * (l->k_padded / part_columns(p, l));
     }
-    if (kind != CODES_INT8 && p->tuning.in_order)
+    if (STREAMS_IN_ORDER && tokens <= CHAINED && kind != CODES_INT8 && p->tuning.in_order)
         sum_parts(p, l, kind, 1, parts, w, &t, tokens);
     else
         sum_parts(p, l, kind, 0, parts, w, &t, tokens);
