@@ -152,6 +152,8 @@ def load_state(folder: Path) -> SavedState:
         ) from None
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    except KeyError as error:
+        raise BadCheckpoint(f"{path} is damaged: it has no {error}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise BadCheckpoint(f"{path} is damaged: {error}") from None
     if type(state.step) is not int or state.step < 0:

@@ -344,7 +344,7 @@ def _modelopt(found: Json) -> Scheme:
         if kind is None:
             _refuse("is quantized (modelopt) with quant_algo", algorithm)
         size = {"nvfp4": 16, "mxfp4": FP4_GROUP}.get(kind)
-        if size:
+        if size and isinstance(layer, Mapping):
             _require(layer, "group_size", None, size, method="modelopt")
         kinds.add(kind)
     return Scheme("modelopt", floats=frozenset(kinds - {""}))

@@ -206,6 +206,7 @@ def damaged(saved: Path, folder: Path, name: str, data: bytes) -> Path:
         (STATE, b"", "kt_state.json is damaged: is not JSON"),
         (STATE, b"[]", "kt_state.json is damaged: holds a list"),
         (STATE, b"{}", "kt_state.json is of another version"),
+        (STATE, b'{"kt_finetune": 1}', "kt_state.json is damaged: it has no 'identity'"),
         (STATE, b'{"kt_finetune": 1, "identity": 5}', "kt_state.json is damaged"),
         (STATE, b'{"kt_finetune": 1, "identity": {"data": "", "pack": "", "order": {}}}', "is damaged"),
         (MOMENTS, b"", "optimizer.safetensors cannot be read"),

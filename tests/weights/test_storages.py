@@ -112,6 +112,9 @@ CASES = {
     "nvfp4": Case(quantised.nvfp4, {"divides": True}, NVFP4),
     "nvfp4 modelopt": Case(quantised.nvfp4, {"divides": False}, modelopt("NVFP4", group_size=16)),
     "nvfp4 in a mixture": Case(quantised.nvfp4, {"divides": False}, MIXED),
+    "nvfp4 in a mixture, by a word": Case(
+        quantised.nvfp4, {"divides": False}, modelopt("MIXED_PRECISION", quantized_layers={"a": "NVFP4"})
+    ),
     "int8 rows": Case(
         quantised.int8, {"scale": "BF16"}, compressed(num_bits=8, strategy="channel"), "int8-row"
     ),
