@@ -45,7 +45,8 @@ def facts_of(model: Model, recipe: Recipe, weights: str) -> dict[str, object]:
     return {
         "weights": weights,
         "formats": [recipe.name, *sorted(part.value for part in recipe.in_f32)],
-        "model": hashlib.sha256(repr(model).encode()).hexdigest(),
+        # The class was named DecoderModel when the first pages were stored, which are found by this text.
+        "model": hashlib.sha256(f"Decoder{model!r}".encode()).hexdigest(),
         **forms,
         **_rounding(recipe),
     }

@@ -49,7 +49,7 @@ const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size);
  *                  64 lines 0.56 to 0.82 / 0.79 / 0.76, as the compiler orders the same instructions.
  *                  On Zen 5: 64 lines 0.90 / 0.86 / 0.90, 96 lines 0.94 / 0.93 / 0.95.
  *   in_order       Zen 5 and later. One token, k = 2048, shares of the read loop, on Zen 5: int6 0.95 instead of 0.80, nl4-s8 0.91
- *                  instead of 0.78, int4 0.94 either way; on Zen 4, int6 0.50 instead of 0.73, int4 0.80 instead of 0.95.
+ *                  instead of 0.78, int4 0.94 either way; on Zen 4, int6 0.50 instead of 0.75, int4 0.80 instead of 0.95.
  *   near           Zen 5 and later: 6 / 8 / 12 / 16 tokens 0.66 / 0.59 / 0.69 / 0.71 instead of 0.65 / 0.43 / 0.50 / 0.69. It
  *                  was not measured elsewhere.
  *   stream_int4    4 on Zen 5 and later, else 2. Int4, 3 / 4 tokens, on Zen 5 at 48 GB/s: 0.92 / 0.93 instead of 0.80 / 0.83,

@@ -73,6 +73,12 @@ def test_what_only_refers_to_itself_has_no_value(schema: dict[str, Any]) -> None
         checked_schema({**whole, "required": ["a"]}, "x")
 
 
+@pytest.mark.parametrize("beside", [{"type": "string"}, {"oneOf": [{"type": "string"}]}])
+def test_a_choice_among_nothing_has_no_value(beside: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no value is known"):
+        checked_schema({**beside, "anyOf": []}, "x")
+
+
 @pytest.mark.parametrize(
     ("schema", "ways"),
     [

@@ -6,6 +6,7 @@ from weights.fake_checkpoint import QWEN3
 
 from ktcli.engine.prefix import facts_of, seed
 from ktcli.models import build
+from ktcli.store import catalog
 from ktcli.weights.formats import FORMATS, INT8_BEFORE
 from ktcli.weights.recipe import Recipe
 
@@ -20,3 +21,11 @@ def test_other_rounding_makes_other_keys() -> None:
     facts = [facts_of(model, recipe, "weights") for recipe in recipes]
     assert len({seed(each) for each in facts}) == len(recipes)
     assert facts[1]["activations"] == "by group" and "activations" not in facts[3]
+
+
+def test_what_earlier_versions_stored_is_found() -> None:
+    """The keys of pages on people's disks begin from this; where a change of what pages hold changes it, so be it."""
+    profile = catalog.find("qwen3-30b-a3b")
+    assert profile is not None
+    found = facts_of(build(profile.config), Recipe(dense=FORMATS["int8"]), "weights")["model"]
+    assert isinstance(found, str) and found.startswith("e4aa29ed087be145")

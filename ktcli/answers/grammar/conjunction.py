@@ -204,6 +204,8 @@ class Conjunctions:
         if any(not isinstance(part[word], list) for part, word in choices):
             raise NotKnown("a choice is not a list")
         ways = prod(len(part[word]) for part, word in choices)
+        if not ways:  # one has nothing to choose
+            return False
         part, word = choices[0 if ways <= _MOST_WAYS else -1]
         most = max(1, _MOST_WAYS * len(part[word]) // ways) if word == "anyOf" else _MOST_WAYS
         return {word: self._branches(parts, part, word, most)}

@@ -46,13 +46,13 @@ def start_in_background(
 
 
 def announcer(
-    supervisor: Supervisor, said: str, lines: Sequence[str], port: int
+    supervisor: Supervisor, said: str, lines: Sequence[str], port: int | None = None
 ) -> Callable[[], None]:
     """Returns a function that says that a server is ready, and what it serves.
 
     Args:
         lines: what stands below that.
-        port: where it listens.
+        port: where it listens, if its log is shortened then; None: each request does that.
     """
     from ktcli.server.process.background import log_path, shorten
 
@@ -61,7 +61,8 @@ def announcer(
         for line in lines:
             out.note(line)
         supervisor.ready(said)
-        shorten(log_path(port))
+        if port is not None:
+            shorten(log_path(port))
 
     return ready
 

@@ -115,7 +115,7 @@ class OwnServer:
         about = first_lines(name, pack, plan, address, streams, ollama, embeds=embeds)
         if self.events is not None and not embeds:
             about += event_lines(name, address, self.events)
-        return announcer(self.supervisor, said, about, self.access.port)
+        return announcer(self.supervisor, said, about)
 
     def _log(self, entry: dict[str, Any]) -> None:
         if is_probe(entry):

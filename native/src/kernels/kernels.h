@@ -31,7 +31,7 @@ typedef struct act8 {
 /* What suits a CPU among ways that compute the same bits: cpu_tuned. */
 typedef struct cpu_tuning {
     int64_t ahead;              /* bytes of weights that streams fetch ahead of those that they read */
-    int in_order;               /* streams load all lines of a step before they use the first */
+    int in_order;               /* streams of one or two tokens load all lines of a step before they use the first */
     int near;                   /* tiles fetch the panels that come next into L1, not L2 */
     int stream_int4;            /* most tokens of a stream of 4 linear bits, and of 8 bits, where a row has no fewer: */
     int stream_int8;            /* STREAM_MOST_* */
