@@ -7,7 +7,6 @@ shares of a page with another that goes on differently, is found here.
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -65,24 +64,13 @@ class PageIndex:
         wanted = _content(ids, depths)
         best = None
         pages = self._pages.get((previous, int(wanted[0])), OrderedDict())
-        for page in _newest(pages):
-            if (own := pages.get(page)) is None:
-                continue
+        for page, own in islice(reversed(pages.items()), _COMPARED):
             n = min(wanted.size, own.size)
             different = np.flatnonzero(own[:n] != wanted[:n])
             tokens = int(different[0]) if different.size else n
             if best is None or tokens > best.tokens:
                 best = CommonBeginning(page, tokens)
         return best
-
-
-def _newest(pages: OrderedDict[int, NDArray[np.int64]]) -> list[int]:
-    """The pages that are compared, the newest first. A session that is collected meanwhile closes its sequence, which
-    adds a page: then they are listed again.
-    """
-    while True:
-        with suppress(RuntimeError):
-            return list(islice(reversed(pages), _COMPARED))
 
 
 def _content(ids: Ids, depths: Depths) -> NDArray[np.int64]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from itertools import islice
 
 import numpy as np
-import pytest
 
 from ktcli.engine.pageindex import _COMPARED, PageIndex
 from ktcli.pagelabel import PageKind, PageLabel
@@ -70,36 +67,3 @@ def test_a_prompt_is_compared_with_a_bounded_number_of_pages() -> None:
         2,
     )
     assert index.longest(b"", np.array([1, 0], np.int32), np.zeros(2, np.uint8)) == (999, 1)
-
-
-def test_pages_may_be_sealed_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that nobody holds any more closes its sequence whenever Python collects it."""
-    index, real = PageIndex(), np.flatnonzero
-    for page in range(5):
-        index.add(page, label(b"", [1, page], [0, 0]))
-
-    def collected(a: np.ndarray) -> np.ndarray:
-        index.add(100 + len(index._places), label(b"", [1, 9], [0, 0]))
-        return real(a)
-
-    monkeypatch.setattr(np, "flatnonzero", collected)
-    assert index.longest(b"", np.array([1, 3], np.int32), np.zeros(2, np.uint8)) == (3, 2)
-
-
-def test_a_page_that_is_added_while_pages_are_listed_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A session may be collected at any allocation, and closing its sequence seals a page."""
-    index, more = PageIndex(), [label(b"a", [1, 2, 3], [0, 0, 0])]
-    index.add(0, label(b"a", [1, 2], [0, 0]))
-    index.add(1, label(b"a", [1], [0]))
-
-    def listed(pages: Iterator[int], most: int) -> Iterator[int]:
-        yield next(pages)
-        if more:
-            index.add(2, more.pop())
-        yield from islice(pages, most - 1)
-
-    monkeypatch.setattr("ktcli.engine.pageindex.islice", listed)
-    found = index.longest(b"a", np.array([1, 2, 3], np.int32), np.zeros(3, np.uint8))
-    assert found == (2, 3)
