@@ -132,11 +132,13 @@ class Ceilings:
     """The machine's limits, measured whenever they are asked for.
 
     Attributes:
+        seconds: the seconds that one sample takes.
         samples: rates per second, in the order they were measured.
     """
 
     pool: Pool
     arenas: tuple[Arena, ...]
+    seconds: float = _CEILING_S
     samples: dict[Ceiling, list[float]] = field(default_factory=dict)
 
     @classmethod
@@ -156,7 +158,7 @@ class Ceilings:
     def measure(self, kind: Ceiling) -> float:
         """Measures a ceiling now; returns its bytes or operations per second."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
-        rate = self.pool.ceiling(kind, _CEILING_S, data)
+        rate = self.pool.ceiling(kind, self.seconds, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate
 

@@ -310,8 +310,10 @@ def remove(entry: AdapterEntry) -> int:
         Busy: another process works on it. KtError: the system refuses.
     """
     lock = places.lock_path(f"adapter-{entry.name.lower()}")
-    with smallfiles.lock(lock, f"removing adapter {entry.name}", frees=True):
-        freed = contents.bytes_below(entry.path)
-        with contents.removing(entry.path, f"check the permissions of {folder()}"):
-            contents.discard(entry.path)
+    with (
+        smallfiles.lock(lock, f"removing adapter {entry.name}", frees=True),
+        contents.removing(entry.path, f"check the permissions of {folder()}"),
+    ):
+        freed = sum(status.st_size for _, status in contents.walk(entry.path))
+        contents.discard(entry.path)
     return freed

@@ -5,7 +5,7 @@
     packs/NAME@EXPERTS-DENSE/kt.json      the manifest of each part, then the part's other files
     checkpoints/NAME/kt-source.json
 
-FileRecords are called as they lie in a library, so that tar itself can read an archive. Here a bundle is data: its list
+Members are called as they lie in a library, so that tar itself can read an archive. Here a bundle is data: its list
 is encoded, and parsed as hostile input. `bundlewriter` writes archives, `bundlereader` reads them.
 """
 

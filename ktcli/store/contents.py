@@ -101,10 +101,11 @@ def bytes_below(folder: str | Path) -> int:
         with os.scandir(folder) as items:
             for item in items:
                 if item.is_file(follow_symlinks=False):
-                    total += item.stat(follow_symlinks=False).st_size
+                    with contextlib.suppress(OSError):  # renamed or removed meanwhile
+                        total += item.stat(follow_symlinks=False).st_size
                 elif item.is_dir(follow_symlinks=False):
                     total += bytes_below(item.path)
-    except OSError:  # renamed or removed meanwhile
+    except OSError:  # the folder itself
         return total
     return total
 
@@ -123,8 +124,13 @@ def removing(path: Path, hint: str = "") -> Iterator[None]:
         raise KtError(what, hint=hint) from error
 
 
-def discard(folder: Path) -> None:
-    """Deletes a folder; it is renamed first: whatever interrupts the deletion, nothing incomplete keeps its name."""
+def put_aside(folder: Path) -> Path:
+    """Renames a folder that is to be deleted, so that nothing incomplete keeps its name; returns its new path."""
     trash = folder.with_name(f".{folder.name}.removed.{os.getpid()}")
     folder.rename(trash)
-    shutil.rmtree(trash)
+    return trash
+
+
+def discard(folder: Path) -> None:
+    """Deletes a folder; whatever interrupts the deletion, nothing incomplete keeps its name."""
+    shutil.rmtree(put_aside(folder))

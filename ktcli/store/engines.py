@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
@@ -364,16 +365,17 @@ def remove(engine: InstalledEngine) -> int:
     Raises:
         Busy: a program of it runs. KtError: the system refuses.
     """
-    freed = engine.size_bytes()
     with contents.removing(engine.path, "check the permissions of the folder"):
+        freed = sum(status.st_size for _, status in contents.walk(engine.path))
         try:
             with _locked(engine, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                contents.discard(engine.path)
+                trash = contents.put_aside(engine.path)
         except BlockingIOError:
             raise Busy(
                 f"{engine.label} is running",
                 hint="kt ps lists what runs; kt stop stops it",
             ) from None
+        shutil.rmtree(trash)
     return freed
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -426,3 +428,23 @@ def test_a_name_that_claims_many_files_costs_only_those_there(
     assert contents.parts(there[0]) == there
     assert asked == there
     assert contents.parts(tmp_path / "none" / "b.gguf") == []
+
+
+def test_a_file_that_is_renamed_while_a_folder_is_counted_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "weights").write_bytes(b"12345")
+    (tmp_path / "a.tmp").write_bytes(b"12")
+    (tmp_path / "b").write_bytes(b"1")
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def listed(folder: str | Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scandir(folder) as items:
+            there = sorted(items, key=lambda item: item.name)
+        (tmp_path / "a.tmp").unlink(missing_ok=True)
+        yield iter(there)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    assert contents.bytes_below(tmp_path) == 6
