@@ -353,10 +353,7 @@ def test_a_page_of_another_conversation_is_not_used_even_under_the_same_key(
     engine: CpuEngine, wanted: dict[int, list[bytes]], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """With keys that only count pages every conversation collides with every other."""
-    for module in ("own_pages", "prefix"):
-        monkeypatch.setattr(
-            f"ktcli.engine.{module}.chain", lambda key, *_: hashlib.sha256(key).digest()
-        )
+    monkeypatch.setattr("ktcli.engine.prefix.chain", lambda key, *_: hashlib.sha256(key).digest())
     folder = PageFolder(tmp_path / "kv")
     stored(engine, folder, TEXT[::-1].copy())
     leave(engine)

@@ -5,7 +5,7 @@ Files of a library have its version in their names, so browsers may keep them fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from ktcli.records import dataclass
@@ -29,11 +29,13 @@ class Library:
     stem: str = ""
 
     @property
-    def files(self) -> Iterator[tuple[str, str, str]]:
-        """Yields of each file its path in the package, its name in `vendor/`, and its SHA-256."""
-        for path, sha256 in self.sources.items():
-            kind = "LICENSE" if path.startswith("LICENSE") else f"min{PurePath(path).suffix}"
-            yield path, f"{self.stem or self.package}-{self.version}.{kind}", sha256
+    def files(self) -> list[tuple[str, str, str]]:
+        """Returns of each file its path in the package, its name in `vendor/`, and its SHA-256."""
+        return [(path, self._name_of(path), sha256) for path, sha256 in self.sources.items()]
+
+    def _name_of(self, path: str) -> str:
+        kind = "LICENSE" if path.startswith("LICENSE") else f"min{PurePath(path).suffix}"
+        return f"{self.stem or self.package}-{self.version}.{kind}"
 
 
 LIBRARIES = (
