@@ -126,6 +126,11 @@ def driver_loaded() -> bool:
     return any(map(os.path.exists, _DRIVERS))
 
 
+def ask_driver() -> tuple[Gpu, ...]:
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible; none if nothing reports any."""
+    return look_for_gpus().gpus
+
+
 def look_for_gpus() -> GpusFound:
     """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, with nvidia-smi's messages about those that fail."""
     named = os.environ.get(VISIBLE)
@@ -242,6 +247,11 @@ def _begun(gpus: Sequence[Gpu], uuids: Sequence[str], word: str) -> Gpu | None:
     """The one GPU whose UUID begins with a word."""
     found = [gpu for gpu, uuid in zip(gpus, uuids, strict=False) if uuid.startswith(word)]
     return found[0] if len(found) == 1 else None
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Returns the GPUs in rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
+    return _told(text, QUERY).gpus
 
 
 def _told(text: str, columns: Sequence[str]) -> GpusFound:
