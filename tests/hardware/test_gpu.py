@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktcli.hardware.gpu import look_for_gpus, visible
+from ktcli.hardware.gpu import QUERY, _told, ask_driver, look_for_gpus, parse_gpus, visible
 from ktcli.hardware.machine import Gpu
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
@@ -222,3 +222,12 @@ def _install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_programs_outside_ask_in_two_more_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts that check kt on answers of nvidia-smi call these."""
+    row = "0, GPU, 24564, 24000, 8.9"
+    found = _told(row, QUERY)
+    assert parse_gpus(row) == found.gpus
+    monkeypatch.setattr("ktcli.hardware.gpu.look_for_gpus", lambda: found)
+    assert ask_driver() is found.gpus
