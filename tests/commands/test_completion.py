@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ktcli.commands import completion
-from ktcli.commands.cli import completable, table
+from ktcli.commands.cli import completable, startup, table
 from ktcli.commands.cli.completable import Values
 from ktcli.hardware.gpu import driven_gpus
 from ktcli.main import main
@@ -214,23 +214,23 @@ def test_a_shell_finds_what_was_installed(
 )
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_lines_of_a_startup_file_stay(shell: str, before: str | None, home: Path) -> None:
-    place = completion.place_of(shell)
+    place = startup.place_of(shell)
     assert place.startup is not None
     data = (before or "").encode("utf-8", "surrogateescape")
     if before is not None:
         place.startup.write_bytes(data)
         place.startup.chmod(0o600)
     mine = data.replace(b"x # kt completion\n", b"")
-    assert completion.install(place, "made by: kt completion") == [place.script, place.startup]
+    assert startup.install(place, "made by: kt completion") == [place.script, place.startup]
     after = mine if mine.endswith(b"\n") or not mine else mine + b"\n"
     assert place.startup.read_bytes() == after + place.line.encode() + b"\n"
     if before is not None:
         assert place.startup.stat().st_mode & 0o777 == 0o600
-    assert completion.install(place, "made by: kt completion") == []
-    assert completion.install(place, "newer, made by: kt completion") == [place.script]
-    completion.uninstall(place)
+    assert startup.install(place, "made by: kt completion") == []
+    assert startup.install(place, "newer, made by: kt completion") == [place.script]
+    startup.uninstall(place)
     assert place.startup.read_bytes() == after and not place.script.exists()
-    assert completion.uninstall(place) == []
+    assert startup.uninstall(place) == []
 
 
 def test_folders_with_awkward_names(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_folders_with_awkward_names(home: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_not_ours_and_what_cannot_be_written(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = completion.place_of("fish")
+    place = startup.place_of("fish")
     place.script.parent.mkdir(parents=True)
     place.script.write_text("another kt\n")
     for what in ("install", "uninstall"):

@@ -331,7 +331,7 @@ def test_figures_are_reported_to_tensorboard(
 
 def test_losses_are_a_png_too_where_matplotlib_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from ktcli.commands.finetune import draw_losses_with_matplotlib
+    from ktcli.commands.view.finetune import draw_losses_with_matplotlib
 
     draw_losses_with_matplotlib(tmp_path / "loss.png", [(1, 2.0), (2, 1.5)], [(2, 1.8)])
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")

@@ -11,7 +11,7 @@ from finetune.runs import SHORT, begun, data_of, opened, samples
 from safetensors import safe_open
 
 from ktcli.assembly.subject import find_subject
-from ktcli.commands.finetune import plan_words
+from ktcli.commands.view.finetune import plan_words
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.finetune.memory import program_elements
 from ktcli.finetune.plan import PlannedModel, evaluations, plan_run
