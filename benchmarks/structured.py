@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from naming import result_path
@@ -143,7 +143,7 @@ class Bench:
     def run(self, sampling: SamplingSettings, *, held: bool) -> tuple[float, list[Answer]]:
         """The seconds of a step, without the first, and the answers."""
         self.engine.pools.forget()
-        scheduler = Scheduler(self.engine, Limits(active=self._streams))
+        scheduler = Scheduler(cast(Engine, self.engine), Limits(active=self._streams))
         shape, count = self._shape if self.engine.texts else _LEARNT, self._streams if held else 0
         found = self._grammars.constraints(shape, None, None, count)
         answers = [
